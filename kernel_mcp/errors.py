@@ -1,0 +1,73 @@
+"""Every error the server raises on purpose.
+
+KernelMcpError
+├── ConfigError                a flag, variable or file says something impossible
+├── SandboxUnavailable         the promised boundary cannot be put in force here
+├── EnvironmentBuildError      a kernel environment could not be resolved or built
+├── LaunchError                a kernel did not start
+├── InputError                 an argument of a tool call cannot be used
+│   ├── PolicyError            the code asks for something the policy refuses
+│   └── WorkspaceError         a path or file in the workspace cannot be used
+├── SessionNotFound            unknown, foreign or expired handle
+├── SessionLimitReached        the quota of sessions is used up
+├── SessionBusy                the request needs an idle kernel and a cell is running
+├── InstallError               packages could not be added to the session
+└── HibernationError           a session's variables could not be saved or brought back
+
+The text of an error is read by a language model or an operator: what happened, why, what to do
+next. Tools hand it over unchanged.
+"""
+
+from __future__ import annotations
+
+
+class KernelMcpError(Exception):
+    """Base of all errors that carry a message for the caller."""
+
+
+class ConfigError(KernelMcpError):
+    """A setting is wrong; the command line prints it as one line."""
+
+
+class SandboxUnavailable(KernelMcpError):
+    """No sandbox backend can be put in force; the text says what to install or change."""
+
+
+class EnvironmentBuildError(KernelMcpError):
+    """A kernel environment could not be resolved, downloaded or built."""
+
+
+class LaunchError(KernelMcpError):
+    """A kernel process did not reach the point where it can run cells."""
+
+
+class InputError(KernelMcpError):
+    """An argument of a tool call is unusable; nothing was changed."""
+
+
+class PolicyError(InputError):
+    """Code was refused before it ran; the text names the place and the flag that allows it."""
+
+
+class WorkspaceError(InputError):
+    """A file operation in a workspace was refused or failed."""
+
+
+class SessionNotFound(KernelMcpError):
+    """The handle names no session of this caller (one text for unknown, foreign and expired)."""
+
+
+class SessionLimitReached(KernelMcpError):
+    """No further session may be opened."""
+
+
+class SessionBusy(KernelMcpError):
+    """The request needs an idle kernel while a cell is running."""
+
+
+class InstallError(KernelMcpError):
+    """Packages could not be installed; the session is as it was."""
+
+
+class HibernationError(KernelMcpError):
+    """A session could not be saved to disk or restored from it."""

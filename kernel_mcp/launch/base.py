@@ -1,0 +1,118 @@
+"""The seam between a session and whatever starts its kernels."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from kernel_mcp.policy import Policy
+from kernel_mcp.settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionInfo:
+    """Where a kernel listens: the content of a Jupyter connection file, `transport` ipc.
+
+    `ip` is the path prefix on the host; the socket of channel n is `{ip}-{n}`.
+    """
+
+    ip: str
+    key: str
+    shell_port: int = 1
+    iopub_port: int = 2
+    stdin_port: int = 3
+    control_port: int = 4
+    hb_port: int = 5
+    signature_scheme: str = "hmac-sha256"
+
+    def url(self, port: int) -> str:
+        """The ZMQ address of one channel."""
+        return f"ipc://{self.ip}-{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEnvironment:
+    """A built virtual environment: where its interpreter is and what must be readable for it."""
+
+    python: Path
+    readonly: tuple[Path, ...]
+    version: str = ""
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRequest:
+    """All that is needed to start one kernel for one session."""
+
+    session: str
+    environment: KernelEnvironment
+    policy: Policy
+    limits: Limits
+    workspace: Path
+    layers: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a kernel ended: an exit code, or the signal that killed it."""
+
+    code: int | None = None
+    signal: int | None = None
+    detail: str = field(default="", compare=False)
+
+    def describe(self) -> str:
+        """The cause of death in words, for example `killed by SIGSEGV`."""
+        if self.signal is not None:
+            try:
+                name = signal.Signals(self.signal).name
+            except ValueError:
+                name = f"signal {self.signal}"
+            text = f"killed by {name}"
+        elif self.code is not None:
+            text = f"exited with code {self.code}"
+        else:
+            text = "ended for an unknown reason"
+        return f"{text} ({self.detail})" if self.detail else text
+
+
+class KernelHandle(Protocol):
+    """One running kernel process in its sandbox."""
+
+    @property
+    def pid(self) -> int:
+        """Process id of the kernel itself, as the host sees it."""
+
+    @property
+    def connection(self) -> ConnectionInfo:
+        """Where its channels listen."""
+
+    @property
+    def exit(self) -> ExitStatus | None:
+        """How it ended, or None while it lives."""
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the kernel's process group; does nothing once it has ended."""
+
+    def kill(self) -> None:
+        """End every process of the sandbox with SIGKILL; does nothing once it has ended."""
+
+    async def wait(self) -> ExitStatus:
+        """Return how it ended, at once after its death (pidfd)."""
+
+    async def aclose(self) -> None:
+        """Kill what still runs, reap it and remove the socket directory."""
+
+
+class Launcher(Protocol):
+    """Starts kernels; the session cannot tell a cold start from a fork."""
+
+    async def launch(self, request: KernelRequest) -> KernelHandle:
+        """Return a kernel whose sockets are bound and listening.
+
+        Raises LaunchError with the tail of the kernel's stderr when it does not get there.
+        """
+
+    async def aclose(self) -> None:
+        """Release what outlives single kernels."""

@@ -1,0 +1,85 @@
+"""The seam between the launcher and the operating system's ways of confining a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kernel_mcp.settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class GuestPaths:
+    """Where the kernel sees its folders; equal to the host's paths when nothing is remapped."""
+
+    workspace: str
+    sockets: str
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRequest:
+    """One process to confine.
+
+    `argv` and `env` are already in guest paths. `readonly` are host paths bound at the same place.
+    `inherit` are file descriptors the process keeps.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    workspace: Path
+    sockets: Path
+    readonly: Sequence[Path]
+    limits: Limits
+    inherit: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The host user and group that a kernel runs as."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxCommand:
+    """What to execute on the host. `pass_fds` stay open in the child and close in the parent."""
+
+    argv: Sequence[str]
+    pass_fds: Sequence[int]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """What is in force, for `info`, `doctor` and the instructions of the server."""
+
+    backend: str
+    enforced: tuple[str, ...]
+    gaps: tuple[str, ...]
+
+
+class Sandbox(Protocol):
+    """One way of confining a kernel process."""
+
+    @property
+    def name(self) -> str:
+        """The backend's name as `--sandbox` takes it."""
+
+    def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
+        """Where a kernel in this sandbox will find its folders."""
+
+    def identity(self) -> Identity | None:
+        """A host identity for one kernel, or None when it keeps the server's own."""
+
+    def release(self, identity: Identity | None) -> None:
+        """Give an identity back once no process runs under it."""
+
+    def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
+        """The host command that runs `request.argv` inside the boundary."""
+
+    def report(self) -> SandboxReport:
+        """What this backend enforces and what it does not."""

@@ -1,0 +1,66 @@
+"""Frozen configuration values: `Limits` for one kernel, `Settings` for the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one kernel may use. A value of 0 means no limit.
+
+    memory_bytes    private memory of the kernel and its children
+    cpu_seconds     processor time of one cell, all threads and children together
+    pids            processes and threads
+    disk_bytes      workspace folder
+    tmp_bytes       /tmp and /dev/shm, each (part of memory)
+    open_files      file descriptors of one process
+    """
+
+    memory_bytes: int = 2 * GIB
+    cpu_seconds: float = 0.0
+    pids: int = 512
+    disk_bytes: int = 1 * GIB
+    tmp_bytes: int = 512 * MIB
+    open_files: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the operator decides; built by `cli` from flags, environment and TOML.
+
+    allow           import or distribution names, with optional version specifiers; `*` allows all
+    timeout_s       default hard limit of a cell (wall clock)
+    wait_s          default time after which `execute` answers `running`
+    grace_s         time between an interrupt and the kill that follows it
+    idle_timeout_s  idle time after which a session's kernel is collected
+    max_sessions    sessions per server
+    workspace       parent folder of the session folders, kept when sessions end; None for a
+                    private folder that is removed with the server
+    state_dir       where the server keeps sockets and logs of this run; None for the default
+    cache_dir       where kernel environments are kept; None for the default
+    sandbox         auto, bwrap or none
+    python          interpreter for kernels: version or path; empty for the server's own version
+    output_chars    budget of text in one answer
+    """
+
+    allow: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    timeout_s: float = 600.0
+    wait_s: float = 50.0
+    grace_s: float = 3.0
+    start_timeout_s: float = 60.0
+    idle_timeout_s: float = 3600.0
+    max_sessions: int = 16
+    workspace: Path | None = None
+    state_dir: Path | None = None
+    cache_dir: Path | None = None
+    sandbox: str = "auto"
+    python: str = ""
+    log_level: str = "warning"
+    output_chars: int = 30_000
