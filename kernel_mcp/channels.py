@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import anyio
 import zmq
-from zmq.utils.monitor import recv_monitor_message  # type: ignore[attr-defined]
+from zmq.utils.monitor import recv_monitor_message
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo
@@ -111,6 +111,10 @@ class Channels:
         if not self._closed:
             for channel in self._sockets:
                 self._drain(channel, whole=True)
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> None:
+        """Run `callback` on the event loop after `delay` seconds."""
+        self._loop.call_later(delay, callback)
 
     def close(self) -> None:
         """Close all sockets; messages not yet delivered are dropped."""

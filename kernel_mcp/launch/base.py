@@ -77,6 +77,14 @@ class ExitStatus:
         return f"{text} ({self.detail})" if self.detail else text
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a kernel and its children have used: processor seconds so far, resident bytes now."""
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+
+
 class KernelHandle(Protocol):
     """One running kernel process in its sandbox."""
 
@@ -91,6 +99,9 @@ class KernelHandle(Protocol):
     @property
     def exit(self) -> ExitStatus | None:
         """How it ended, or None while it lives."""
+
+    def usage(self) -> Usage:
+        """What it uses, as far as the operating system tells; zeros once it has ended."""
 
     def interrupt(self) -> None:
         """Send SIGINT to the kernel's process group; does nothing once it has ended."""

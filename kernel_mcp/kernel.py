@@ -1,0 +1,180 @@
+"""One live kernel: its process, its channels and the request it is working on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import anyio
+import zmq
+
+from kernel_mcp.channels import Channel, Channels
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.events import Event, Failure
+from kernel_mcp.launch.base import ExitStatus, KernelHandle
+from kernel_mcp.wire import Message, WireError, event_from, failure_from
+
+Sink: TypeAlias = Callable[[Event], None]
+
+IDLE_GRACE_S = 2.0
+"""How long after the reply a cell may go without its `idle` status, which a flood can swallow."""
+DRAIN_S = 0.25
+"""How long after a death to wait for the end of what the kernel had sent."""
+
+
+class Run:
+    """One execute request in flight; `finished` is set when it ended or the kernel died."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.msg_id = ""
+        self.sink = sink
+        self.status: str | None = None
+        self.execution_count: int | None = None
+        self.failure: Failure | None = None
+        self.finished = anyio.Event()
+        self._idle = False
+
+    def on_reply(self, content: dict[str, Any]) -> None:
+        """Take over the outcome from an execute reply."""
+        status, count = content.get("status"), content.get("execution_count")
+        self.execution_count = count if isinstance(count, int) else None
+        if status == "error":
+            with contextlib.suppress(WireError):
+                self.failure = failure_from(content)
+        self.status = status if status in ("ok", "error", "aborted") else "error"
+        if self._idle:
+            self.finished.set()
+
+    def on_idle(self) -> None:
+        """Note that no more output of this request can follow."""
+        self._idle = True
+        if self.status is not None:
+            self.finished.set()
+
+
+class Kernel:
+    """A kernel that takes one cell at a time.
+
+    `watch` has to run as a task for as long as the kernel is used: it notices the death.
+    """
+
+    def __init__(self, handle: KernelHandle, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.handle = handle
+        self.dead = anyio.Event()
+        self._run: Run | None = None
+        self._stray: Sink | None = None
+        self._asked: dict[str, _Answer] = {}
+        self._closing = False
+        self._channels = Channels(
+            context, handle.connection, on_message=self._on_message, on_broken=self._on_broken
+        )
+
+    async def ready(self, timeout: float) -> None:
+        """Wait until the kernel's output is sure to arrive. Raises LaunchError."""
+        await self._channels.ready(timeout)
+
+    @property
+    def exit(self) -> ExitStatus | None:
+        """How the kernel ended, or None while it lives."""
+        return self.handle.exit
+
+    @property
+    def malformed(self) -> int:
+        """Messages dropped so far because they were not of the protocol's shape."""
+        return self._channels.malformed
+
+    async def watch(self) -> None:
+        """Return when the kernel has ended, after delivering what it still sent."""
+        await self.handle.wait()
+        await self._channels.drained(DRAIN_S)
+        self.dead.set()
+        if self._run is not None:
+            self._run.finished.set()
+        for answer in self._asked.values():
+            answer.done.set()
+
+    def submit(self, code: str, sink: Sink, *, silent: bool = False) -> Run:
+        """Send one cell; its output goes to `sink` in order. Raises LaunchError."""
+        run = Run(sink)
+        self._run = run
+        self._stray = sink
+        run.msg_id = self._channels.send(
+            "shell",
+            "execute_request",
+            {
+                "code": code,
+                "silent": silent,
+                "store_history": not silent,
+                "user_expressions": {},
+                "allow_stdin": False,
+                "stop_on_error": False,
+            },
+        )
+        return run
+
+    async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        """Send a control request, which is answered even while a cell runs.
+
+        Raises LaunchError when no answer comes within `timeout` seconds.
+        """
+        answer = _Answer()
+        msg_id = self._channels.send("control", kind, content)
+        self._asked[msg_id] = answer
+        try:
+            with anyio.move_on_after(timeout):
+                await answer.done.wait()
+        finally:
+            del self._asked[msg_id]
+        if answer.content is None:
+            raise LaunchError(
+                f"The kernel did not answer within {timeout:g} s: it is held up by code that does "
+                "not let other threads run. Wait for the cell to end, or interrupt it."
+            )
+        return answer.content
+
+    def interrupt(self) -> None:
+        """Ask the running cell to stop."""
+        self.handle.interrupt()
+
+    def kill(self) -> None:
+        """End the kernel and everything it started."""
+        self.handle.kill()
+
+    async def aclose(self) -> None:
+        """Close the channels, end the process and remove its files."""
+        self._closing = True
+        self._channels.close()
+        await self.handle.aclose()
+
+    def _on_message(self, channel: Channel, message: Message) -> None:
+        if channel == "control":
+            answer = self._asked.get(message.parent)
+            if answer is not None:
+                answer.content = message.content
+                answer.done.set()
+            return
+        run = self._run
+        mine = run is not None and message.parent == run.msg_id
+        if channel == "shell":
+            if run is not None and mine and message.kind == "execute_reply":
+                run.on_reply(message.content)
+                self._channels.call_later(IDLE_GRACE_S, run.finished.set)
+        elif message.kind == "status":
+            if run is not None and mine and message.content.get("execution_state") == "idle":
+                run.on_idle()
+        else:
+            event = event_from(message)
+            if event is not None and self._stray is not None:
+                (run.sink if run is not None and mine else self._stray)(event)
+
+    def _on_broken(self, _reason: str) -> None:
+        """A kernel without its channels is of no use: end it, if it has not ended itself."""
+        if not self._closing:
+            self.handle.kill()
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.content: dict[str, Any] | None = None
+        self.done = anyio.Event()
