@@ -1,0 +1,109 @@
+"""The system call filter of a kernel: a deny-list over what the kernel of today offers.
+
+Calls that were unknown when the table was written answer ENOSYS, so that a newer Linux does not
+widen the surface. Arguments are compared by their low words where the kernel reads no more.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TypeAlias
+
+from kernel_mcp.sandbox import bpf
+from kernel_mcp.sandbox.syscalls import LAST_KNOWN, REFUSED, Architecture
+
+ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
+KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
+_ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
+
+OFFSET_NR, OFFSET_ARCH = 0, 4
+"""Offsets into `struct seccomp_data`, little-endian."""
+X32_BIT = 0x40000000
+
+NAMESPACE_FLAGS = 0x7E020000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET of <linux/sched.h>."""
+SOCKET_FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6: the network namespace is empty, so the last two reach nothing."""
+TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
+"""TIOCSTI and TIOCLINUX push input into a terminal; TIOCSETD loads line disciplines."""
+DEVICE_TYPES = (0x2000, 0x6000)
+"""S_IFCHR, S_IFBLK."""
+TYPE_MASK = 0xF000
+
+Rules: TypeAlias = dict[int, bpf.Program]
+
+
+def fail(error: int) -> int:
+    """The verdict that makes a call return `error`."""
+    return _ERRNO | error
+
+
+def compile_filter(arch: Architecture) -> bytes:
+    """The filter for one architecture, as bubblewrap's `--seccomp` reads it."""
+    by_number = bpf.search(_intervals(_rules(arch)))
+    if arch.x32:
+        by_number = bpf.branch(bpf.JUMP_GE, X32_BIT, then=bpf.give(KILL), otherwise=by_number)
+    return bpf.assemble(
+        bpf.load(OFFSET_ARCH)
+        + bpf.branch(
+            bpf.JUMP_EQ,
+            arch.audit_arch,
+            then=bpf.load(OFFSET_NR) + by_number,
+            otherwise=bpf.give(KILL),
+        )
+    )
+
+
+def _rules(arch: Architecture) -> Rules:
+    refuse = bpf.give(fail(errno.EPERM))
+    special: dict[str, bpf.Program] = {
+        **dict.fromkeys(REFUSED, refuse),
+        # ENOSYS makes libc fall back to clone, whose flags a filter can read
+        "clone3": bpf.give(fail(errno.ENOSYS)),
+        "clone": _argument(0)
+        + bpf.branch(bpf.JUMP_SET, NAMESPACE_FLAGS, then=refuse, otherwise=bpf.give(ALLOW)),
+        "personality": _argument(0)
+        + bpf.branch(bpf.JUMP_EQ, 0, then=bpf.give(ALLOW), otherwise=refuse),
+        # libzmq aborts on EAFNOSUPPORT
+        "socket": _only(0, SOCKET_FAMILIES, errno.EOPNOTSUPP),
+        "socketpair": _only(0, SOCKET_FAMILIES, errno.EOPNOTSUPP),
+        "ioctl": _none_of(1, TERMINAL_IOCTLS),
+        "mknod": _none_of(1, DEVICE_TYPES, TYPE_MASK),
+        "mknodat": _none_of(2, DEVICE_TYPES, TYPE_MASK),
+    }
+    return {arch.numbers[name]: rule for name, rule in special.items() if name in arch.numbers}
+
+
+def _intervals(rules: Rules) -> list[tuple[int, bpf.Program]]:
+    """Cover every number: neighbours with one rule are joined, the gaps are allowed."""
+    allow = bpf.give(ALLOW)
+    found: list[tuple[int, bpf.Program]] = []
+    for number in range(LAST_KNOWN + 1):
+        rule = rules.get(number, allow)
+        if not found or found[-1][1] != rule:
+            found.append((number, rule))
+    found.append((LAST_KNOWN + 1, bpf.give(fail(errno.ENOSYS))))
+    return found
+
+
+def _argument(index: int) -> bpf.Program:
+    """Load the low word of a system call's argument."""
+    return bpf.load(16 + 8 * index)
+
+
+def _only(index: int, values: tuple[int, ...], error: int) -> bpf.Program:
+    """Allow the call when its argument is one of `values`."""
+    return _argument(index) + _match(values, bpf.give(ALLOW), bpf.give(fail(error)))
+
+
+def _none_of(index: int, values: tuple[int, ...], bits: int = 0xFFFFFFFF) -> bpf.Program:
+    """Refuse the call when the masked argument is one of `values`."""
+    refuse, allow = bpf.give(fail(errno.EPERM)), bpf.give(ALLOW)
+    return _argument(index) + bpf.mask(bits) + _match(values, refuse, allow)
+
+
+def _match(values: tuple[int, ...], then: bpf.Program, otherwise: bpf.Program) -> bpf.Program:
+    program = otherwise
+    for value in values:
+        program = bpf.branch(bpf.JUMP_EQ, value, then=then, otherwise=program)
+    return program

@@ -1,0 +1,121 @@
+"""The filter, run by an interpreter: every number, every argument that is looked at."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+
+from kernel_mcp.sandbox import seccomp
+from kernel_mcp.sandbox.syscalls import (
+    AARCH64,
+    LAST_KNOWN,
+    REFUSED,
+    X86_64,
+    Architecture,
+    architecture,
+)
+
+ARCHITECTURES = [X86_64, AARCH64]
+Verdict: TypeAlias = Callable[..., int]
+Answer: TypeAlias = Callable[..., int]
+EPERM = seccomp.fail(errno.EPERM)
+
+
+@pytest.fixture
+def answer(verdict: Verdict) -> Callable[..., int]:
+    def answer(arch: Architecture, name: str, *args: int) -> int:
+        program = seccomp.compile_filter(arch)
+        return verdict(program, arch=arch.audit_arch, number=arch.numbers[name], args=args)
+
+    return answer
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_every_refused_call_answers_eperm(answer: Answer, arch: Architecture) -> None:
+    for name in REFUSED:
+        if name in arch.numbers:
+            assert answer(arch, name) == EPERM, name
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_calls_without_a_rule_pass_and_unknown_ones_do_not_exist(
+    verdict: Verdict, arch: Architecture
+) -> None:
+    program = seccomp.compile_filter(arch)
+    special = set(arch.numbers.values())
+    for number in range(LAST_KNOWN + 1):
+        if number not in special:
+            assert verdict(program, arch=arch.audit_arch, number=number) == seccomp.ALLOW, number
+    for number in (LAST_KNOWN + 1, 600, seccomp.X32_BIT - 1):
+        assert verdict(program, arch=arch.audit_arch, number=number) == seccomp.fail(errno.ENOSYS)
+
+
+@pytest.mark.parametrize("number", [0, 1, 59, 101, 519])
+def test_x32_calls_kill(verdict: Verdict, number: int) -> None:
+    program = seccomp.compile_filter(X86_64)
+    called = seccomp.X32_BIT | number
+    assert verdict(program, arch=X86_64.audit_arch, number=called) == seccomp.KILL
+
+
+@pytest.mark.parametrize("foreign", [0x40000003, 0xC00000B7, 0, 0xC00000F3])
+def test_calls_of_another_architecture_kill(verdict: Verdict, foreign: int) -> None:
+    assert verdict(seccomp.compile_filter(X86_64), arch=foreign, number=1) == seccomp.KILL
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+@pytest.mark.parametrize(
+    "flag", [0x20000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000]
+)
+def test_clone_is_refused_with_any_namespace_flag(
+    answer: Answer, arch: Architecture, flag: int
+) -> None:
+    assert answer(arch, "clone", flag | 17) == EPERM
+    assert answer(arch, "clone", 0x003D0F00) == seccomp.ALLOW  # what pthread_create passes
+    assert answer(arch, "clone", 0x4111) == seccomp.ALLOW  # vfork
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_clone3_does_not_exist_because_its_flags_cannot_be_read(
+    answer: Answer, arch: Architecture
+) -> None:
+    assert answer(arch, "clone3", 0) == seccomp.fail(errno.ENOSYS)
+
+
+@pytest.mark.parametrize("call", ["socket", "socketpair"])
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_only_unix_and_ip_sockets_are_made(answer: Answer, arch: Architecture, call: str) -> None:
+    allowed = {1, 2, 10}
+    for family in range(64):
+        expected = seccomp.ALLOW if family in allowed else seccomp.fail(errno.EOPNOTSUPP)
+        assert answer(arch, call, family, 1) == expected, family
+
+
+def test_the_high_word_of_an_int_argument_hides_nothing(answer: Answer) -> None:
+    assert answer(X86_64, "socket", (1 << 32) | 16) == seccomp.fail(errno.EOPNOTSUPP)
+    assert answer(X86_64, "ioctl", 0, (1 << 32) | 0x5412) == EPERM
+
+
+@pytest.mark.parametrize("request_code", [0x5412, 0x541C, 0x5423])
+def test_terminal_injection_is_refused(answer: Answer, request_code: int) -> None:
+    assert answer(X86_64, "ioctl", 0, request_code) == EPERM
+    assert answer(X86_64, "ioctl", 0, 0x5413) == seccomp.ALLOW  # TIOCGWINSZ
+
+
+def test_personality_stays_the_default_one(answer: Answer) -> None:
+    assert answer(X86_64, "personality", 0) == seccomp.ALLOW
+    assert answer(X86_64, "personality", 0x0040000) == EPERM  # ADDR_NO_RANDOMIZE
+
+
+def test_device_nodes_are_refused_and_fifos_are_made(answer: Answer) -> None:
+    for kind in (0x2000, 0x6000):
+        assert answer(X86_64, "mknod", 0, kind | 0o666, 0x103) == EPERM
+        assert answer(X86_64, "mknodat", 0, 0, kind | 0o666, 0x103) == EPERM
+    assert answer(X86_64, "mknod", 0, 0x1000 | 0o600) == seccomp.ALLOW
+    assert answer(X86_64, "mknodat", 0, 0, 0x8000 | 0o600) == seccomp.ALLOW
+
+
+def test_other_machines_have_no_table() -> None:
+    assert architecture("riscv64") is None
