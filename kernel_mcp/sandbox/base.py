@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,10 @@ from kernel_mcp.settings import Limits
 
 @dataclass(frozen=True, slots=True)
 class GuestPaths:
-    """Where the kernel sees its folders; equal to the host's paths when nothing is remapped."""
+    """Where the kernel sees its folders; equal to the host's paths when nothing is remapped.
+
+    `boot` is the folder of the package `kernel_specs`.
+    """
 
     workspace: str
     sockets: str
@@ -46,11 +50,22 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SandboxCommand:
-    """What to execute on the host. `pass_fds` stay open in the child and close in the parent."""
+    """What to execute on the host, once.
+
+    `pass_fds` stay open in the child and close in the parent, `SandboxRequest.inherit` among them.
+    `status_fd` is the read end of a pipe that tells the host pid of the sandbox's first process as
+    JSON, `{"child-pid": 123, ...}`; -1 when the started process is itself the confined one.
+    """
 
     argv: Sequence[str]
     pass_fds: Sequence[int]
     env: Mapping[str, str]
+    status_fd: int = -1
+
+    def close_passed(self) -> None:
+        """Close the parent's copies of `pass_fds`, after the start or in its stead."""
+        for fd in self.pass_fds:
+            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +87,22 @@ class Sandbox(Protocol):
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         """Where a kernel in this sandbox will find its folders."""
 
-    def identity(self) -> Identity | None:
-        """A host identity for one kernel, or None when it keeps the server's own."""
+    def identity(self, workspace: Path | None = None) -> Identity | None:
+        """A host identity for one kernel, or None when it keeps the server's own.
+
+        The owner of `workspace` is taken again where it is free. Raises SandboxUnavailable when
+        all identities are in use.
+        """
 
     def release(self, identity: Identity | None) -> None:
         """Give an identity back once no process runs under it."""
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """The host command that runs `request.argv` inside the boundary."""
+        """The host command that runs `request.argv` inside the boundary.
+
+        The caller starts it, then calls `close_passed` and owns `status_fd`. On an error the
+        caller keeps `request.inherit`. Raises LaunchError for folders that cannot be bound.
+        """
 
     def report(self) -> SandboxReport:
         """What this backend enforces and what it does not."""

@@ -1,0 +1,94 @@
+"""What a person can type when a sandbox does not start."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+_INSTALL = {
+    "debian": "apt-get install -y {}",
+    "ubuntu": "apt-get install -y {}",
+    "fedora": "dnf install -y {}",
+    "rhel": "dnf install -y {}",
+    "centos": "dnf install -y {}",
+    "suse": "zypper install -y {}",
+    "opensuse": "zypper install -y {}",
+    "arch": "pacman -S --noconfirm {}",
+    "alpine": "apk add {}",
+}
+AT_OWN_RISK = "`--sandbox none` runs kernels without any confinement, at your own risk."
+
+_RESTRICTED_BY_APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+_USERNS_CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
+_MAX_USERNS = Path("/proc/sys/user/max_user_namespaces")
+
+_APPARMOR_PROFILE = (
+    "printf 'abi <abi/4.0>,\\ninclude <tunables/global>\\n"
+    "profile bwrap /usr/bin/bwrap flags=(unconfined) {\\n  userns,\\n}\\n' "
+    "| sudo tee /etc/apparmor.d/bwrap && sudo apparmor_parser -r /etc/apparmor.d/bwrap"
+)
+
+
+def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
+    """The command that installs a package on this distribution, and the way round it."""
+    found = _release() if release is None else release
+    names = [found.get("ID", ""), *found.get("ID_LIKE", "").split()]
+    command = next((_INSTALL[name] for name in names if name in _INSTALL), None)
+    if command is None:
+        return f"Install the package {package} of your distribution. {AT_OWN_RISK}"
+    return f"Install it with: sudo {command.format(package)}. {AT_OWN_RISK}"
+
+
+def diagnose(stderr: str) -> str:
+    """Why bubblewrap could not start a process and what to do about it."""
+    said = " ".join(stderr.split())[-400:] or "nothing"
+    return (
+        f"bubblewrap cannot start a process here (it said: {said}). {_remedy(stderr)} {AT_OWN_RISK}"
+    )
+
+
+def _remedy(stderr: str) -> str:
+    if _setting(_RESTRICTED_BY_APPARMOR) == "1":
+        return (
+            "AppArmor forbids unprivileged user namespaces on this system; allow them for "
+            f"bubblewrap with: {_APPARMOR_PROFILE} (or for everything with: "
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0)."
+        )
+    if _setting(_USERNS_CLONE) == "0":
+        return (
+            "Unprivileged user namespaces are switched off; allow them with: "
+            "sudo sysctl -w kernel.unprivileged_userns_clone=1."
+        )
+    if _setting(_MAX_USERNS) == "0":
+        return (
+            "No user namespaces may be created; allow them with: "
+            "sudo sysctl -w user.max_user_namespaces=15000."
+        )
+    if "proc" in stderr and "ermitted" in stderr:
+        return (
+            "The container this runs in hides parts of /proc; start it with "
+            "--security-opt systempaths=unconfined (docker) or --security-opt unmask=ALL (podman)."
+        )
+    if "namespace" in stderr or "ermission" in stderr or "ermitted" in stderr:
+        return (
+            "The container or service manager this runs in forbids new namespaces; with docker or "
+            "podman start it with --security-opt seccomp=unconfined --security-opt "
+            "apparmor=unconfined --security-opt systempaths=unconfined, with systemd remove "
+            "RestrictNamespaces=."
+        )
+    return "Try the same as another user or update bubblewrap."
+
+
+def _setting(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _release() -> Mapping[str, str]:
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}

@@ -1,0 +1,245 @@
+"""Kernels under bubblewrap: namespaces, a minimal root, no capabilities, a system call filter.
+
+A root server gives each kernel a host user id of its own, without a user namespace: with one, the
+kernel would still be host uid 0. Any other server uses an unprivileged user namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import kernel_specs
+from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.sandbox import rootfs
+from kernel_mcp.sandbox.advice import install_hint
+from kernel_mcp.sandbox.base import (
+    GuestPaths,
+    Identity,
+    SandboxCommand,
+    SandboxReport,
+    SandboxRequest,
+)
+from kernel_mcp.sandbox.folders import runtime_folder
+from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
+from kernel_mcp.sandbox.seccomp import compile_filter
+from kernel_mcp.sandbox.syscalls import architecture
+
+GUEST_ID = 1000
+"""User and group id inside the user namespace of an unprivileged server."""
+
+_NAMESPACES = (
+    "--unshare-ipc",
+    "--unshare-pid",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    "--unshare-net",
+    *("--hostname", "sandbox"),
+    "--new-session",
+    "--die-with-parent",
+    *("--cap-drop", "ALL"),
+)
+_FOR_SETPRIV = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP")
+"""What setpriv needs to change the user id and to empty the bounding set; it drops them too."""
+_READ_ONLY = ("--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", "/")
+
+
+class BwrapSandbox:
+    """One bubblewrap per kernel."""
+
+    name = "bwrap"
+
+    def __init__(
+        self,
+        *,
+        program: str,
+        setpriv: str,
+        features: rootfs.Features,
+        seccomp_filter: bytes,
+        identities: IdentityPool | None,
+    ) -> None:
+        self._program = program
+        self._setpriv = setpriv
+        self._features = features
+        self._filter = seccomp_filter
+        self._identities = identities
+        self._boot = str(Path(kernel_specs.__file__).parent)
+        self._system = rootfs.system_options()
+        self._masks = rootfs.mask_options()
+
+    @classmethod
+    def detect(cls) -> BwrapSandbox:
+        """The backend as this machine allows it. Raises SandboxUnavailable with the remedy."""
+        program = shutil.which("bwrap")
+        if program is None:
+            raise SandboxUnavailable(
+                f"bubblewrap is not installed, and kernels need it as their sandbox. "
+                f"{install_hint('bubblewrap')}"
+            )
+        arch = architecture(platform.machine())
+        if arch is None:
+            raise SandboxUnavailable(
+                f"there is no system call filter for {platform.machine()} machines; kernel-mcp "
+                "can sandbox on x86_64 and aarch64. `--sandbox none` runs kernels unconfined, "
+                "at your own risk."
+            )
+        text = subprocess.run(
+            [program, "--help"], capture_output=True, text=True, check=False, timeout=10
+        ).stdout
+        if "--perms" not in text:
+            raise SandboxUnavailable(
+                f"{program} is too old: kernel-mcp needs bubblewrap 0.5 or later. "
+                f"{install_hint('bubblewrap')}"
+            )
+        identities = _identities()
+        setpriv = shutil.which("setpriv", path="/usr/bin:/bin:/usr/sbin:/sbin") or ""
+        if identities is not None and not setpriv:
+            raise SandboxUnavailable(
+                "setpriv is not installed; a root server needs it to give kernels a user id of "
+                f"their own. {install_hint('util-linux')}"
+            )
+        return cls(
+            program=program,
+            setpriv=setpriv,
+            features=rootfs.Features("--size" in text, "--disable-userns" in text),
+            seccomp_filter=compile_filter(arch),
+            identities=identities,
+        )
+
+    def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
+        """Fixed places: nothing of the host's layout shows in them."""
+        return GuestPaths(workspace=rootfs.WORKSPACE, sockets=rootfs.SOCKETS, boot=rootfs.BOOT)
+
+    def identity(self, workspace: Path | None = None) -> Identity | None:
+        """Reserve a host user id for one kernel of a root server."""
+        if self._identities is None:
+            return None
+        owner = workspace.stat().st_uid if workspace is not None else None
+        return self._identities.acquire(owner)
+
+    def release(self, identity: Identity | None) -> None:
+        """Give a host user id back."""
+        if self._identities is not None and identity is not None:
+            self._identities.release(identity)
+
+    def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
+        """The bubblewrap command line; its options travel in a file that only bubblewrap sees."""
+        with ExitStack() as undo:
+            passed: list[int] = []
+
+            def memory_file(content: bytes) -> str:
+                fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
+                undo.callback(os.close, fd)
+                passed.append(fd)
+                os.write(fd, content)
+                os.lseek(fd, 0, os.SEEK_SET)
+                return str(fd)
+
+            files = rootfs.account_files(*self._ids(identity))
+            options = [
+                *_NAMESPACES,
+                *self._privilege_options(identity),
+                *self._system,
+                *rootfs.scratch_options("/tmp", request.limits.tmp_bytes, self._features),
+                *rootfs.runtime_options(request.readonly),
+                *("--ro-bind", self._boot, rootfs.BOOT),
+                *("--dev", "/dev"),
+                *rootfs.scratch_options("/dev/shm", request.limits.tmp_bytes, self._features),
+                *("--proc", "/proc"),
+                *self._masks,
+            ]
+            for name, content in files.items():
+                options += ["--perms", "0644", "--file", memory_file(content.encode())]
+                options += [f"/etc/{name}"]
+            options += ["--bind", str(request.workspace), rootfs.WORKSPACE]
+            options += ["--bind", str(request.sockets), rootfs.SOCKETS]
+            options += _READ_ONLY
+            options += ["--seccomp", memory_file(self._filter)]
+            status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            undo.callback(os.close, status_read)
+            undo.callback(os.close, status_write)
+            passed.append(status_write)
+            options += ["--json-status-fd", str(status_write)]
+            arguments = memory_file("\0".join([*options, ""]).encode())
+            command = SandboxCommand(
+                argv=[
+                    self._program,
+                    "--args",
+                    arguments,
+                    "--",
+                    *self._drop(identity),
+                    *request.argv,
+                ],
+                pass_fds=[*passed, *request.inherit],
+                env=request.env,
+                status_fd=status_read,
+            )
+            undo.pop_all()
+        return command
+
+    def report(self) -> SandboxReport:
+        """What bubblewrap puts in force here."""
+        user = (
+            "a user namespace without capabilities"
+            if self._identities is None
+            else "a host user id of its own for each kernel, without capabilities"
+        )
+        gaps = ["shares the host's Linux kernel, so a kernel exploit leaves the sandbox"]
+        if not self._features.size:
+            gaps.append("/tmp has no size limit: bubblewrap here is older than 0.7")
+        return SandboxReport(
+            backend=self.name,
+            enforced=(
+                "empty network namespace",
+                "only the workspace and a private /tmp are writable; the host's files are hidden",
+                "own process, ipc and host name namespaces",
+                user,
+                "system call filter (seccomp)",
+                "ends with the server",
+            ),
+            gaps=tuple(gaps),
+        )
+
+    def _ids(self, identity: Identity | None) -> tuple[int, int]:
+        return (GUEST_ID, GUEST_ID) if identity is None else (identity.uid, identity.gid)
+
+    def _privilege_options(self, identity: Identity | None) -> list[str]:
+        if identity is not None:
+            return [*_FOR_SETPRIV]
+        options = ["--unshare-user", "--uid", str(GUEST_ID), "--gid", str(GUEST_ID)]
+        return [*options, "--disable-userns"] if self._features.disable_userns else options
+
+    def _drop(self, identity: Identity | None) -> list[str]:
+        if identity is None:
+            return []
+        return [
+            self._setpriv,
+            f"--reuid={identity.uid}",
+            f"--regid={identity.gid}",
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+            "--no-new-privs",
+            "--",
+        ]
+
+
+def _identities() -> IdentityPool | None:
+    """User ids for kernels when this server is root and may hand them out."""
+    if os.geteuid() != 0:
+        return None
+    users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
+    block = find_block(users, groups)
+    if block is not None:
+        return IdentityPool(block, runtime_folder() / "uids")
+    if users.maps_root_to_root:
+        raise SandboxUnavailable(
+            "the server runs as root, but this user namespace has no spare user ids for kernels, "
+            "which must not run as root. Start the server as an ordinary user, or map at least "
+            "65536 ids into the container."
+        )
+    return None

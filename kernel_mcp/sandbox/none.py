@@ -1,0 +1,55 @@
+"""No confinement at all: chosen only by its name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import kernel_specs
+from kernel_mcp.sandbox.base import (
+    GuestPaths,
+    Identity,
+    SandboxCommand,
+    SandboxReport,
+    SandboxRequest,
+)
+
+
+class NoSandbox:
+    """Kernels are plain child processes of the server, with its rights."""
+
+    name = "none"
+
+    def __init__(self) -> None:
+        self._setpriv = shutil.which("setpriv")
+
+    def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
+        """The host's own paths."""
+        boot = str(Path(kernel_specs.__file__).parent)
+        return GuestPaths(workspace=str(workspace), sockets=str(sockets), boot=boot)
+
+    def identity(self, workspace: Path | None = None) -> Identity | None:
+        """Kernels keep the server's user."""
+        return None
+
+    def release(self, identity: Identity | None) -> None:
+        """Nothing was reserved."""
+
+    def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
+        """The command itself; setpriv, where there is one, ties its life to the server's."""
+        prefix = [] if self._setpriv is None else [self._setpriv, "--pdeathsig", "KILL", "--"]
+        return SandboxCommand(
+            argv=[*prefix, *request.argv], pass_fds=[*request.inherit], env=request.env
+        )
+
+    def report(self) -> SandboxReport:
+        """Everything is a gap."""
+        return SandboxReport(
+            backend=self.name,
+            enforced=(),
+            gaps=(
+                "nothing is enforced: code runs with the rights of the server's user",
+                "all files, the network and all processes of that user are within reach",
+                "processes that a kernel moves to another session outlive it",
+            ),
+        )

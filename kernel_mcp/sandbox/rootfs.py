@@ -1,0 +1,135 @@
+"""The file tree a kernel sees under bubblewrap, as bubblewrap options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_mcp.errors import LaunchError
+
+WORKSPACE = "/workspace"
+SOCKETS = "/run/kernel"
+BOOT = "/opt/kernel-specs"
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC = (
+    "alternatives",
+    "fonts",
+    "ld.so.cache",
+    "localtime",
+    "mime.types",
+    "pki/tls/certs",
+    "ssl/certs",
+)
+_FOLDERS = ("/etc", "/etc/pki", "/etc/pki/tls", "/etc/ssl", "/opt", "/run")
+_MASKED = (
+    "cmdline",
+    "config.gz",
+    "iomem",
+    "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "kmsg",
+    "latency_stats",
+    "modules",
+    "sched_debug",
+    "timer_list",
+    "vmallocinfo",
+)
+"""What /proc tells about the host's kernel rather than about processes of the sandbox."""
+_RESERVED = ("/", "/dev", "/proc", "/sys", "/tmp", "/etc", "/run", "/opt", WORKSPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What this bubblewrap can do beyond its oldest supported version (0.5)."""
+
+    size: bool
+    disable_userns: bool
+
+
+def system_options() -> list[str]:
+    """The host's /usr and what goes with it, on merged and on split layouts."""
+    options: list[str] = []
+    for path in map(Path, _SYSTEM):
+        if path.is_symlink():
+            options += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            options += ["--ro-bind", str(path), str(path)]
+    for folder in _FOLDERS:
+        options += ["--perms", "0755", "--dir", folder]
+    for name in _ETC:
+        if Path("/etc", name).exists():
+            options += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
+    return options
+
+
+def mask_options() -> list[str]:
+    """Cover the files of /proc that describe the host."""
+    options: list[str] = []
+    for name in _MASKED:
+        if Path("/proc", name).exists():
+            options += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    return options
+
+
+def scratch_options(folder: str, size: int, features: Features) -> list[str]:
+    """A private tmpfs that everyone may write to; `size` in bytes, 0 for the kernel's default."""
+    limit = ["--size", str(size)] if size and features.size else []
+    return [*limit, "--perms", "1777", "--tmpfs", folder]
+
+
+def runtime_options(paths: Iterable[Path]) -> list[str]:
+    """Bind host paths read-only where they are, below parents that anyone may pass.
+
+    A path that goes through a symlink is bound under both names. Raises LaunchError.
+    """
+    wanted: set[str] = set()
+    for path in paths:
+        name = os.path.normpath(path)
+        real = os.path.realpath(path)
+        if not path.is_absolute() or name in _RESERVED or real in _RESERVED:
+            raise LaunchError(
+                f"{path} cannot be made readable in the sandbox: it has to be an absolute path "
+                "to a folder or file of its own; check the interpreter given with --python"
+            )
+        if not path.exists():
+            raise LaunchError(f"{path} does not exist, but the kernel's interpreter needs it")
+        wanted |= {name, real}
+    options: list[str] = []
+    made: set[str] = set()
+    bound: list[str] = []
+    for name in sorted(wanted):
+        if _below(name, (*_SYSTEM, *bound)):
+            continue
+        for parent in _parents(name):
+            if parent not in made and parent not in ("/tmp", *_FOLDERS):
+                made.add(parent)
+                options += ["--perms", "0755", "--dir", parent]
+        options += ["--ro-bind", name, name]
+        bound.append(name)
+    return options
+
+
+def account_files(uid: int, gid: int) -> dict[str, str]:
+    """The files of /etc that name users and hosts; nothing in them comes from the host."""
+    return {
+        "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\n"
+        f"kernel:x:{uid}:{gid}:kernel:{WORKSPACE}:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+        "group": f"root:x:0:\nkernel:x:{gid}:\nnogroup:x:65534:\n",
+        "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+        "resolv.conf": "",
+    }
+
+
+def _parents(name: str) -> Sequence[str]:
+    return [str(parent) for parent in reversed(Path(name).parents) if str(parent) != "/"]
+
+
+def _below(name: str, folders: Iterable[str]) -> bool:
+    return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
