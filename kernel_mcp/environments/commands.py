@@ -1,0 +1,92 @@
+"""`kernel-mcp env list|build|prune`: look after the cache of kernel environments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+import anyio
+
+from kernel_mcp.cli import read_settings, settings_parser
+from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.settings import GIB, MIB, Settings
+from kernel_mcp.values import duration
+
+_USAGE = "kernel-mcp env: expected one of list, build, prune; see kernel-mcp env build --help"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one `env` command. Raises KernelMcpError."""
+    command, rest = (argv[0], argv[1:]) if argv else ("", ())
+    if command == "list":
+        return _list(_settings("list", "Environments in the cache.", rest))
+    if command == "build":
+        about = "Build the environment that these settings need, so that a server starts at once."
+        return anyio.run(_build, _settings("build", about, rest))
+    if command == "prune":
+        return _prune(rest)
+    raise ConfigError(_USAGE.removeprefix("kernel-mcp "))
+
+
+def _settings(name: str, about: str, argv: Sequence[str]) -> Settings:
+    return read_settings(settings_parser(f"kernel-mcp env {name}", about, ""), argv)
+
+
+def _list(settings: Settings) -> int:
+    stored = EnvironmentStore(settings.cache_dir).stored()
+    for env in stored:
+        print(f"{env.path.name}  {_bytes(env.size)}  used {_ago(env.used)}")
+        print(f"  {', '.join(env.requested) or 'standard library only'}")
+    print(f"{len(stored)} environments, {_bytes(sum(env.size for env in stored))}")
+    return 0
+
+
+async def _build(settings: Settings) -> int:
+    async def progress(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    store = EnvironmentStore(settings.cache_dir)
+    spec = EnvironmentSpec.for_allow(settings.allow, python=settings.python)
+    started = time.perf_counter()
+    env = await store.ensure(spec, progress)
+    print(f"{env.python.parent.parent}  ready after {time.perf_counter() - started:.1f} s")
+    return 0
+
+
+def _prune(argv: Sequence[str]) -> int:
+    parser = settings_parser(
+        "kernel-mcp env prune",
+        "Remove environments that nobody used for a while, and the remains of killed builds.",
+        "",
+    )
+    parser.add_argument("--older-than", metavar="TIME", help="unused for so long (default: 30d)")
+    older_than, rest = _take_older_than(parser, argv)
+    settings = read_settings(parser, rest)
+    removed = anyio.run(EnvironmentStore(settings.cache_dir).prune, older_than)
+    for folder in removed:
+        print(f"removed {folder.name}")
+    print(f"{len(removed)} environments removed")
+    return 0
+
+
+def _take_older_than(
+    parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[float, list[str]]:
+    """The one flag of `prune` that is not a setting, and the other words."""
+    given = vars(parser.parse_args(list(argv))).get("older-than", "30d")
+    try:
+        return duration(given), [word for word in argv if word not in ("--older-than", given)]
+    except ValueError as error:
+        raise ConfigError(f"--older-than {given}: {error}") from None
+
+
+def _bytes(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
+
+
+def _ago(moment: float) -> str:
+    days = (time.time() - moment) / 86400
+    return f"{days:.0f} days ago" if days >= 1 else "today"

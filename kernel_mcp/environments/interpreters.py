@@ -1,0 +1,164 @@
+"""Finds the Python a kernel environment is made from and says exactly which one it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import anyio
+
+from kernel_mcp.environments.uv import Progress, Uv
+from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.values import NEWEST_PYTHON, OLDEST_PYTHON
+
+_PROBE_TIMEOUT_S = 20
+_PROBE = """
+import json, os, platform, sys
+print(json.dumps({
+    "executable": os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable),
+    "version": platform.python_version(),
+    "implementation": sys.implementation.name + getattr(sys, "abiflags", ""),
+    "prefix": os.path.realpath(sys.base_prefix),
+    "exec_prefix": os.path.realpath(sys.base_exec_prefix),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """One installed Python: real paths, so that equal values are the same program."""
+
+    executable: str
+    version: str
+    implementation: str
+    prefix: str
+    exec_prefix: str
+
+    @property
+    def readonly(self) -> tuple[Path, ...]:
+        """Folders that have to be readable to run it."""
+        return tuple(sorted({Path(self.prefix), Path(self.exec_prefix)}))
+
+
+class Interpreters:
+    """Resolves `--python`; answers are remembered on disk until the executable changes."""
+
+    def __init__(self, cache: Path, uv: Uv) -> None:
+        self._cache = cache
+        self._uv = uv
+
+    async def find(self, request: str, progress: Progress | None = None) -> Interpreter:
+        """The interpreter for a version, a path, or (empty) the server's own.
+
+        Raises EnvironmentBuildError that lists the installed ones when there is none.
+        """
+        own = _own()
+        if _matches(request, own.version):
+            return own
+        remembered = self._cache / f"{sha256(request.encode()).hexdigest()[:16]}.json"
+        found = _recall(remembered)
+        if found is None:
+            path = request if "/" in request else await self._locate(request, progress)
+            found = await self._probe(path, request)
+            _remember(remembered, found, path)
+        return found
+
+    async def _locate(self, version: str, progress: Progress | None) -> str:
+        find = ["python", "find", "--system", "--no-project", "--no-python-downloads", version]
+        result = await self._uv.query(find)
+        if result.code != 0:
+            if progress is not None:
+                await progress(f"Python {version} is not installed; asking uv to fetch it")
+            fetched = await self._uv.run(["python", "install", "--no-bin", version])
+            if fetched.code == 0:
+                result = await self._uv.query(find)
+        if result.code != 0:
+            raise await self._missing(version)
+        return result.output
+
+    async def _missing(self, version: str) -> EnvironmentBuildError:
+        listed = await self._uv.query(
+            ["python", "list", "--only-installed", "--output-format", "json"]
+        )
+        return EnvironmentBuildError(
+            f"there is no Python {version} on this machine and none could be fetched. "
+            f"Installed: {_installed(listed.output)}. Choose one of them with --python, give the "
+            "path of an interpreter, or install that version."
+        )
+
+    async def _probe(self, path: str, request: str) -> Interpreter:
+        try:
+            with anyio.fail_after(_PROBE_TIMEOUT_S):
+                done = await anyio.run_process(
+                    [path, "-I", "-c", _PROBE], check=False, stdin=subprocess.DEVNULL
+                )
+            found = Interpreter(**json.loads(done.stdout))
+        except (OSError, TimeoutError, ValueError, TypeError) as error:
+            raise EnvironmentBuildError(
+                f"--python {request}: {path} does not run as a Python interpreter. Give a version "
+                "such as 3.12, or the path of a working python3."
+            ) from error
+        if not OLDEST_PYTHON <= _pair(found.version) <= NEWEST_PYTHON:
+            raise EnvironmentBuildError(
+                f"--python {request}: that is Python {found.version}; kernels run on Python "
+                f"{'.'.join(map(str, OLDEST_PYTHON))} to {'.'.join(map(str, NEWEST_PYTHON))}."
+            )
+        return found
+
+
+def _own() -> Interpreter:
+    return Interpreter(
+        executable=os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable),
+        version=platform.python_version(),
+        implementation=sys.implementation.name + getattr(sys, "abiflags", ""),
+        prefix=os.path.realpath(sys.base_prefix),
+        exec_prefix=os.path.realpath(sys.base_exec_prefix),
+    )
+
+
+def _matches(request: str, version: str) -> bool:
+    return not request or version == request or version.startswith(f"{request}.")
+
+
+def _pair(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _stamp(path: str) -> list[int]:
+    status = Path(path).stat()
+    return [status.st_mtime_ns, status.st_size, status.st_ino]
+
+
+def _recall(file: Path) -> Interpreter | None:
+    """What was found last time, unless the executable is another one by now."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["stamp"] == _stamp(content["path"]):
+            return Interpreter(**content["interpreter"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None
+
+
+def _remember(file: Path, found: Interpreter, path: str) -> None:
+    content = {"path": path, "stamp": _stamp(path), "interpreter": asdict(found)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(content), encoding="utf-8")
+    draft.replace(file)
+
+
+def _installed(output: str) -> str:
+    try:
+        listed = {entry["version"]: entry["path"] for entry in json.loads(output)}
+    except (ValueError, KeyError, TypeError):
+        return "nothing uv knows of"
+    usable = {version: path for version, path in listed.items() if _pair(version) >= OLDEST_PYTHON}
+    return ", ".join(f"{version} ({path})" for version, path in usable.items()) or "none usable"

@@ -1,0 +1,140 @@
+"""Readers of single setting values: text or TOML in, a typed value out, ValueError in words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from kernel_mcp.settings import GIB, KIB, MIB
+
+_UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS_BYTES = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[smhd]?)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?")
+_VERSION = re.compile(r"(?:python)?(\d+)(?:\.(\d+))?(?:\.(\d+))?")
+
+OLDEST_PYTHON = (3, 10)
+NEWEST_PYTHON = (3, 14)
+
+
+def duration(given: object) -> float:
+    """Seconds, more than zero: `30`, `30s`, `500ms`, `5m`, `2h`, `1d`, or a number."""
+    seconds = _seconds(given)
+    if not seconds > 0:
+        raise ValueError("expected a time above zero such as 30, 30s, 5m or 2h")
+    return seconds
+
+
+def limit_duration(given: object) -> float:
+    """Seconds as in `duration`, where 0 means no limit."""
+    return _seconds(given)
+
+
+def idle_duration(given: object) -> float:
+    """Seconds as in `duration`; `never` is infinity."""
+    if isinstance(given, str) and given.strip().lower() == "never":
+        return math.inf
+    try:
+        return duration(given)
+    except ValueError:
+        raise ValueError("expected a time such as 30s, 5m or 2h, or never") from None
+
+
+def size(given: object) -> int:
+    """Bytes: `512M`, `2G`, `1.5 GiB`, or a number of bytes; 0 means no limit."""
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    match = _SIZE.fullmatch(given.strip().lower()) if isinstance(given, str) else None
+    if match is None:
+        raise ValueError("expected a size such as 512M or 2G (0 for no limit)")
+    return int(float(match[1]) * _UNITS_BYTES[match[2]])
+
+
+def count(given: object) -> int:
+    """A whole number, zero or more."""
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    if isinstance(given, str) and re.fullmatch(r"\d{1,18}", given.strip()):
+        return int(given)
+    raise ValueError("expected a whole number such as 16")
+
+
+def choice(*words: str) -> Callable[[object], str]:
+    """A reader that takes exactly one of `words`."""
+
+    def read(given: object) -> str:
+        word = given.strip().lower() if isinstance(given, str) else ""
+        if word not in words:
+            raise ValueError(f"expected {', '.join(words[:-1])} or {words[-1]}")
+        return word
+
+    return read
+
+
+def path(given: object) -> Path:
+    """A path, not empty; the caller makes it absolute."""
+    if not isinstance(given, str) or not given.strip() or "\0" in given:
+        raise ValueError("expected the path of a folder")
+    return Path(given)
+
+
+def python(given: object) -> str:
+    """A version kernels can run on (`3.12`, `3.12.1`) or the path of an interpreter."""
+    expected = "expected a version from 3.10 to 3.14 or the path of an interpreter"
+    if not isinstance(given, str):
+        raise ValueError(f'{expected}; a version is written in quotes in TOML, as "3.12"')
+    text = given.strip()
+    if "/" in text:
+        return str(Path(text).expanduser())
+    match = _VERSION.fullmatch(text)
+    if match is None:
+        raise ValueError(expected)
+    version = (int(match[1]), int(match[2] or OLDEST_PYTHON[1]))
+    if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
+        raise ValueError(expected)
+    return text.removeprefix("python")
+
+
+def entries(given: object) -> tuple[str, ...]:
+    """Names from comma lists: `numpy,'pandas>=2,<3'`; a comma inside a specifier does not split.
+
+    Each is `*`, a module, or a PEP 508 requirement of a package by name.
+    """
+    from kernel_mcp.environments.names import parse_entry
+
+    lists = [given] if isinstance(given, str) else given
+    if not isinstance(lists, (list, tuple)) or not all(isinstance(part, str) for part in lists):
+        raise ValueError('expected names such as "numpy, pandas>=2"')
+    names: list[str] = []
+    for part in lists:
+        for name in split_names(part):
+            if name != "*":
+                parse_entry(name)
+            if name not in names:
+                names.append(name)
+    return tuple(names)
+
+
+def split_names(text: str) -> list[str]:
+    """Split a comma list where a new name starts, not inside `[extras]` or `>=2,<3`."""
+    names: list[str] = []
+    for piece in re.split(r",(?![^\[]*\])", text):
+        name = piece.strip()
+        if names and name[:1] in tuple("<>=!~"):
+            names[-1] += f",{name}"
+        elif name:
+            names.append(name)
+    return names
+
+
+def _seconds(given: object) -> float:
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        if math.isfinite(given) and given >= 0:
+            return float(given)
+    elif isinstance(given, str):
+        match = _DURATION.fullmatch(given.strip().lower())
+        if match is not None:
+            return float(match[1]) * _UNITS_S[match[2]]
+    raise ValueError("expected a time such as 30, 30s, 5m or 2h")
