@@ -1,0 +1,158 @@
+"""The text of one cell: a bounded part in memory, the rest in a file, all of it by position.
+
+Positions count characters from the start of the text. Beyond the cap of the file only the end of
+the text is kept; what lies between is counted and gone.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+BLOCK_CHARS = 64 * 1024
+"""Characters of one write to the file, and of one entry of its index."""
+SMALL_CHARS = 8 * 1024
+"""A text up to this long stays in memory for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The characters from `start` to `end`: `size` bytes at `offset` of the file, or `text`."""
+
+    start: int
+    end: int
+    offset: int = 0
+    size: int = 0
+    text: str = ""
+
+
+class TextStore:
+    """Append-only text with reads by position.
+
+    Up to `memory_chars` stay in memory; then all goes to the file at `path` (UTF-8), up to
+    `file_bytes`. A file that cannot be written costs the middle of the text, never an error.
+    """
+
+    def __init__(self, path: Path, *, memory_chars: int, file_bytes: int) -> None:
+        self.path = path
+        self._memory_chars = max(memory_chars, 2 * BLOCK_CHARS)
+        self._file_bytes = file_bytes
+        self._fd = -1
+        self._reset()
+
+    def _reset(self) -> None:
+        self.total = 0
+        self.disk_bytes = 0
+        self._saved = 0
+        self._stopped = False
+        self._blocks: list[_Block] = []
+        self._recent: deque[str] = deque()
+        self._recent_chars = 0
+
+    def append(self, text: str) -> None:
+        """Add text at the end."""
+        for start in range(0, len(text), BLOCK_CHARS):
+            self._append(text[start : start + BLOCK_CHARS])
+
+    def _append(self, text: str) -> None:
+        self.total += len(text)
+        self._recent_chars += len(text)
+        if self._recent and len(self._recent[-1]) + len(text) <= 4096:
+            self._recent[-1] += text
+        else:
+            self._recent.append(text)
+        if self.total <= self._memory_chars:
+            return
+        while not self._stopped and self.total - self._saved >= BLOCK_CHARS:
+            self._save(self._saved, self._saved + BLOCK_CHARS)
+            self._stopped = self._stopped or self.disk_bytes >= self._file_bytes
+        while self._recent_chars - len(self._recent[0]) >= self._memory_chars:
+            self._recent_chars -= len(self._recent.popleft())
+
+    def read(self, start: int, end: int) -> Iterator[tuple[int, str]]:
+        """The kept pieces between two positions with where each begins, in order."""
+        recent_start = self.total - self._recent_chars
+        for block in self._blocks[max(0, bisect_right(self._blocks, start, key=_start) - 1) :]:
+            first, last = max(start, block.start), min(end, block.end, recent_start)
+            if block.start >= end or block.start >= recent_start:
+                break
+            if first < last and (text := self._load(block)):
+                yield first, text[first - block.start : last - block.start]
+        first = max(start, recent_start)
+        if first < end and (text := self._newest(first, end)):
+            yield first, text
+
+    def close(self) -> None:
+        """Make the text final: unless it is small, it is moved to the file altogether."""
+        if self.total > SMALL_CHARS:
+            begin = self.total - self._recent_chars if self._stopped else self._saved
+            if begin < self.total:
+                self._save(begin, self.total)
+            if self._saved == self.total:
+                self._recent.clear()
+                self._recent_chars = 0
+        self._close_file()
+
+    def discard(self) -> None:
+        """Forget the text and remove the file; what comes next begins at position 0."""
+        self._close_file()
+        if self.disk_bytes:
+            self.path.unlink(missing_ok=True)
+        self._reset()
+
+    def _newest(self, start: int, end: int) -> str:
+        """A part of what is in memory."""
+        offset = self.total - self._recent_chars
+        return "".join(self._recent)[start - offset : end - offset]
+
+    def _save(self, start: int, end: int) -> None:
+        """Write a part of what is in memory to the file."""
+        text = self._newest(start, end)
+        raw = text.encode("utf-8", "replace")
+        try:
+            if self._fd < 0:
+                self._open_file()
+            done = 0
+            while done < len(raw):
+                done += os.pwrite(self._fd, raw[done:], self.disk_bytes + done)
+        except OSError:
+            self._stopped = True
+            if not self._blocks:
+                self._blocks.append(_Block(start, end, text=text))
+            return
+        self._blocks.append(_Block(start, end, self.disk_bytes, len(raw)))
+        self.disk_bytes += len(raw)
+        self._saved = end
+
+    def _load(self, block: _Block) -> str:
+        """The text of a block; empty when its file has gone."""
+        if block.text:
+            return block.text
+        try:
+            fd = self._fd if self._fd >= 0 else os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return ""
+        try:
+            return os.pread(fd, block.size, block.offset).decode("utf-8", "replace")
+        finally:
+            if fd != self._fd:
+                os.close(fd)
+
+    def _open_file(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags |= 0 if self.disk_bytes else os.O_TRUNC
+        self._fd = os.open(self.path, flags, 0o600)
+
+    def _close_file(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _start(block: _Block) -> int:
+    return block.start
