@@ -1,8 +1,34 @@
 """The policy: what code may import, and what is said about code before it runs.
 
 A guard rail for well-meaning code. The boundary is the sandbox.
+
+    model        Policy, the allow-list, and how it travels to the kernel
+    stdlib       the lists behind the profiles
+    check        check(): code → Report, without running anything
+    source       guards on the text, places in it
+    magics       IPython's own syntax, made plain Python
+    parsing      plain Python → syntax tree and code object
+    bindings     which names of a cell are modules
+    rules        what a restrictive policy refuses in the tree
+    commands     what it refuses of IPython's commands
+    names        names that nothing defines
+    scripts      PEP 723 metadata
+    diagnostics  Diagnostic, Report and their text
 """
 
+from kernel_mcp.policy.check import check
+from kernel_mcp.policy.diagnostics import Diagnostic, ImportUse, Report
 from kernel_mcp.policy.model import PROFILES, Policy
+from kernel_mcp.policy.scripts import ScriptMetadata, ScriptMetadataError, script_metadata
 
-__all__ = ["PROFILES", "Policy"]
+__all__ = [
+    "PROFILES",
+    "Diagnostic",
+    "ImportUse",
+    "Policy",
+    "Report",
+    "ScriptMetadata",
+    "ScriptMetadataError",
+    "check",
+    "script_metadata",
+]

@@ -1,0 +1,205 @@
+"""IPython's own syntax: found where IPython would find it, and made plain Python of equal length.
+
+Only code that is not plain Python comes here, and so nothing valid is ever taken for a command.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from kernel_mcp.policy.source import STRING, Source
+
+MagicKind: TypeAlias = Literal["line", "cell", "shell", "help", "call"]
+
+_TOKEN = re.compile(
+    rf"(?P<skip>{STRING}|\#[^\n]*|\\\n|[ \t\f]+|\w+)|(?P<newline>\n)|(?P<open>[(\[{{])"
+    r"|(?P<close>[)\]}])|(?P<assign>=)(?![=])|(?P<help>\?)|(?P<other>[=!<>:+\-*/%@&|^]=|.)",
+    re.DOTALL,
+)
+_COMMAND = re.compile(r"(?:[^\\\n]|\\.|\\$)*", re.DOTALL)
+_ASSIGNED = re.compile(r"[ \t]*(?:(?P<shell>!)|%(?=[^\W\d]))")
+_CELL = re.compile(r"%%(?P<name>\w+)[ \t]*(?P<rest>.*)$")
+_AUTOMAGIC = re.compile(
+    r"(?P<name>pip3?|conda|mamba|uv|cd|ls|ll|cat|cp|mv|rm|mkdir|rmdir|pwd|env|run|load|load_ext"
+    r"|matplotlib|config|time|timeit|who|whos|history|less|more|man)[ \t]+(?P<rest>[^\s=(.].*)$"
+)
+_TIMED = re.compile(r"(?:-\w+(?:[ \t]*\d+)?[ \t]+|--[\w-]+[ \t]+)*(?P<code>.*)$")
+_CLASSIC_PROMPT = re.compile(r"\s*(?:>>>|\.\.\.)[ \t]?")
+_IPYTHON_PROMPT = re.compile(r"(?:(?:\[nav\]|\[ins\])? ?In \[\d+\]: |\s*\.{3,}: ?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Magic:
+    """One use of IPython syntax; `line` and `column` (from 1) are places of the plain form.
+
+    `name` is the command without its sign, empty for help and shell. `rest` is what follows.
+    """
+
+    kind: MagicKind
+    name: str
+    rest: str
+    line: int
+    column: int
+
+
+def plain(source: Source) -> tuple[Source, tuple[Magic, ...]]:
+    """The source with margins, prompts and IPython syntax made plain Python, and what was found.
+
+    Commands that time Python code are replaced by that code, all others by `pass` or `None`.
+    """
+    source = _without_prompts(_without_margin(source))
+    source, found = _cell_magics(source)
+    text = source.text
+    magics: list[Magic] = list(found)
+    changes: dict[int, tuple[str, int]] = {}
+    number, counted = 1, 0
+    for start, sign, end in _commands(text):
+        number += text.count("\n", counted, start)
+        begin = text.rfind("\n", 0, start) + 1
+        magic = _read(text[sign:end], number, sign - begin + 1)
+        magics.append(magic)
+        head = text[begin:sign]
+        timed = _timed_code(magic)
+        below = text.count("\n", start, end)
+        if timed is not None:
+            changes[number] = (head + timed, 0 if below else end - sign - len(timed))
+        elif head.rstrip().endswith("="):
+            changes[number] = (head + "None", 0)
+        else:
+            changes[number] = (text[begin:start] + "pass", 0)
+        changes.update(dict.fromkeys(range(number + 1, number + below + 1), ("", 0)))
+        number, counted = number + below, end
+    return source.rewritten(changes), tuple(magics)
+
+
+def automagic(source: Source) -> Magic | None:
+    """The command in a cell of one line like `pip install x`, which IPython takes as `%pip`."""
+    filled = [(number, line) for number, line in enumerate(source.lines, 1) if line.strip()]
+    if len(filled) != 1:
+        return None
+    number, line = filled[0]
+    match = _AUTOMAGIC.match(line.strip())
+    if match is None:
+        return None
+    column = len(line) - len(line.lstrip()) + 1
+    return Magic("line", match["name"], match["rest"], number, column)
+
+
+def _without_margin(source: Source) -> Source:
+    filled = [line for line in source.lines if line.strip()]
+    if not filled or not filled[0][0].isspace():
+        return source
+    dedented = textwrap.dedent("\n".join(source.lines)).split("\n")
+    return source.rewritten(
+        {
+            number: (new, len(old) - len(new) if new else 0)
+            for number, (old, new) in enumerate(zip(source.lines, dedented, strict=True), start=1)
+        }
+    )
+
+
+def _without_prompts(source: Source) -> Source:
+    filled = [line for line in source.lines if line.strip()]
+    if any(line.lstrip().startswith(">>>") for line in filled[:2]):
+        prompt = _CLASSIC_PROMPT
+    elif any(_IPYTHON_PROMPT.match(line) for line in filled[:2]):
+        prompt = _IPYTHON_PROMPT
+    else:
+        return source
+    changes = {}
+    for number, line in enumerate(source.lines, start=1):
+        match = prompt.match(line)
+        if match is not None:
+            changes[number] = (line[match.end() :], match.end())
+    return source.rewritten(changes)
+
+
+def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
+    """Take off the `%%` lines at the top; below one that is not Python nothing is left."""
+    found: list[Magic] = []
+    for number, line in enumerate(source.lines, start=1):
+        if not line.strip():
+            continue
+        match = _CELL.match(line)
+        if match is None:
+            break
+        magic = Magic("cell", match["name"], match["rest"].strip(), number, 1)
+        found.append(magic)
+        timed = _timed_code(magic)
+        if timed is None:
+            last = len(source.lines)
+            return source.rewritten(dict.fromkeys(range(number, last + 1), ("", 0))), found
+        source = source.rewritten({number: (timed, len(line.rstrip()) - len(timed))})
+        if timed:
+            break
+    return source, found
+
+
+def _timed_code(magic: Magic) -> str | None:
+    """The Python that a timing command runs, empty for none; None for any other command."""
+    if magic.kind in ("line", "cell") and magic.name in ("time", "timeit"):
+        match = _TIMED.match(magic.rest.strip())
+        return match["code"] if match is not None else ""
+    return "" if magic.kind == "cell" and magic.name == "capture" else None
+
+
+def _commands(text: str) -> Iterator[tuple[int, int, int]]:
+    """Start of the statement, position of the sign and end, for each command in the text."""
+    position, depth = 0, 0
+    start: int | None = None
+    assigned = False
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            return
+        kind = match.lastgroup
+        if start is None and kind not in ("skip", "newline") and match[0] in "%!?/,;":
+            end = _end_of_command(text, position)
+            yield position, position, end
+            position = end
+            continue
+        if start is None and kind != "newline" and not match[0].isspace() and match[0][0] != "#":
+            start = position
+        if kind == "newline" and depth == 0:
+            start, assigned = None, False
+        elif kind == "open":
+            depth += 1
+        elif kind == "close":
+            depth = max(0, depth - 1)
+        elif kind == "help" and depth == 0 and start is not None:
+            end = _end_of_command(text, position)
+            if not text[position:end].strip("? \t"):
+                yield start, start, end
+                position, start, assigned = end, None, False
+                continue
+        elif kind == "assign" and depth == 0 and not assigned:
+            assigned = True
+            sign = _ASSIGNED.match(text, match.end())
+            if sign is not None and start is not None:
+                end = _end_of_command(text, match.end())
+                yield start, sign.end() - 1, end
+                position, start, assigned = end, None, False
+                continue
+        position = match.end()
+
+
+def _end_of_command(text: str, position: int) -> int:
+    match = _COMMAND.match(text, position)
+    return match.end() if match is not None else len(text)
+
+
+def _read(command: str, line: int, column: int) -> Magic:
+    """Tell the kinds of commands apart by their sign."""
+    stripped = command.rstrip()
+    if stripped.endswith("?") or stripped.startswith("?"):
+        return Magic("help", "", stripped.strip("?% "), line, column)
+    if stripped.startswith("!"):
+        return Magic("shell", "", stripped.lstrip("! "), line, column)
+    if stripped.startswith("%"):
+        name, _, rest = stripped.lstrip("% ").partition(" ")
+        return Magic("line", name, rest.strip(), line, column)
+    return Magic("call", "", stripped[1:], line, column)

@@ -1,0 +1,288 @@
+"""What a restrictive policy refuses in a syntax tree: imports, and ways round them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kernel_mcp.policy.bindings import Bindings, chain, holds_columns
+from kernel_mcp.policy.diagnostics import Diagnostic, ImportUse, Kind, Severity
+from kernel_mcp.policy.model import Policy
+from kernel_mcp.policy.source import Source
+from kernel_mcp.policy.stdlib import HANDED_OUT, HANDED_OUT_BY_STDLIB, words
+
+_INSIDES = words(
+    """
+    __builtins__ __closure__ __code__ __globals__ __import__ __loader__ __subclasses__
+    ag_frame cr_frame f_builtins f_globals gi_frame
+    """
+)
+"""Attributes through which code reaches the interpreter; no analysis needs them."""
+
+_MISTAKEN = HANDED_OUT - {"ctypes"}
+"""For names not imported in the cell: an array called `array` has `ctypes`, a module has not."""
+
+_CATCHES_IMPORT_ERROR = frozenset(
+    {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+)
+_FROM = re.compile(r"from\s+")
+_BUILTIN_NAMES = frozenset(dir(builtins))
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the rules say about one tree."""
+
+    diagnostics: tuple[Diagnostic, ...]
+    imports: tuple[ImportUse, ...]
+
+
+def apply_rules(source: Source, tree: ast.Module, policy: Policy) -> Findings:
+    """Walk the tree once; nothing is refused when the policy allows everything."""
+    walk = _Walk(source, policy, Bindings.of(tree))
+    walk.run(tree)
+    return Findings(tuple(walk.diagnostics), tuple(dict.fromkeys(walk.imports)))
+
+
+@dataclass(slots=True)
+class _Walk:
+    source: Source
+    policy: Policy
+    bindings: Bindings
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    imports: list[ImportUse] = field(default_factory=list)
+
+    def run(self, tree: ast.Module) -> None:
+        """Visit every node, with how an import there would be taken."""
+        waiting: list[tuple[ast.AST, Severity | None]] = [(tree, "error")]
+        while waiting:
+            node, severity = waiting.pop()
+            waiting.extend(self._visit(node, severity))
+
+    def _visit(
+        self, node: ast.AST, severity: Severity | None
+    ) -> Iterator[tuple[ast.AST, Severity | None]]:
+        """Look at one node; yields those below it with the severity of an import among them."""
+        if isinstance(node, ast.Import):
+            self._import(node, severity)
+        elif isinstance(node, ast.ImportFrom):
+            self._import_from(node, severity)
+        elif isinstance(node, ast.Name):
+            self._name(node)
+        elif isinstance(node, ast.Call):
+            yield from ((child, severity) for child in self._call(node))
+            return
+        elif isinstance(node, ast.Subscript):
+            self._subscript(node)
+        elif isinstance(node, ast.Attribute):
+            base, attributes = chain(node)
+            self._chain(base, [(item.attr, item) for item in attributes])
+            yield base, severity
+            return
+        for child in ast.iter_child_nodes(node):
+            yield child, _severity_below(node, child, severity)
+
+    def _import(self, node: ast.Import, severity: Severity | None) -> None:
+        for alias in node.names:
+            if self._use(alias.name, alias, alias.col_offset, severity):
+                root, *below = alias.name.split(".")
+                self._handed_out(root, [(name, alias) for name in below], HANDED_OUT)
+
+    def _import_from(self, node: ast.ImportFrom, severity: Severity | None) -> None:
+        module = node.module or ""
+        if node.level:
+            text = "a relative import needs a package, and a cell belongs to none"
+            self._report("import", "warning", text, node, node.col_offset)
+            return
+        if self.policy.allows_members(module):
+            self._use(module, node, node.col_offset, severity)
+            for alias in node.names:
+                self._handed_out(module, [(alias.name, alias)], None)
+        elif self.policy.allows(module):
+            for alias in node.names:
+                self._use(f"{module}.{alias.name}", alias, alias.col_offset, severity)
+        else:
+            line = self.source.lines[node.lineno - 1].encode()[node.col_offset :]
+            match = _FROM.match(line.decode("utf-8", "ignore"))
+            skip = match.end() if match is not None else 0
+            self._use(module, node, node.col_offset + skip, severity)
+
+    def _use(
+        self, module: str, node: ast.stmt | ast.alias, offset: int, severity: Severity | None
+    ) -> bool:
+        allowed = self.policy.allows(module)
+        self.imports.append(ImportUse(module, allowed, node.lineno))
+        if not allowed and severity is not None:
+            text = self.policy.denial(module)
+            if severity == "warning":
+                text += " The code around it catches the ImportError."
+            self._report("import", severity, text, node, offset)
+        return allowed
+
+    def _name(self, node: ast.Name) -> None:
+        name = node.id
+        if not isinstance(node.ctx, ast.Load) or self.policy.allow_all:
+            return
+        if name == "get_ipython":
+            text = (
+                "get_ipython() runs commands past the import policy and is not allowed in this "
+                "session; use plain Python. Start the server with --allow '*' to permit it."
+            )
+            self._report("magic", "error", text, node, node.col_offset)
+        elif name == "__import__":
+            self._refuse_builtin(node, "write an import statement instead")
+        elif name in _INSIDES:
+            self._refuse_inside(name, node, node.col_offset)
+        elif name in self.policy.deny_builtins and name not in self.bindings.bound:
+            self._refuse_builtin(node, "")
+
+    def _call(self, node: ast.Call) -> Iterator[ast.AST]:
+        """`__import__("math")` is an import and `getattr(x, "y")` an attribute; yields the rest."""
+        function = node.func.id if isinstance(node.func, ast.Name) else ""
+        first = node.args[0] if node.args else None
+        children = ast.iter_child_nodes(node)
+        if function == "__import__" and isinstance(first, ast.Constant):
+            module = first.value
+            denied = "__import__" in self.policy.deny_builtins
+            if isinstance(module, str) and self.policy.allows(module) and not denied:
+                self.imports.append(ImportUse(module, True, node.lineno))
+                next(children)
+        elif function == "getattr" and first is not None and len(node.args) > 1:
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                base, attributes = chain(first)
+                steps: list[tuple[str, ast.expr]] = [(item.attr, item) for item in attributes]
+                self._chain(base, [*steps, (name.value, name)])
+        yield from children
+
+    def _subscript(self, node: ast.Subscript) -> None:
+        key = node.slice
+        if isinstance(key, ast.Constant) and key.value in ("__builtins__", "__import__"):
+            self._refuse_inside(str(key.value), key, key.col_offset)
+
+    def _chain(self, base: ast.expr, steps: list[tuple[str, ast.expr]]) -> None:
+        """Look at attributes read one after another."""
+        if self.policy.allow_all:
+            return
+        before = base.id if isinstance(base, ast.Name) else ""
+        for name, node in steps:
+            loader = name == "loader" and before == "__spec__"
+            owner = name == "__self__" and before in _BUILTIN_NAMES - self.bindings.bound
+            if name in _INSIDES or loader or owner:
+                self._refuse_inside(name, node, _offset(name, node))
+                return
+            before = name
+        if not isinstance(base, ast.Name) or base.id in self.bindings.bound:
+            return
+        module = self.bindings.modules.get(base.id)
+        if module is not None:
+            self._handed_out(module, steps, None)
+        elif base.id in self.policy.modules:
+            self._handed_out(base.id, steps, _MISTAKEN)
+
+    def _handed_out(
+        self,
+        path: str,
+        steps: list[tuple[str, ast.expr]] | list[tuple[str, ast.alias]],
+        names: frozenset[str] | None,
+    ) -> None:
+        """Refuse a module reached through an allowed one; `names` is what counts as one."""
+        policy = self.policy
+        if policy.allow_all or not policy.allows(path):
+            return
+        members_only = names is None
+        if names is None:
+            stdlib = path.partition(".")[0] in sys.stdlib_module_names
+            names = HANDED_OUT_BY_STDLIB if stdlib else HANDED_OUT
+        for name, node in steps:
+            if holds_columns(path):
+                return
+            plain = "subprocess" if name.startswith("create_subprocess_") else name.strip("_")
+            inner = f"{path}.{name}"
+            if members_only and not policy.allows(inner) and not name.startswith("__"):
+                self._report("import", "error", policy.denial(inner), node, _offset(name, node))
+                return
+            if plain in names and not policy.allows(plain):
+                text = f"{inner} leads to the module {plain!r}: {policy.denial(plain)}"
+                self._report("attribute", "error", text, node, _offset(name, node))
+                return
+            path = inner
+
+    def _refuse_builtin(self, node: ast.Name, instead: str) -> None:
+        way = instead or f"the {self.policy.profile} profile does without it"
+        text = (
+            f"{node.id} is not allowed in this session; {way}. Start the server with "
+            + ("--allow '*'" if node.id == "__import__" else "--profile default")
+            + " to permit it."
+        )
+        self._report("builtin", "error", text, node, node.col_offset)
+
+    def _refuse_inside(self, name: str, node: ast.expr, offset: int) -> None:
+        text = (
+            f"{name} reaches into the interpreter, past the import policy, and is not allowed in "
+            "this session. Start the server with --allow '*' to permit it."
+        )
+        self._report("attribute", "error", text, node, offset)
+
+    def _report(
+        self,
+        kind: Kind,
+        severity: Severity,
+        text: str,
+        node: ast.expr | ast.stmt | ast.alias,
+        offset: int,
+    ) -> None:
+        line = node.lineno
+        if isinstance(node, ast.Attribute):
+            line = node.end_lineno or line
+        column = self.source.column_of_byte(line, offset)
+        self.diagnostics.append(self.source.diagnostic(kind, severity, text, line, column))
+
+
+def _offset(name: str, node: ast.expr | ast.alias) -> int:
+    """Where the name of an attribute begins: at the end of the expression that reads it."""
+    if isinstance(node, ast.Attribute) and node.end_col_offset is not None:
+        return max(0, node.end_col_offset - len(name.encode()))
+    return node.col_offset
+
+
+def _severity_below(node: ast.AST, child: ast.AST, severity: Severity | None) -> Severity | None:
+    """How an import in `child` counts: not at all, as a warning, or as the parent's."""
+    if severity is None:
+        return None
+    if isinstance(node, ast.If) and child in node.body and _type_checking(node.test):
+        return None
+    if _is_try(node) and child in node.body:  # type: ignore[attr-defined]
+        handlers: list[ast.ExceptHandler] = node.handlers  # type: ignore[attr-defined]
+        if any(handler.type is None or _catches(handler.type) for handler in handlers):
+            return "warning"
+    if isinstance(node, ast.With) and child in node.body:
+        for item in node.items:
+            call = item.context_expr
+            if isinstance(call, ast.Call) and _last_name(call.func) == "suppress":
+                return "warning" if any(map(_catches, call.args)) else severity
+    return severity
+
+
+def _is_try(node: ast.AST) -> bool:
+    return type(node).__name__ in ("Try", "TryStar")
+
+
+def _catches(caught: ast.expr) -> bool:
+    if isinstance(caught, ast.Tuple):
+        return any(_last_name(item) in _CATCHES_IMPORT_ERROR for item in caught.elts)
+    return _last_name(caught) in _CATCHES_IMPORT_ERROR
+
+
+def _type_checking(test: ast.expr) -> bool:
+    return _last_name(test) == "TYPE_CHECKING"
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
