@@ -1,0 +1,97 @@
+"""What the kernel finds at boot: connection file, boot file, environment, command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
+from kernel_mcp.sandbox.base import GuestPaths, Identity
+from kernel_mcp.settings import KIB, MIB
+
+BOOT_VERSION = 1
+CONNECTION_FILE = "connection.json"
+BOOT_FILE = "boot.json"
+TMP = "/tmp"
+
+
+def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[str, Any]:
+    """The Jupyter connection file as the kernel sees it: its own path to the sockets."""
+    return {
+        "transport": "ipc",
+        "ip": f"{guest.sockets}/k",
+        "shell_port": connection.shell_port,
+        "iopub_port": connection.iopub_port,
+        "stdin_port": connection.stdin_port,
+        "control_port": connection.control_port,
+        "hb_port": connection.hb_port,
+        "key": connection.key,
+        "signature_scheme": connection.signature_scheme,
+        "kernel_name": "restricted",
+    }
+
+
+def boot_content(request: KernelRequest, guest: GuestPaths, ready_fd: int) -> dict[str, Any]:
+    """The boot file: policy, limits and places."""
+    limits = request.limits
+    return {
+        "version": BOOT_VERSION,
+        "policy": request.policy.to_json(),
+        "limits": {
+            "memory_bytes": limits.memory_bytes,
+            "pids": limits.pids,
+            "open_files": limits.open_files,
+            "file_bytes": limits.disk_bytes,
+            "cpu_seconds": 0,  # RLIMIT_CPU adds up over cells: the server counts per cell instead
+        },
+        "workspace": guest.workspace,
+        "tmp": TMP,
+        "layers": [str(layer) for layer in request.layers],
+        "ready_fd": ready_fd,
+        "runtime": ["/usr", *map(str, request.environment.readonly)],
+        "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
+    }
+
+
+def argv(request: KernelRequest, guest: GuestPaths) -> list[str]:
+    """The kernel's command line."""
+    return [
+        str(request.environment.python),
+        *("-I", "-B", f"{guest.boot}/restricted/boot.py"),
+        *("-f", f"{guest.sockets}/{CONNECTION_FILE}"),
+    ]
+
+
+def environment(request: KernelRequest, guest: GuestPaths) -> dict[str, str]:
+    """All environment variables of the kernel; nothing is passed on from the server's."""
+    binaries = request.environment.python.parent
+    return {
+        "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": guest.workspace,
+        "LANG": "C.UTF-8",
+        "TMPDIR": TMP,
+        "SHELL": "/bin/sh",
+        "VIRTUAL_ENV": str(binaries.parent),
+        "XDG_CACHE_HOME": f"{TMP}/.cache",
+        "XDG_CONFIG_HOME": f"{TMP}/.config",
+        "XDG_DATA_HOME": f"{TMP}/.local/share",
+        "MPLCONFIGDIR": f"{TMP}/.matplotlib",
+        "IPYTHONDIR": f"{TMP}/.ipython",
+        # reserves 1 GiB of address space otherwise
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+    }
+
+
+def write_files(
+    folder: Path, contents: dict[str, dict[str, Any]], identity: Identity | None
+) -> None:
+    """Write JSON files that the kernel may read and only the server may change."""
+    for name, content in contents.items():
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(folder / name, flags, 0o440)
+        with open(fd, "w", encoding="utf-8") as file:
+            if identity is not None:
+                os.fchown(fd, -1, identity.gid)
+            json.dump(content, file)

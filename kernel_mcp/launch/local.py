@@ -1,0 +1,202 @@
+"""Start kernels on this machine, each in a sandbox of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import guest
+from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, KernelRequest
+from kernel_mcp.launch.process import ConfinedProcess
+from kernel_mcp.launch.readiness import ReadinessChannel
+from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.trees import give_tree, remove_tree
+from kernel_mcp.sandbox.base import GuestPaths, Identity, Sandbox, SandboxRequest
+
+EXIT_WAIT_S = 2.0
+"""How long a kernel that failed to get ready may take to end by itself, for its exit status."""
+
+
+class LocalKernel:
+    """One kernel that `LocalLauncher` has started."""
+
+    def __init__(
+        self,
+        *,
+        pid: int,
+        connection: ConnectionInfo,
+        process: ConfinedProcess,
+        resources: AsyncExitStack,
+    ) -> None:
+        self._pid = pid
+        self._connection = connection
+        self._process = process
+        self._resources = resources
+
+    @property
+    def pid(self) -> int:
+        """Process id of the kernel itself, as the host sees it."""
+        return self._pid
+
+    @property
+    def connection(self) -> ConnectionInfo:
+        """Where its channels listen, in host paths."""
+        return self._connection
+
+    @property
+    def exit(self) -> ExitStatus | None:
+        """How it ended, or None while it lives."""
+        return self._process.exit
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the kernel's process group; does nothing once it has ended."""
+        self._process.interrupt()
+
+    def signal(self, number: int) -> None:
+        """Send any other signal to the kernel alone; does nothing once it has ended."""
+        self._process.signal(number)
+
+    def kill(self) -> None:
+        """End every process of the sandbox with SIGKILL; does nothing once it has ended."""
+        self._process.kill()
+
+    async def wait(self) -> ExitStatus:
+        """Return how it ended, at once after its death."""
+        return await self._process.wait()
+
+    async def aclose(self) -> None:
+        """Kill what still runs, reap it, remove the socket directory, give the user id back."""
+        await self._resources.aclose()
+
+
+class LocalLauncher:
+    """Cold starts: one process per kernel, `start_timeout_s` until it has to be ready."""
+
+    def __init__(
+        self, sandbox: Sandbox, runs: RunDirectory, *, start_timeout_s: float = 60.0
+    ) -> None:
+        self._sandbox = sandbox
+        self._runs = runs
+        self._start_timeout_s = start_timeout_s
+
+    async def launch(
+        self, request: KernelRequest, *, connection: ConnectionInfo | None = None
+    ) -> LocalKernel:
+        """Start a kernel and return it once its sockets listen.
+
+        `connection` fixes key, ports and signature; its `ip` is replaced. A start that fails or is
+        cancelled leaves no process and no file. Raises LaunchError, SandboxUnavailable.
+        """
+        async with AsyncExitStack() as undo:
+            identity = self._sandbox.identity(request.workspace)
+            undo.callback(self._sandbox.release, identity)
+            folder = self._runs.fresh()
+            undo.push_async_callback(_remove, folder)
+            wanted = connection or ConnectionInfo(ip="", key=secrets.token_hex(32))
+            wanted = replace(wanted, ip=f"{folder}/k")
+            if identity is not None:
+                await _hand_over(request.workspace, identity)
+            channel = ReadinessChannel()
+            undo.callback(channel.close)
+            process = self._start(request, folder, wanted, identity, channel.guest_fd)
+            undo.push_async_callback(process.aclose)
+            pid = await self._ready(process, channel)
+            process.adopt(pid)
+            channel.close()
+            if identity is not None:
+                _seal(folder, identity)
+            return LocalKernel(
+                pid=pid, connection=wanted, process=process, resources=undo.pop_all()
+            )
+
+    async def aclose(self) -> None:
+        """Nothing outlives single kernels."""
+
+    def _start(
+        self,
+        request: KernelRequest,
+        folder: Path,
+        connection: ConnectionInfo,
+        identity: Identity | None,
+        ready_fd: int,
+    ) -> ConfinedProcess:
+        paths = self._sandbox.guest_paths(request.workspace, folder)
+        try:
+            _furnish(folder, request, connection, paths, identity, ready_fd)
+            command = self._sandbox.command(
+                SandboxRequest(
+                    argv=guest.argv(request, paths),
+                    env=guest.environment(request, paths),
+                    workspace=request.workspace,
+                    sockets=folder,
+                    readonly=(*request.environment.readonly, *request.layers),
+                    limits=request.limits,
+                    inherit=(ready_fd,),
+                ),
+                identity,
+            )
+        except BaseException:
+            os.close(ready_fd)
+            raise
+        return ConfinedProcess(command)
+
+    async def _ready(self, process: ConfinedProcess, channel: ReadinessChannel) -> int:
+        """Wait for the kernel's word. Raises LaunchError with the end of what it wrote."""
+        try:
+            with anyio.fail_after(self._start_timeout_s):
+                return await channel.wait()
+        except TimeoutError:
+            reason = (
+                f"the kernel was not ready after {self._start_timeout_s:g} s; the machine may be "
+                "overloaded: try again, or raise the start timeout"
+            )
+        except LaunchError as failure:
+            with anyio.move_on_after(EXIT_WAIT_S):
+                await process.wait()
+            reason = str(failure)
+        if process.exit is not None:
+            reason = f"{reason} ({process.exit.describe()})"
+        output = process.output.strip()
+        raise LaunchError(f"{reason}. It wrote:\n{output}" if output else f"{reason}.")
+
+
+def _furnish(
+    folder: Path,
+    request: KernelRequest,
+    connection: ConnectionInfo,
+    paths: GuestPaths,
+    identity: Identity | None,
+    ready_fd: int,
+) -> None:
+    contents = {
+        guest.CONNECTION_FILE: guest.connection_content(connection, paths),
+        guest.BOOT_FILE: guest.boot_content(request, paths, ready_fd),
+    }
+    guest.write_files(folder, contents, identity)
+    if identity is not None:
+        os.chown(folder, identity.uid, identity.gid)
+
+
+def _seal(folder: Path, identity: Identity) -> None:
+    """Keep the kernel from writing beside its sockets, which no quota covers."""
+    os.chown(folder, os.geteuid(), identity.gid, follow_symlinks=False)
+    folder.chmod(0o710)
+
+
+async def _hand_over(workspace: Path, identity: Identity) -> None:
+    """Make the kernel's user the owner of its workspace."""
+    if workspace.lstat().st_uid != identity.uid:
+        await anyio.to_thread.run_sync(
+            lambda: give_tree(workspace, uid=identity.uid, gid=identity.gid)
+        )
+
+
+async def _remove(folder: Path) -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(remove_tree, folder)

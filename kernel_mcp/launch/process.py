@@ -1,0 +1,265 @@
+"""One confined process with all it starts: spawned, watched through pidfds, ended as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.base import ExitStatus
+from kernel_mcp.launch.tail import OutputTail
+from kernel_mcp.sandbox.base import SandboxCommand
+
+PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2
+"""<linux/pidfd.h>; Linux 6.9 and later."""
+STATUS_WAIT_S = 1.0
+"""How long an end waits to learn the sandbox's first process: known some ms after the start."""
+
+
+class ConfinedProcess:
+    """A running `SandboxCommand`.
+
+    Has to be made and used on the event loop's thread: the kernel dies with the thread that
+    started it, and its end is noticed by the loop.
+    """
+
+    def __init__(self, command: SandboxCommand) -> None:
+        """Start the command. Raises LaunchError when it cannot be executed."""
+        self._loop = asyncio.get_running_loop()
+        self._status_fd = command.status_fd
+        self._wrapped = command.status_fd >= 0
+        self._first: _Watched | None = None
+        self._kernel: _Watched | None = None
+        self._status = b""
+        self._status_known = anyio.Event()
+        self._ended = anyio.Event()
+        self.exit: ExitStatus | None = None
+        with ExitStack() as undo:
+            if self._wrapped:
+                undo.callback(self._close_status)
+            self._popen, read = _spawn(command)
+            undo.callback(self._popen.wait)
+            undo.callback(self._popen.kill)
+            self._tail = OutputTail(read, self._loop)
+            undo.callback(self._tail.close)
+            self._outer = _Watched(self._popen.pid, self._loop, self._on_end)
+            undo.pop_all()
+        if self._wrapped:
+            self._loop.add_reader(self._status_fd, self._on_status)
+
+    @property
+    def output(self) -> str:
+        """The last that it wrote to its standard output and error."""
+        return self._tail.text()
+
+    def adopt(self, pid: int) -> None:
+        """Take `pid` as the process to interrupt. Raises LaunchError when it is not of this tree.
+
+        The number comes with the credentials of the message that the kernel has sent.
+        """
+        try:
+            kernel = _Watched(pid, self._loop, None)
+        except ProcessLookupError:
+            raise LaunchError("the kernel ended right after it had become ready") from None
+        self._kernel = kernel
+        # after opening: from here on the number can only mean this process
+        if self._wrapped:
+            belongs = self._first is not None and _parent_of(pid) == self._first.pid
+        else:
+            belongs = pid == self._popen.pid
+        if not belongs:
+            raise LaunchError(
+                f"the kernel's readiness came from process {pid}, which is not the one that was "
+                "started; if it did not just end, this is a defect or an attack: report it"
+            )
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the kernel's process group."""
+        if self._kernel is not None and self.exit is None:
+            self._kernel.signal_group(signal.SIGINT)
+
+    def signal(self, number: int) -> None:
+        """Send any signal to the kernel itself."""
+        if self._kernel is not None and self.exit is None:
+            self._kernel.signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the sandbox."""
+        if self._first is not None:
+            self._first.signal(signal.SIGKILL)
+        elif self.exit is None:
+            if not self._wrapped:
+                self._kill_group()
+            self._outer.signal(signal.SIGKILL)
+
+    async def wait(self) -> ExitStatus:
+        """Return how it ended as soon as it has."""
+        await self._ended.wait()
+        assert self.exit is not None
+        return self.exit
+
+    async def aclose(self) -> None:
+        """Kill what runs, wait until all of it is gone and close every descriptor."""
+        with anyio.CancelScope(shield=True):
+            if self._wrapped:
+                with anyio.move_on_after(STATUS_WAIT_S):
+                    await self._status_known.wait()
+            self.kill()
+            await self._ended.wait()
+            if self._first is not None:
+                await self._first.gone.wait()
+        for watched in (self._outer, self._first, self._kernel):
+            if watched is not None:
+                watched.close()
+        self._tail.close()
+        self._close_status()
+
+    def _on_status(self) -> None:
+        """Read bubblewrap's report, which arrives in pieces, up to the first process's id."""
+        try:
+            piece = os.read(self._status_fd, 4096)
+        except BlockingIOError:
+            return
+        self._status += piece
+        first, complete, _ = self._status.partition(b"\n")
+        if not complete and piece:
+            return
+        self._loop.remove_reader(self._status_fd)
+        if complete:
+            with contextlib.suppress(ProcessLookupError):
+                found = _Watched(json.loads(first)["child-pid"], self._loop, None)
+                if _parent_of(found.pid) == self._popen.pid:
+                    self._first = found
+                else:
+                    found.close()
+        self._status_known.set()
+
+    def _on_end(self) -> None:
+        # what the kernel left behind; before the wait, which gives the group's number free
+        if self._first is not None:
+            self._first.signal(signal.SIGKILL)
+        elif not self._wrapped:
+            self._kill_group()
+        code = self._popen.wait()
+        self._tail.drain()
+        self.exit = exit_status(code, wrapped=self._wrapped, output=self.output)
+        self._ended.set()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def _close_status(self) -> None:
+        if self._status_fd >= 0:
+            self._loop.remove_reader(self._status_fd)
+            os.close(self._status_fd)
+            self._status_fd = -1
+
+
+class _Watched:
+    """A process held by pidfd: its number cannot come to mean another one."""
+
+    def __init__(
+        self, pid: int, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None] | None
+    ) -> None:
+        self.pid = pid
+        self.gone = anyio.Event()
+        self._loop = loop
+        self._on_end = on_end
+        self._fd = os.pidfd_open(pid)
+        loop.add_reader(self._fd, self._ended)
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens when the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, number)
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the group that the process leads, or to it alone if it leads none."""
+        try:
+            signal.pidfd_send_signal(self._fd, number, None, PIDFD_SIGNAL_PROCESS_GROUP)
+        except ProcessLookupError:
+            self.signal(number)
+        except OSError:
+            # before Linux 6.9: the group cannot be named by pidfd
+            if not self.gone.is_set():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, number)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self.gone.set()
+        if self._on_end is not None:
+            self._on_end()
+
+
+def _spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command; the process and the read end of its output. Raises LaunchError."""
+    try:
+        read, write = os.pipe()
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                env=command.env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                pass_fds=command.pass_fds,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+    except OSError as reason:
+        raise LaunchError(f"cannot start {command.argv[0]}: {reason}") from reason
+    finally:
+        command.close_passed()
+    return process, read
+
+
+def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:
+    """How the kernel ended, from the exit code of the process that was started.
+
+    bubblewrap reports a kernel killed by signal n as exit code 128 + n.
+    """
+    detail = fatal_line(output) if code else ""
+    if code < 0:
+        return ExitStatus(signal=-code, detail=detail)
+    if wrapped and 128 < code <= 128 + signal.NSIG:
+        return ExitStatus(signal=code - 128, detail=detail)
+    return ExitStatus(code=code, detail=detail)
+
+
+def fatal_line(output: str) -> str:
+    """The line of the output that says most about a crash, or an empty text."""
+    marks = ("Fatal Python error", "terminate called", "free(): ", "malloc(): ", "double free")
+    lines = output.splitlines()
+    return next((line[:200] for line in lines if line.startswith(marks)), "")
+
+
+def _parent_of(pid: int) -> int:
+    """The parent of a process, 0 when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(stat.rpartition(b")")[2].split()[1])

@@ -1,0 +1,132 @@
+"""Remove and hand over file trees that hostile code has built: any depth, any link, any mode.
+
+No symlink is followed and no path grows with the depth of the tree. The calls block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BATCH = 4096
+"""Entries held in memory at a time."""
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all it holds; nothing happens when it is not there.
+
+    Folders in folders are moved up to the top before they are emptied, so that two open folders
+    are enough for any depth. Raises OSError when something cannot be removed.
+    """
+    try:
+        top = _open_folder(str(path))
+    except FileNotFoundError:
+        return
+    names = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
+    try:
+        while found := _some_entries(top):
+            for name, is_folder in found:
+                if is_folder:
+                    _flatten(name, top, names)
+                else:
+                    os.unlink(name, dir_fd=top)
+    finally:
+        os.close(top)
+    path.rmdir()
+
+
+def _flatten(folder: str, top: int, names: Iterator[str]) -> None:
+    """Remove a folder of `top` after moving the folders in it to `top`."""
+    fd = _open_folder(folder, top)
+    try:
+        while found := _some_entries(fd):
+            for name, is_folder in found:
+                if is_folder:
+                    # moving a folder rewrites its "..", which takes write permission on it
+                    _make_accessible(name, fd)
+                    os.rename(name, next(names), src_dir_fd=fd, dst_dir_fd=top)
+                else:
+                    os.unlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(folder, dir_fd=top)
+
+
+def _some_entries(fd: int) -> list[tuple[str, bool]]:
+    """A batch of a folder's entries: the name and whether it is a folder."""
+    with os.scandir(fd) as entries:
+        batch = itertools.islice(entries, _BATCH)
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in batch]
+
+
+def give_tree(path: Path, *, uid: int, gid: int) -> None:
+    """Make one owner the owner of a folder and all it holds; its own entry is changed last.
+
+    Nothing is done when the folder belongs to that owner already. Raises OSError.
+    """
+    if path.lstat().st_uid == uid:
+        return
+    fd = _open_folder(str(path))
+    try:
+        pending = [_give_entries(fd, uid, gid)]
+        while True:
+            if pending[-1]:
+                fd = _replace(fd, pending[-1].pop())
+                pending.append(_give_entries(fd, uid, gid))
+                continue
+            pending.pop()
+            if not pending:
+                break
+            fd = _replace(fd, "..")
+        os.fchown(fd, uid, gid)
+    finally:
+        os.close(fd)
+
+
+def _give_entries(fd: int, uid: int, gid: int) -> list[str]:
+    """Hand over the entries of one folder; the names of those that are folders."""
+    folders: list[str] = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            os.chown(entry.name, uid, gid, dir_fd=fd, follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+    return folders
+
+
+def _replace(fd: int, name: str) -> int:
+    """Open a neighbour of the folder `fd` and close `fd`."""
+    opened = _open_folder(name, fd)
+    os.close(fd)
+    return opened
+
+
+def _open_folder(name: str, parent: int | None = None) -> int:
+    """Open a folder for listing, whatever mode it was left with."""
+    try:
+        fd = os.open(name, _OPEN_FOLDER, dir_fd=parent)
+    except PermissionError:
+        _make_accessible(name, parent)
+        return os.open(name, _OPEN_FOLDER, dir_fd=parent)
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        with contextlib.suppress(PermissionError):
+            os.fchmod(fd, mode | stat.S_IRWXU)
+    return fd
+
+
+def _make_accessible(name: str, parent: int | None) -> None:
+    """Add the owner's rights to a folder through a handle that needs none."""
+    handle = os.open(name, os.O_PATH | _OPEN_FOLDER, dir_fd=parent)
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            Path(f"/proc/self/fd/{handle}").chmod(mode | stat.S_IRWXU)
+    finally:
+        os.close(handle)
