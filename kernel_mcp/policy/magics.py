@@ -121,22 +121,23 @@ def _without_prompts(source: Source) -> Source:
 def _cell_magics(source: Source) -> tuple[Source, list[Magic]]:
     """Take off the `%%` lines at the top; below one that is not Python nothing is left."""
     found: list[Magic] = []
+    changes: dict[int, tuple[str, int]] = {}
     for number, line in enumerate(source.lines, start=1):
-        if not line.strip():
-            continue
         match = _CELL.match(line)
         if match is None:
-            break
+            if line.strip():
+                break
+            continue
         magic = Magic("cell", match["name"], match["rest"].strip(), number, 1)
         found.append(magic)
         timed = _timed_code(magic)
         if timed is None:
-            last = len(source.lines)
-            return source.rewritten(dict.fromkeys(range(number, last + 1), ("", 0))), found
-        source = source.rewritten({number: (timed, len(line.rstrip()) - len(timed))})
+            changes.update(dict.fromkeys(range(number, len(source.lines) + 1), ("", 0)))
+            break
+        changes[number] = (timed, len(line.rstrip()) - len(timed))
         if timed:
             break
-    return source, found
+    return source.rewritten(changes), found
 
 
 def _timed_code(magic: Magic) -> str | None:
