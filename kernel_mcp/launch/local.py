@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -90,16 +89,16 @@ class LocalLauncher:
     ) -> LocalKernel:
         """Start a kernel and return it once its sockets listen.
 
-        `connection` fixes key, ports and signature; its `ip` is replaced. A start that fails or is
-        cancelled leaves no process and no file. Raises LaunchError, SandboxUnavailable.
+        `connection` is what the kernel has to listen on, for example that of a closed one; its
+        folder has to be in this launcher's run directory and not to exist. A start that fails or
+        is cancelled leaves no process and no file. Raises LaunchError, SandboxUnavailable.
         """
         async with AsyncExitStack() as undo:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
-            folder = self._runs.fresh()
+            folder = self._runs.fresh(Path(connection.ip).parent.name if connection else "")
             undo.push_async_callback(_remove, folder)
-            wanted = connection or ConnectionInfo(ip="", key=secrets.token_hex(32))
-            wanted = replace(wanted, ip=f"{folder}/k")
+            wanted = connection or ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
             if identity is not None:
                 await _hand_over(request.workspace, identity)
             channel = ReadinessChannel()

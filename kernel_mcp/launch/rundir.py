@@ -32,7 +32,7 @@ class RunDirectory:
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._kernels = private_folder(path / "k")
+        self.kernels = private_folder(path / "k")
 
     @classmethod
     def create(cls, base: Path | None = None) -> RunDirectory:
@@ -59,9 +59,9 @@ class RunDirectory:
             raise ConfigError(f"another process has locked {path}; check the disk's lock service")
         return cls(path, lock)
 
-    def fresh(self) -> Path:
-        """A new empty folder of mode 0700 for one start of one kernel."""
-        path = self._kernels / secrets.token_hex(4)
+    def fresh(self, name: str = "") -> Path:
+        """A new empty folder of mode 0700 for one start of one kernel. Raises FileExistsError."""
+        path = self.kernels / (name or secrets.token_hex(4))
         path.mkdir(mode=0o700)
         return path
 
