@@ -14,6 +14,7 @@ from typing import Any
 from kernel_mcp.markup import html_to_text
 from kernel_mcp.settings import KIB
 from kernel_mcp.terminal import clean
+from kernel_mcp.text import Cut, cut
 
 MAX_TYPES = 16
 """MIME types kept of one bundle."""
@@ -21,6 +22,8 @@ SMALL_BYTES = 8 * KIB
 """What stays in memory for good of one value."""
 
 METADATA_CHARS = 16 * KIB
+HTML_CHARS = 256 * KIB
+"""What is read of an HTML document for its words."""
 
 _EXTENSIONS = {
     "image/png": "png",
@@ -84,21 +87,20 @@ class Part:
     structured: bool = False
     problem: str = ""
 
-    def read(self, limit: int | None = None) -> str:
-        """The value as text, at most about `limit` characters of it; empty when it is not kept."""
+    def read(self) -> str:
+        """The value as text; empty when it is not kept."""
         if self.text is not None:
-            return self.text[:limit]
-        raw = self._file(None if limit is None or is_binary(self.mime) else 4 * limit)
+            return self.text
         if is_binary(self.mime):
-            return base64.b64encode(raw).decode("ascii")
-        return raw.decode("utf-8", "replace")[:limit]
+            return base64.b64encode(self._file()).decode("ascii")
+        return self._file().decode("utf-8", "replace")
 
     def data(self) -> bytes:
         """The value as the bytes of a file. Raises ValueError when it is not kept or no base64."""
         if self.text is None:
             if self.path is None:
                 raise ValueError(self.problem)
-            return self._file(None)
+            return self._file()
         if is_binary(self.mime):
             return decode_base64(self.text)
         return self.text.encode("utf-8", "replace")
@@ -108,12 +110,11 @@ class Part:
         text = self.read()
         return json.loads(text) if self.structured and text else text
 
-    def _file(self, size: int | None) -> bytes:
+    def _file(self) -> bytes:
         if self.path is None:
             return b""
         try:
-            with self.path.open("rb") as file:
-                return file.read(-1 if size is None else size)
+            return self.path.read_bytes()
         except OSError:
             return b""
 
@@ -212,27 +213,25 @@ def primary(parts: tuple[Part, ...]) -> Part | None:
     return next((part for part in parts if part.mime != "text/plain"), *parts[:1] or (None,))
 
 
-def readable(parts: tuple[Part, ...], limit: int) -> str:
-    """A bundle as text for a reader without a browser; at most about `limit` characters are read.
+def readable(parts: tuple[Part, ...], limit: int) -> Cut:
+    """A bundle as text for a reader without a browser: both ends when it is over `limit` long.
 
     Empty when only a picture stands for it.
     """
     by_type = {part.mime: part for part in parts}
     for mime in _READABLE:
-        part = by_type.get(mime)
-        if part is None:
-            continue
-        text = clean(part.read(limit))
-        if mime == "text/plain" and (_PLACEHOLDER.fullmatch(text.strip()) and len(parts) > 1):
+        text = by_type[mime].read() if mime in by_type else ""
+        if mime == "text/plain" and len(parts) > 1 and _PLACEHOLDER.fullmatch(text.strip()):
             continue
         if mime == "text/html":
-            text = html_to_text(text, limit)
+            text = html_to_text(text, HTML_CHARS)
         if text.strip():
-            return text
+            ends = cut(text, limit // 2, limit - limit // 2)
+            return Cut(clean(ends.head), clean(ends.tail), ends.omitted)
     shown = primary(parts)
     if shown is None or shown.mime in INLINE_IMAGES:
-        return ""
-    return f"[{shown.mime}, {shown.size:,} characters]"
+        return Cut("", "", 0)
+    return Cut(f"[{shown.mime}, {shown.size:,} characters]", "", 0)
 
 
 def bounded_metadata(metadata: dict[str, Any]) -> dict[str, Any]:

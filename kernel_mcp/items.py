@@ -150,7 +150,7 @@ def item_text(item: Item) -> str:
     if isinstance(item, NoteItem):
         return item.text + "\n"
     if isinstance(item, DisplayItem):
-        text = readable(item.parts, READABLE_CHARS) or "[picture]"
+        text = readable(item.parts, READABLE_CHARS).joined() or "[picture]"
     else:
         failure = item.failure
         text = clean("\n".join(failure.traceback) or f"{failure.name}: {failure.value}")
