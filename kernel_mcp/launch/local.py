@@ -11,11 +11,12 @@ import anyio
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest
-from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, KernelRequest
+from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, KernelRequest, Usage
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.trees import give_tree, remove_tree
+from kernel_mcp.launch.usage import tree_usage
 from kernel_mcp.sandbox.base import GuestPaths, Identity, Sandbox, SandboxRequest
 
 EXIT_WAIT_S = 2.0
@@ -52,6 +53,10 @@ class LocalKernel:
     def exit(self) -> ExitStatus | None:
         """How it ended, or None while it lives."""
         return self._process.exit
+
+    def usage(self) -> Usage:
+        """What it uses, children included; zeros once it has ended."""
+        return tree_usage(self._pid) if self.exit is None else Usage()
 
     def interrupt(self) -> None:
         """Send SIGINT to the kernel's process group; does nothing once it has ended."""
