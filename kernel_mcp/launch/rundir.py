@@ -20,8 +20,8 @@ from kernel_mcp.sandbox.folders import private_folder
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 60
-"""Characters a run directory may have, so that socket paths below it stay under the 107 of
+LONGEST = 90
+"""Bytes of a run directory's path, so that `k/12345678/k-1` below it fits the 107 of
 `sockaddr_un`."""
 _PREFIX = "s-"
 
@@ -42,10 +42,10 @@ class RunDirectory:
         """
         parent = _default_base() if base is None else base.absolute()
         path = parent / f"{_PREFIX}{secrets.token_hex(4)}"
-        if len(str(path)) > LONGEST:
+        if len(os.fsencode(path)) > LONGEST:
             raise ConfigError(
                 f"{parent} is too long for the kernels' sockets: choose a folder for state of at "
-                f"most {LONGEST - len(path.name) - 1} characters"
+                f"most {LONGEST - len(path.name) - 1} bytes"
             )
         try:
             private_folder(parent)

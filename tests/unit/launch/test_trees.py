@@ -1,0 +1,135 @@
+"""Removing and handing over what hostile code has built."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.launch.trees import give_tree, remove_tree
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to change owners")
+
+
+def build_deep(top: Path, depth: int) -> None:
+    """A chain of folders, made the way an attacker does: path lengths do not matter."""
+    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(depth):
+        os.mkdir("deeper", dir_fd=fd)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+        below = os.open("deeper", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_tree_3000_deep_is_removed(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    build_deep(top, 3000)
+    before = open_descriptors()
+    remove_tree(top)
+    assert not top.exists()
+    assert open_descriptors() == before
+
+
+def test_a_wide_tree_is_removed_in_batches(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    (top / "sub").mkdir(parents=True)
+    for number in range(9000):
+        (top / "sub" / str(number)).touch()
+        if number % 90 == 0:
+            (top / f"folder-{number}" / "in").mkdir(parents=True)
+    remove_tree(top)
+    assert not top.exists()
+
+
+def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("kept")
+    top = tmp_path / "top"
+    (top / "sub").mkdir(parents=True)
+    (top / "link").symlink_to(outside)
+    (top / "sub" / "link").symlink_to(outside / "precious")
+    (top / "dangling").symlink_to("nowhere")
+    os.mkfifo(top / "fifo")
+    remove_tree(top)
+    assert not top.exists()
+    assert (outside / "precious").read_text() == "kept"
+
+
+def test_a_link_in_the_place_of_the_tree_is_refused(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(outside)
+    with pytest.raises(OSError, match="link"):
+        remove_tree(link)
+    assert outside.exists()
+
+
+def test_folders_without_rights_are_removed(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    (top / "a" / "b" / "c").mkdir(parents=True)
+    for folder in (top / "a" / "b" / "c", top / "a" / "b", top / "a"):
+        folder.chmod(0)
+    remove_tree(top)
+    assert not top.exists()
+
+
+def test_a_tree_that_is_not_there_is_nothing_to_remove(tmp_path: Path) -> None:
+    remove_tree(tmp_path / "none")
+
+
+@AS_ROOT
+def test_a_deep_tree_changes_its_owner_to_the_last_file(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    build_deep(top, 1500)
+    (top / "wide").mkdir()
+    (top / "wide" / "file").touch()
+    before = open_descriptors()
+    give_tree(top, uid=4321, gid=4321)
+    assert open_descriptors() == before
+    assert top.stat().st_uid == top.stat().st_gid == 4321
+    assert (top / "wide" / "file").stat().st_uid == 4321
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(1500):
+        below = os.open("deeper", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+        assert os.fstat(fd).st_uid == 4321
+    os.close(fd)
+    remove_tree(top)
+
+
+@AS_ROOT
+def test_links_change_owner_and_their_targets_do_not(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    top = tmp_path / "top"
+    top.mkdir()
+    (top / "folder").symlink_to(outside)
+    (top / "file").symlink_to(outside / "file")
+    give_tree(top, uid=4321, gid=4321)
+    assert (top / "file").lstat().st_uid == 4321
+    assert outside.stat().st_uid == (outside / "file").stat().st_uid == os.geteuid()
+
+
+@AS_ROOT
+def test_set_user_id_bits_do_not_survive_a_change_of_owner(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    program = top / "program"
+    program.touch()
+    program.chmod(0o4755)
+    give_tree(top, uid=4321, gid=4321)
+    assert not program.stat().st_mode & stat.S_ISUID
