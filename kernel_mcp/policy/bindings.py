@@ -17,6 +17,10 @@ class Bindings:
     modules: dict[str, str]
     bound: frozenset[str]
 
+    def defines(self, name: str) -> bool:
+        """Whether the cell gives the name a meaning of its own anywhere."""
+        return name in self.bound or name in self.modules
+
     @classmethod
     def of(cls, tree: ast.Module) -> Bindings:
         """Read them off a tree, following plain assignments such as `p = pathlib`."""

@@ -25,7 +25,7 @@ _ASSIGNED = re.compile(r"[ \t]*(?:(?P<shell>!)|%(?=[^\W\d]))")
 _CELL = re.compile(r"%%(?P<name>\w+)[ \t]*(?P<rest>.*)$")
 _AUTOMAGIC = re.compile(
     r"(?P<name>pip3?|conda|mamba|uv|cd|ls|ll|cat|cp|mv|rm|mkdir|rmdir|pwd|env|run|load|load_ext"
-    r"|matplotlib|config|time|timeit|who|whos|history|less|more|man)[ \t]+(?P<rest>[^\s=(.].*)$"
+    r"|matplotlib|config|time|timeit|who|whos|history|less|more|man)[ \t]+(?P<rest>[^\s=(\[].*)$"
 )
 _TIMED = re.compile(r"(?:-\w+(?:[ \t]*\d+)?[ \t]+|--[\w-]+[ \t]+)*(?P<code>.*)$")
 _CLASSIC_PROMPT = re.compile(r"\s*(?:>>>|\.\.\.)[ \t]?")

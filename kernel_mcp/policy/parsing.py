@@ -92,6 +92,8 @@ def _syntax(source: Source, error: SyntaxError, python: str, *, in_bytes: bool) 
 def _remarks(source: Source, caught: list[warnings.WarningMessage]) -> tuple[Diagnostic, ...]:
     seen: dict[tuple[int, str], Diagnostic] = {}
     for warning in caught:
+        if warning.filename != FILE_NAME:
+            continue
         text = f"{warning.category.__name__}: {warning.message}"
         seen.setdefault(
             (warning.lineno, text),

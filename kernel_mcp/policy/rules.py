@@ -137,7 +137,7 @@ class _Walk:
             self._refuse_builtin(node, "write an import statement instead")
         elif name in _INSIDES:
             self._refuse_inside(name, node, node.col_offset)
-        elif name in self.policy.deny_builtins and name not in self.bindings.bound:
+        elif name in self.policy.deny_builtins and not self.bindings.defines(name):
             self._refuse_builtin(node, "")
 
     def _call(self, node: ast.Call) -> Iterator[ast.AST]:

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+
+from kernel_mcp.policy import Policy, check
+from kernel_mcp.policy.source import MAX_CHAIN, MAX_CODE, Source, deepest_chain, guard
+
+POLICY = Policy.for_allow([])
+
+
+def test_code_over_the_limit_is_refused_with_its_size_and_a_way_out() -> None:
+    report = check("x" * 5_000_000, POLICY)
+    assert not report.valid
+    (only,) = report.refusals
+    assert only.kind == "size"
+    assert "5,000,000" in only.message
+    assert "write_file" in only.message
+
+
+def test_code_at_the_limit_is_read() -> None:
+    assert check("#" * MAX_CODE, POLICY).valid
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "column"),
+    [("\0", 1, 1), ("x = 1\ny = '\0'", 2, 6), ("a\r\nb\ud800", 2, 2), ("a\rb\udfff", 2, 2)],
+)
+def test_unusable_characters_are_refused_at_their_place(code: str, line: int, column: int) -> None:
+    (only,) = check(code, POLICY).diagnostics
+    assert (only.kind, only.line, only.column) == ("encoding", line, column)
+
+
+def test_what_is_shown_of_the_source_can_always_be_sent() -> None:
+    (only,) = check("x = '\0\ud800\x1b'", POLICY).diagnostics
+    only.source_line.encode()
+    assert "\0" not in only.render()
+    assert "\x1b" not in only.render()
+
+
+def test_a_character_that_only_some_languages_take_for_a_line_end_does_not_shift_lines() -> None:
+    report = check("x = 'a\u2028b\x0cc'\nimport os", POLICY)
+    assert report.refusals[0].line == 2
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_every_line_ending_counts_the_same(ending: str) -> None:
+    (refusal,) = check(ending.join(["x = 1", "y = 2", "import os"]), POLICY).refusals
+    assert (refusal.line, refusal.column, refusal.source_line) == (3, 8, "import os")
+
+
+def test_places_outside_the_source_are_brought_inside() -> None:
+    found = Source.of("ab").diagnostic("syntax", "error", "text", 99, 99)
+    assert (found.line, found.column) == (1, 3)
+    found = Source.of("ab").diagnostic("syntax", "error", "text", None, None)
+    assert (found.line, found.column) == (1, 1)
+
+
+def test_columns_count_characters_not_bytes() -> None:
+    (refusal,) = check("ü = '🎉'; import os", POLICY).refusals
+    assert refusal.column == 17
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "a" + ".b" * 50_000,
+        "f" + "()" * 50_000,
+        "a" + "[0]" * 50_000,
+        "+".join(["1"] * 50_000),
+        "-" * 50_000 + "1",
+        "(" * 50_000 + ")" * 50_000,
+        "(" + "\n+".join(["1"] * 50_000) + ")",
+        "\\\n+".join(["1"] * 50_000),
+        "a = " * 50_000 + "1",
+    ],
+)
+def test_an_expression_that_could_crash_a_parser_is_refused_unparsed(expression: str) -> None:
+    report = check(expression, POLICY)
+    assert [item.kind for item in report.refusals] == ["depth"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "not " * 20_000 + "1",
+        "lambda: " * 20_000 + "1",
+        "1 if a else " * 10_000 + "1",
+        "await " * 20_000 + "a",
+        "".join(" " * depth + "if a:\n" for depth in range(200)) + " " * 200 + "pass",
+    ],
+)
+def test_nesting_that_the_parser_itself_gives_up_on_is_an_error_and_no_exception(
+    code: str,
+) -> None:
+    assert not check(code, POLICY).valid
+
+
+def test_long_flat_code_is_not_deep() -> None:
+    numbers = "[" + "-1.5, " * 20_000 + "]"
+    table = "{\n" + "".join(f"  'k{n}': (a.b + {n}),\n" for n in range(8000)) + "}"
+    lines = "x = a.b(1) + 2\n" * 15_000
+    for code in (numbers, table, lines):
+        assert deepest_chain(code)[0] < 100
+        assert check(code, POLICY).valid
+
+
+def test_operators_inside_strings_and_comments_are_not_depth() -> None:
+    code = f"x = '{'+' * 20_000}'  # {'.' * 20_000}\ny = '''{'(' * 20_000}'''"
+    assert deepest_chain(code)[0] < 10
+
+
+def test_short_code_is_never_called_deep() -> None:
+    assert deepest_chain("a" + ".b" * 10)[0] < MAX_CHAIN
+
+
+def test_the_guard_has_nothing_to_say_about_ordinary_text() -> None:
+    code = "print('hällo 🎉')\n\tx\r\n"
+    assert guard(Source.of(code), code) is None
