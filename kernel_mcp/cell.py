@@ -63,6 +63,7 @@ class Cell:
         self.error: Exception | None = None
         self.finished = anyio.Event()
         self.notices: list[str] = []
+        self.told = False
         self.reported = Position()
         self._stop: StopReason | None = None
         self._scope: anyio.CancelScope | None = None

@@ -12,7 +12,8 @@ import zmq
 from kernel_mcp.channels import Channel, Channels
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.events import Event, Failure
-from kernel_mcp.launch.base import ExitStatus, KernelHandle
+from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, KernelHandle
+from kernel_mcp.policy import Policy
 from kernel_mcp.wire import Message, WireError, event_from, failure_from
 
 Sink: TypeAlias = Callable[[Event], None]
@@ -59,8 +60,17 @@ class Kernel:
     `watch` has to run as a task for as long as the kernel is used: it notices the death.
     """
 
-    def __init__(self, handle: KernelHandle, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self,
+        handle: KernelHandle,
+        *,
+        environment: KernelEnvironment,
+        policy: Policy,
+        context: zmq.Context[zmq.Socket[bytes]],
+    ) -> None:
         self.handle = handle
+        self.environment = environment
+        self.policy = policy
         self.dead = anyio.Event()
         self._run: Run | None = None
         self._stray: Sink | None = None

@@ -1,0 +1,87 @@
+"""From a session's demand to a live kernel: environment, policy, launch, channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import zmq
+
+from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
+from kernel_mcp.kernel import Kernel
+from kernel_mcp.launch.base import KernelEnvironment, KernelRequest, Launcher
+from kernel_mcp.policy import Policy
+from kernel_mcp.session import Demand
+from kernel_mcp.settings import Settings
+
+
+class KernelFactory:
+    """The one implementation of `KernelSource`: builds what is missing, then launches."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        policy: Policy,
+        environments: EnvironmentStore,
+        launcher: Launcher,
+        context: zmq.Context[zmq.Socket[bytes]],
+    ) -> None:
+        self._settings = settings
+        self._policy = policy
+        self._environments = environments
+        self._launcher = launcher
+        self._context = context
+        self._built: dict[EnvironmentSpec, KernelEnvironment] = {}
+
+    async def environment(
+        self, demand: Demand, tell: Callable[[str], None]
+    ) -> tuple[KernelEnvironment, Policy]:
+        """The environment a demand asks for, built if need be, and the policy that fits it.
+
+        Raises EnvironmentBuildError.
+        """
+        spec = self._spec(demand)
+
+        async def progress(text: str) -> None:
+            tell(text)
+
+        environment = await self._environments.ensure(spec, progress)
+        self._built[spec] = environment
+        return environment, self._policy.with_modules(import_names(environment, spec))
+
+    def policy(self, demand: Demand) -> Policy:
+        """What a demand's code may import, without waiting for an environment to be built."""
+        spec = self._spec(demand)
+        environment = self._built.get(spec)
+        if environment is None:
+            return self._policy.with_modules(spec.packages)
+        return self._policy.with_modules(import_names(environment, spec))
+
+    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+        """Start a kernel for `demand`. Raises EnvironmentBuildError, LaunchError."""
+        environment, policy = await self.environment(demand, tell)
+        handle = await self._launcher.launch(
+            KernelRequest(
+                session=demand.session,
+                environment=environment,
+                policy=policy,
+                limits=self._settings.limits,
+                workspace=demand.workspace,
+            )
+        )
+        kernel = Kernel(handle, environment=environment, policy=policy, context=self._context)
+        try:
+            await kernel.ready(self._settings.start_timeout_s)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await kernel.aclose()
+            raise
+        return kernel
+
+    def _spec(self, demand: Demand) -> EnvironmentSpec:
+        return EnvironmentSpec.for_allow(
+            self._settings.allow,
+            python=demand.python or self._settings.python,
+            packages=demand.packages,
+        )

@@ -1,0 +1,32 @@
+"""What the server tells a model about itself when a client connects; cut near 2 KB by clients."""
+
+from __future__ import annotations
+
+from kernel_mcp.sandbox.base import SandboxReport
+from kernel_mcp.settings import Settings
+
+SHOWN_NAMES = 30
+
+TEXT = """\
+A notebook for Python: execute runs a cell in a persistent IPython kernel, and variables, imports \
+and functions stay for the next call. Work in small steps, as in a notebook; the last expression \
+of a cell is shown and plots come back as pictures.
+Leave `session` empty to use the default session. Cells of one session run in order; \
+create_session gives a second, separate notebook.
+Long cells: execute answers `running` and the cell goes on; call wait for more, interrupt to stop \
+it. An answer that says `killed` means that the variables are lost.
+Imports: {allowed} (info lists all). Other imports are refused.
+Files: code works in its workspace folder; write_file and read_file move files in and out. There \
+is no network."""
+
+
+def instructions(settings: Settings, sandbox: SandboxReport) -> str:
+    """The instructions for the model: how to work, what is allowed, how far the boundary goes."""
+    added = ", ".join(settings.allow[:SHOWN_NAMES])
+    allowed = f"the standard library for computing{', ' if added else ''}{added}"
+    if "*" in settings.allow:
+        allowed = "every module"
+    text = TEXT.format(allowed=allowed)
+    if sandbox.gaps:
+        text += f"\nSandbox {sandbox.backend}; not enforced: {'; '.join(sandbox.gaps)}."
+    return text

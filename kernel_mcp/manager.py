@@ -1,0 +1,165 @@
+"""All sessions of a server: who owns which, how many there may be, and where their files lie."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+from kernel_mcp.errors import InputError, SessionLimitReached, SessionNotFound
+from kernel_mcp.session import Clock, Demand, KernelSource, Session
+from kernel_mcp.settings import Settings
+from kernel_mcp.workspace import Workspace
+
+CLOSE_TIMEOUT_S = 2.0
+MAX_NAME_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is calling: the owner of sessions, and where their default session is looked up.
+
+    `default` is empty when this caller has no default session, as over HTTP without a session id.
+    """
+
+    principal: str = "local"
+    default: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where sessions keep files: `workspaces` for the kernels', `records` for the server's own.
+
+    Workspaces outlive their sessions only when `keep` is set.
+    """
+
+    workspaces: Path
+    records: Path
+    keep: bool
+
+
+class SessionManager:
+    """Creates, finds and closes sessions. Run inside `async with`; leaving closes all of them."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        source: KernelSource,
+        folders: Folders,
+        workspace: Callable[[Path], Workspace],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._folders = folders
+        self._workspace = workspace
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}
+        self._defaults: dict[tuple[str, str], str] = {}
+        self._default_lock = anyio.Lock()
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    async def __aenter__(self) -> SessionManager:
+        self._tasks = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        for session in self._sessions.values():
+            session.close()
+        assert self._tasks is not None
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(CLOSE_TIMEOUT_S):
+                for session in self.sessions:
+                    await session.ended.wait()
+            self._tasks.cancel_scope.cancel()
+            await self._tasks.__aexit__(None, None, None)
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Every open session, oldest first."""
+        return list(self._sessions.values())
+
+    def owned_by(self, caller: Caller) -> list[Session]:
+        """The caller's own sessions, oldest first."""
+        return [s for s in self._sessions.values() if s.owner == caller.principal]
+
+    async def create(
+        self, caller: Caller, *, name: str = "", packages: tuple[str, ...] = (), python: str = ""
+    ) -> Session:
+        """Open a session. Raises SessionLimitReached, InputError."""
+        if len(name) > MAX_NAME_CHARS:
+            raise InputError(f"The name has more than {MAX_NAME_CHARS} characters: choose another.")
+        if len(self._sessions) >= self._settings.max_sessions:
+            raise SessionLimitReached(
+                f"All {self._settings.max_sessions} sessions of this server are in use "
+                "(--max-sessions). Close one with close_session; list_sessions shows them."
+            )
+        handle = "s-" + secrets.token_urlsafe(9)
+        folder = self._folders.workspaces / handle
+        records = self._folders.records / handle
+        demand = Demand(handle, folder, python, packages)
+        for path in (folder, records):
+            path.mkdir(mode=0o700, parents=True)
+        session = Session(
+            demand=demand,
+            owner=caller.principal,
+            name=name,
+            workspace=self._workspace(folder),
+            cells_dir=records,
+            source=self._source,
+            grace_s=self._settings.grace_s,
+            cpu_s=self._settings.limits.cpu_seconds,
+            clock=self._clock,
+        )
+        self._sessions[handle] = session
+        assert self._tasks is not None
+        await self._tasks.start(self._serve, session)
+        return session
+
+    async def resolve(self, caller: Caller, handle: str) -> Session:
+        """The session behind a handle; `""` is the caller's default, made when there is none.
+
+        Raises SessionNotFound with one text for unknown, foreign and expired handles.
+        """
+        if handle:
+            session = self._sessions.get(handle)
+            if session is None or session.owner != caller.principal:
+                raise SessionNotFound(
+                    f"There is no session {handle[:60]!r}: it was never yours, was closed, or has "
+                    "expired. Open one with create_session, or leave `session` empty for the "
+                    "default session; variables of an expired session are gone."
+                )
+            return session
+        key = (caller.principal, caller.default)
+        async with self._default_lock:
+            session = self._sessions.get(self._defaults.get(key, ""))
+            if session is None:
+                session = await self.create(caller)
+                if caller.default:
+                    self._defaults[key] = session.handle
+        return session
+
+    async def close(self, session: Session) -> None:
+        """End a session with its kernel and, unless they are kept, its files."""
+        session.close()
+        with anyio.move_on_after(CLOSE_TIMEOUT_S):
+            await session.ended.wait()
+
+    async def _serve(self, session: Session, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        try:
+            await session.serve(task_status=task_status)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._remove_files, session)
+            del self._sessions[session.handle]
+            session.ended.set()
+
+    def _remove_files(self, session: Session) -> None:
+        if not self._folders.keep:
+            session.workspace.remove()
+        self._workspace(self._folders.records / session.handle).remove()

@@ -1,0 +1,148 @@
+"""Structured tool results. Some clients show only these, so each holds every word a model needs."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class SessionHandle(BaseModel):
+    """A session that can be used from now on."""
+
+    session: str = Field(description="Handle to pass as `session` in other tools")
+    name: str
+    note: str
+
+
+class SessionState(BaseModel):
+    """One session as `list_sessions` shows it. Times are seconds."""
+
+    session: str
+    name: str
+    state: str = Field(description="new, idle, busy or hibernated")
+    age_s: float
+    idle_s: float
+    memory_mb: float
+    python: str
+    cells: int
+    queued: int
+    running_cell: int | None = Field(description="Number of the running cell")
+    running_s: float | None = Field(description="How long it has been running")
+    last_cell: str = Field(description="First line and status of the last cell")
+
+
+class SessionList(BaseModel):
+    """The caller's sessions, oldest first."""
+
+    sessions: list[SessionState]
+    limit: int
+
+
+class Closed(BaseModel):
+    """A session that has ended."""
+
+    session: str
+    note: str
+
+
+class DiagnosticModel(BaseModel):
+    """One finding of `check_syntax`; lines and columns count from 1."""
+
+    severity: str
+    kind: str
+    message: str
+    line: int
+    column: int
+    source_line: str
+
+
+class ImportModel(BaseModel):
+    """One module the code imports."""
+
+    name: str
+    line: int
+    allowed: bool
+
+
+class SyntaxReport(BaseModel):
+    """What `check_syntax` found. `valid` is False when `execute` would refuse the code."""
+
+    session: str
+    valid: bool
+    diagnostics: list[DiagnosticModel]
+    imports: list[ImportModel]
+    summary: str
+
+
+class FileEntry(BaseModel):
+    """One file or folder of a workspace. Size in bytes, modification time in ISO 8601."""
+
+    path: str
+    kind: str
+    size: int
+    modified: str
+
+
+class FileList(BaseModel):
+    """A folder of the workspace."""
+
+    session: str
+    path: str
+    entries: list[FileEntry]
+    omitted: int = 0
+
+
+class Written(BaseModel):
+    """A file that was written."""
+
+    session: str
+    path: str
+    size: int
+    note: str
+
+
+class LimitsModel(BaseModel):
+    """What one kernel may use; 0 means no limit."""
+
+    memory_mb: int
+    cpu_s: float
+    processes: int
+    disk_mb: int
+    cell_timeout_s: float
+    max_sessions: int
+    idle_timeout_s: float
+
+
+class ServerInfo(BaseModel):
+    """The server and the session's kernel environment."""
+
+    session: str
+    server_version: str
+    python: str
+    platform: str
+    packages: list[str]
+    allowed_imports: list[str] = Field(description="['*'] when every import is allowed")
+    sandbox: str
+    sandbox_enforces: list[str]
+    sandbox_gaps: list[str]
+    limits: LimitsModel
+    workspace: str = Field(description="The kernel's working folder, as code sees it")
+
+
+class Variable(BaseModel):
+    """One variable of the session. Size in bytes where the object tells it."""
+
+    name: str
+    type: str
+    shape: list[int] | None = None
+    length: int | None = None
+    size: int | None = None
+    preview: str = ""
+
+
+class VariableList(BaseModel):
+    """The session's variables by name."""
+
+    session: str
+    variables: list[Variable]
+    omitted: int
+    note: str = ""

@@ -1,0 +1,144 @@
+"""Composition root: builds every part, serves, and sees that nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import zmq
+
+from kernel_mcp import __version__
+from kernel_mcp.desk import Desk
+from kernel_mcp.environments import EnvironmentStore
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.factory import KernelFactory
+from kernel_mcp.instructions import instructions
+from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.manager import Folders, SessionManager
+from kernel_mcp.policy import Policy
+from kernel_mcp.reaper import Reaper
+from kernel_mcp.resources import Library, ResourceServer
+from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.select import select_sandbox
+from kernel_mcp.settings import Settings
+from kernel_mcp.stdio import stdio_streams
+from kernel_mcp.tools import register
+from kernel_mcp.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_S = 2.5
+"""Clients send SIGKILL some seconds after SIGTERM: be gone before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a running server consists of."""
+
+    settings: Settings
+    sandbox: Sandbox
+    manager: SessionManager
+    desk: Desk
+
+
+@asynccontextmanager
+async def parts(settings: Settings) -> AsyncIterator[Parts]:
+    """Build all parts and take them down again in order. Raises KernelMcpError."""
+    sandbox = await anyio.to_thread.run_sync(select_sandbox, settings.sandbox)
+    policy = Policy.for_allow(settings.allow)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        with RunDirectory.create(settings.state_dir) as run:
+            launcher = LocalLauncher(sandbox, run, start_timeout_s=settings.start_timeout_s)
+            factory = KernelFactory(
+                settings=settings,
+                policy=policy,
+                environments=EnvironmentStore(settings.cache_dir),
+                launcher=launcher,
+                context=context,
+            )
+            folders = Folders(
+                workspaces=settings.workspace or run.path / "w",
+                records=run.path / "r",
+                keep=settings.workspace is not None,
+            )
+            manager = SessionManager(
+                settings=settings,
+                source=factory,
+                folders=folders,
+                workspace=Workspace,
+                clock=time.monotonic,
+            )
+            try:
+                async with manager, anyio.create_task_group() as tasks:
+                    reaper = Reaper(manager, settings.idle_timeout_s, time.monotonic)
+                    tasks.start_soon(reaper.run)
+                    desk = Desk(
+                        settings=settings,
+                        manager=manager,
+                        factory=factory,
+                        sandbox=sandbox,
+                        clock=time.monotonic,
+                    )
+                    yield Parts(settings, sandbox, manager, desk)
+                    tasks.cancel_scope.cancel()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await launcher.aclose()
+    finally:
+        context.destroy(linger=0)
+
+
+def build_mcp(built: Parts) -> ResourceServer:
+    """The MCP server with all tools and resources of these parts."""
+    mcp = ResourceServer(
+        "kernel-mcp",
+        library=Library(built.manager),
+        title="kernel-mcp",
+        version=__version__,
+        instructions=instructions(built.settings, built.sandbox.report()),
+        log_level="WARNING",
+    )
+    register(mcp, built.desk, built.settings)
+    return mcp
+
+
+async def run_stdio(settings: Settings) -> None:
+    """Serve one client on stdin and stdout until it closes them or a signal arrives."""
+    async with parts(settings) as built:
+        mcp = build_mcp(built)
+        async with anyio.create_task_group() as tasks, stdio_streams() as (read, write):
+            tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
+            lowlevel = mcp._lowlevel_server
+            await lowlevel.run(read, write, lowlevel.create_initialization_options())
+            tasks.cancel_scope.cancel()
+
+
+async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            logger.info("stopping on %s", signal.Signals(number).name)
+            signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_S)
+            scope.cancel()
+
+
+def serve(settings: Settings) -> int:
+    """Run the server until it is told to stop; the process's exit code."""
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        anyio.run(run_stdio, settings)
+    except KernelMcpError as error:
+        print(f"kernel-mcp: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,224 @@
+"""The MCP tools: thin, typed, documented for a model.
+
+Tool names and arguments are the public contract of the server; what they do is in `desk`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import CallToolResult, ToolAnnotations
+from pydantic import Field
+
+from kernel_mcp.desk import Desk
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.manager import Caller
+from kernel_mcp.models import (
+    Closed,
+    FileList,
+    ServerInfo,
+    SessionHandle,
+    SessionList,
+    SyntaxReport,
+    VariableList,
+    Written,
+)
+from kernel_mcp.session import Report
+from kernel_mcp.settings import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+AnyContext = Context[Any, Any]
+
+SessionArg = Annotated[str, Field(description="Session handle; empty for the default session")]
+CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
+PathArg = Annotated[str, Field(description="Path in the workspace, such as data/sales.csv")]
+WaitArg = Annotated[float, Field(description="Seconds to wait before answering `running`")]
+
+READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
+ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
+
+
+def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
+    """Add every tool to `mcp`."""
+
+    @mcp.tool(annotations=CHANGES, meta=ALWAYS_LOADED, structured_output=False)
+    @_readable
+    async def execute(
+        code: CodeArg,
+        ctx: AnyContext,
+        session: SessionArg = "",
+        timeout: Annotated[
+            float, Field(description="Hard limit of the cell in seconds; it is interrupted then")
+        ] = settings.timeout_s,
+        wait: WaitArg = settings.wait_s,
+    ) -> CallToolResult:
+        """Run Python code in a persistent notebook session and return its output.
+
+        Variables, imports and functions stay for the next call. The value of the last expression
+        is shown, plots come back as pictures. If the cell takes longer than `wait` seconds the
+        answer has status `running` and the cell goes on: call `wait` to follow it, `interrupt` to
+        stop it. Every answer says so when variables were lost.
+        """
+        return await desk.execute(
+            _caller(ctx), session, code, timeout_s=timeout, wait_s=wait, report=_reporter(ctx)
+        )
+
+    @mcp.tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
+    @_readable
+    async def wait(
+        ctx: AnyContext, session: SessionArg = "", wait: WaitArg = settings.wait_s
+    ) -> CallToolResult:
+        """Follow a running or queued cell: return the output since the last answer.
+
+        Answers as soon as the cell ends, at the latest after `wait` seconds. Giving up on this
+        call does not stop the cell.
+        """
+        return await desk.wait(_caller(ctx), session, wait_s=wait, report=_reporter(ctx))
+
+    @mcp.tool(annotations=CHANGES, structured_output=False)
+    @_readable
+    async def interrupt(ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
+        """Stop the running cell (KeyboardInterrupt) and return what it had printed.
+
+        Variables are kept. Code that does not react is killed with its kernel after a short
+        grace; the answer then says that variables are lost.
+        """
+        return await desk.interrupt(_caller(ctx), session)
+
+    @mcp.tool(annotations=READS)
+    @_readable
+    async def check_syntax(
+        code: CodeArg, ctx: AnyContext, session: SessionArg = ""
+    ) -> SyntaxReport:
+        """Check code without running it: syntax errors, imports the policy refuses, unknown names.
+
+        Every finding has its position and source line.
+        """
+        return await desk.check_syntax(_caller(ctx), session, code)
+
+    @mcp.tool(annotations=DESTROYS, structured_output=False)
+    @_readable
+    async def reset(
+        ctx: AnyContext,
+        session: SessionArg = "",
+        packages: Annotated[bool, Field(description="Also drop the installed packages")] = False,
+        files: Annotated[bool, Field(description="Also empty the workspace")] = False,
+    ) -> CallToolResult:
+        """Replace the session's kernel by a fresh one; all variables are lost."""
+        return await desk.reset(_caller(ctx), session, packages=packages, files=files)
+
+    @mcp.tool(annotations=CHANGES)
+    @_readable
+    async def create_session(
+        ctx: AnyContext,
+        name: Annotated[str, Field(description="A label for people")] = "",
+        packages: Annotated[
+            list[str], Field(description="Further packages (PEP 508) for its environment")
+        ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        python: Annotated[str, Field(description="Python version, such as 3.12")] = "",
+    ) -> SessionHandle:
+        """Open a further session with its own kernel, variables and workspace.
+
+        Not needed for ordinary work: tools called without `session` share a default session.
+        """
+        return await desk.create_session(_caller(ctx), name=name, packages=packages, python=python)
+
+    @mcp.tool(annotations=READS)
+    @_readable
+    async def list_sessions(ctx: AnyContext) -> SessionList:
+        """List your sessions: state, what runs and for how long, idle time, memory."""
+        return desk.list_sessions(_caller(ctx))
+
+    @mcp.tool(annotations=DESTROYS)
+    @_readable
+    async def close_session(ctx: AnyContext, session: SessionArg = "") -> Closed:
+        """End a session: its kernel, its variables and its files."""
+        return await desk.close_session(_caller(ctx), session)
+
+    @mcp.tool(annotations=READS)
+    @_readable
+    async def list_variables(ctx: AnyContext, session: SessionArg = "") -> VariableList:
+        """List the session's variables with type, shape or length, size and a short preview.
+
+        Works while a cell is running.
+        """
+        return await desk.list_variables(_caller(ctx), session)
+
+    @mcp.tool(annotations=READS)
+    @_readable
+    async def list_files(
+        ctx: AnyContext, session: SessionArg = "", path: PathArg = "."
+    ) -> FileList:
+        """List a folder of the session's workspace."""
+        return await desk.list_files(_caller(ctx), session, path)
+
+    @mcp.tool(annotations=READS, structured_output=False)
+    @_readable
+    async def read_file(
+        path: PathArg,
+        ctx: AnyContext,
+        session: SessionArg = "",
+        offset: Annotated[int, Field(description="First line to return, from 0")] = 0,
+        limit: Annotated[int, Field(description="Number of lines; 0 for as many as fit")] = 0,
+    ) -> CallToolResult:
+        """Read a file from the workspace: text by lines, images as images, other files as base64.
+
+        `kernel://SESSION/cells/N` reads the whole output of cell N in the same way.
+        """
+        return await desk.read_file(_caller(ctx), session, path, offset=offset, limit=limit)
+
+    @mcp.tool(annotations=CHANGES)
+    @_readable
+    async def write_file(
+        path: PathArg,
+        content: Annotated[str, Field(description="The content, in the given encoding")],
+        ctx: AnyContext,
+        session: SessionArg = "",
+        encoding: Annotated[str, Field(description="utf-8 or base64")] = "utf-8",
+    ) -> Written:
+        """Write a file into the workspace, where code finds it under the same path."""
+        return await desk.write_file(_caller(ctx), session, path, content, encoding)
+
+    @mcp.tool(annotations=READS)
+    @_readable
+    async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
+        """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
+        return await desk.info(_caller(ctx), session)
+
+
+def _caller(ctx: AnyContext) -> Caller:
+    """Who calls: on stdio one process is one client."""
+    return Caller()
+
+
+def _reporter(ctx: AnyContext) -> Report:
+    """Sends progress messages with a rising counter; does nothing unless the client asked."""
+    count = 0
+
+    async def report(text: str) -> None:
+        nonlocal count
+        count += 1
+        await ctx.report_progress(count, message=text)
+
+    return report
+
+
+def _readable(tool: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    """Hand the text of our own errors to the model unchanged."""
+
+    @functools.wraps(tool)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await tool(*args, **kwargs)
+        except KernelMcpError as error:
+            raise ToolError(str(error)) from error
+
+    return call

@@ -1,0 +1,113 @@
+"""A notebook client for tests: the real server as a subprocess, driven by the SDK's own client."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mcp_types as types
+from mcp import StdioServerParameters
+from mcp.client import Client
+
+ERAS = ("legacy", "auto")
+"""Client modes: the handshake era and, by discovery, the newest one."""
+
+Progress = Callable[[float, float | None, str | None], Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A tool result in the parts that tests look at."""
+
+    result: types.CallToolResult
+
+    @property
+    def text(self) -> str:
+        return "\n".join(
+            block.text for block in self.result.content if isinstance(block, types.TextContent)
+        )
+
+    @property
+    def images(self) -> list[types.ImageContent]:
+        return [block for block in self.result.content if isinstance(block, types.ImageContent)]
+
+    @property
+    def links(self) -> list[types.ResourceLink]:
+        return [block for block in self.result.content if isinstance(block, types.ResourceLink)]
+
+    @property
+    def cell(self) -> dict[str, Any]:
+        """The machine-readable outcome."""
+        meta = self.result.meta or {}
+        found = meta["kernel-mcp/cell"]
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def status(self) -> str:
+        return str(self.cell["status"])
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The structured content."""
+        assert isinstance(self.result.structured_content, dict)
+        return self.result.structured_content
+
+    @property
+    def failed(self) -> bool:
+        return self.result.is_error
+
+
+class Agent:
+    """Calls tools by name and wraps their results."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def call(
+        self, tool: str, *, on_progress: Progress | None = None, **arguments: Any
+    ) -> Answer:
+        async def progress(value: float, total: float | None, message: str | None) -> None:
+            if on_progress is not None:
+                on_progress(value, total, message)
+
+        return Answer(
+            await self.client.call_tool(
+                tool, arguments, progress_callback=progress if on_progress else None
+            )
+        )
+
+    async def run(self, code: str, **arguments: Any) -> Answer:
+        """`execute`, expecting that the call itself succeeds."""
+        answer = await self.call("execute", code=code, **arguments)
+        assert not answer.failed, answer.text
+        return answer
+
+    async def refused(self, tool: str, **arguments: Any) -> str:
+        """The text of a call that must end in a tool error."""
+        answer = await self.call(tool, **arguments)
+        assert answer.failed, answer.text
+        return answer.text
+
+
+def command(*flags: str, env: dict[str, str] | None = None) -> StdioServerParameters:
+    """How the server is started; the environment cache of the user running the tests is used."""
+    inherited = {key: value for key, value in os.environ.items() if key.startswith(("UV_", "XDG_"))}
+    return StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "kernel_mcp", *flags],
+        env={**inherited, **(env or {})},
+        cwd=Path(__file__).parents[2],
+    )
+
+
+@asynccontextmanager
+async def agent(*flags: str, era: str = "auto") -> AsyncIterator[Agent]:
+    """A client of a fresh server with these flags."""
+    async with Client(command(*flags), mode=era) as client:
+        yield Agent(client)

@@ -1,0 +1,64 @@
+"""Calls that cannot be served: a clear tool error, and the session is unharmed."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from tests.integration.agent import ERAS, agent
+
+pytestmark = [pytest.mark.anyio]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_bad_input_gets_a_clear_error_and_loses_nothing(era: str) -> None:
+    async with agent(era=era) as notebook:
+        await notebook.run("x = 1; open('latin.txt', 'wb').write(b'caf\\xe9')")
+        assert "create_session" in await notebook.refused("execute", code="1", session="s-nope")
+        assert "empty" in await notebook.refused("execute", code="  \n")
+        assert "1,000,000" in await notebook.refused("execute", code="x" * 5_000_000)
+        assert "timeout" in await notebook.refused("execute", code="1", timeout=-1)
+        assert "wait" in await notebook.refused("execute", code="1", wait=-1)
+        assert "outside" in await notebook.refused("read_file", path="../../etc/passwd")
+        assert "outside" in await notebook.refused("write_file", path="/etc/x", content="y")
+        assert await notebook.refused("read_file", path="missing.txt")
+        assert "base64" in await notebook.refused(
+            "write_file", path="a.bin", content="not base64!", encoding="base64"
+        )
+        assert "utf-8" in await notebook.refused(
+            "write_file", path="a", content="b", encoding="utf-7"
+        )
+        assert await notebook.refused("execute")
+        assert (await notebook.run("x")).text == "1"
+
+
+async def test_a_binary_write_and_read_keep_every_byte() -> None:
+    async with agent() as notebook:
+        raw = bytes(range(256))
+        await notebook.call(
+            "write_file",
+            path="raw.bin",
+            content=base64.b64encode(raw).decode(),
+            encoding="base64",
+        )
+        assert (await notebook.run("open('raw.bin','rb').read() == bytes(range(256))")).text == "True"
+        answer = await notebook.call("read_file", path="raw.bin")
+        assert not answer.failed
+        assert base64.b64encode(raw).decode() in answer.text
+
+
+async def test_a_foreign_and_a_closed_handle_get_the_same_error_as_an_unknown_one() -> None:
+    async with agent() as notebook:
+        handle = (await notebook.call("create_session")).data["session"]
+        await notebook.call("close_session", session=handle)
+        closed = await notebook.refused("execute", code="1", session=handle)
+        unknown = await notebook.refused("execute", code="1", session="s-unknown")
+        assert closed.replace(handle, "H") == unknown.replace("s-unknown", "H")
+
+
+async def test_the_quota_of_sessions_is_explained() -> None:
+    async with agent("--max-sessions", "2") as notebook:
+        for _ in range(2):
+            await notebook.call("create_session")
+        assert "close_session" in await notebook.refused("create_session")

@@ -1,0 +1,211 @@
+"""Cells that run long, are stopped, or take their kernel with them."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import anyio
+import pytest
+
+from tests.integration.agent import ERAS, Agent, agent
+
+pytestmark = [pytest.mark.anyio]
+
+QUICK = ("--grace", "1")
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_new_output_streams_as_progress_while_the_cell_runs(era: str) -> None:
+    async with agent(era=era) as notebook:
+        await notebook.run("import time")
+        seen: list[tuple[float, str | None, float]] = []
+        answer = await notebook.run(
+            "for i in range(5):\n    print('line', i, flush=True)\n    time.sleep(0.3)",
+            on_progress=lambda value, _total, text: seen.append((value, text, monotonic())),
+        )
+        assert [text for _, text, _ in seen if text] == [f"line {i}" for i in range(5)]
+        values = [value for value, _, _ in seen]
+        assert values == sorted(set(values))
+        assert seen[-1][2] - seen[0][2] > 0.9
+        assert answer.text.splitlines() == [f"line {i}" for i in range(5)]
+
+
+async def test_progress_comes_at_most_ten_times_a_second_and_ends_with_the_last_line() -> None:
+    async with agent() as notebook:
+        await notebook.run("import time")
+        seen: list[str | None] = []
+        start = monotonic()
+        await notebook.run(
+            "for i in range(2000):\n    print(i)\n    time.sleep(0.0005)",
+            on_progress=lambda _value, _total, text: seen.append(text),
+        )
+        assert len(seen) <= 10 * (monotonic() - start) + 2
+        assert (seen[-1] or "").endswith("1999")
+
+
+async def test_a_long_cell_answers_running_and_wait_returns_only_what_is_new() -> None:
+    async with agent() as notebook:
+        code = (
+            "import time\n"
+            "print('first', flush=True)\n"
+            "while not __import__ if False else False: pass\n"
+            "time.sleep(1.5)\n"
+            "print('second')\n'end'"
+        )
+        first = await notebook.run(code, wait=0.8)
+        assert first.status == "running"
+        assert "first" in first.text
+        assert "wait" in first.text
+        second = await notebook.call("wait", wait=20)
+        assert second.status == "ok"
+        assert "first" not in second.text
+        assert "second" in second.text
+        assert "end" in second.text
+        assert "Nothing is running" in (await notebook.call("wait")).text
+
+
+async def test_a_second_cell_queues_and_says_its_place() -> None:
+    async with agent() as notebook:
+        await notebook.run("import time; time.sleep(30)", wait=0.5)
+        queued = await notebook.run("1", wait=0.2)
+        assert queued.status == "queued"
+        assert "after 1 other cell" in queued.text
+        state = (await notebook.call("list_sessions")).data["sessions"][0]
+        assert state["state"] == "busy"
+        assert state["running_cell"] == 1
+        assert state["running_s"] > 0.3
+        assert (await notebook.call("interrupt")).status == "interrupted"
+        assert (await notebook.call("wait", wait=10)).text == "1"
+
+
+async def test_a_queued_cell_can_be_cancelled() -> None:
+    async with agent() as notebook:
+        await notebook.run("import time; ran = False; time.sleep(30)", wait=0.5)
+        with anyio.move_on_after(0.5):
+            await notebook.run("ran = True", wait=30)
+        await notebook.call("interrupt")
+        assert (await notebook.run("ran")).text == "False"
+
+
+SLOW = {
+    "a sleep": "import time\ntime.sleep(1000)",
+    "a loop": "while True: pass",
+    "a regex that holds the interpreter": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
+    "an awaiting cell": "import asyncio\nawait asyncio.sleep(1000)",
+}
+
+
+@pytest.mark.parametrize("code", SLOW.values(), ids=SLOW.keys())
+async def test_a_deadline_interrupts_and_keeps_variables(code: str) -> None:
+    async with agent(*QUICK) as notebook:
+        await notebook.run("x = 1")
+        start = monotonic()
+        answer = await notebook.run("print('begun')\n" + code, timeout=1)
+        assert monotonic() - start < 3
+        assert answer.status == "timeout"
+        assert answer.cell["state_kept"] is True
+        assert "begun" in answer.text
+        assert (await notebook.run("x")).text == "1"
+
+
+STUBBORN = {
+    "swallows KeyboardInterrupt": (
+        "while True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass"
+    ),
+    "one long C call": "sum(range(10**11))",
+}
+
+
+@pytest.mark.parametrize("code", STUBBORN.values(), ids=STUBBORN.keys())
+async def test_a_deadline_kills_what_does_not_react_and_says_so(code: str) -> None:
+    async with agent(*QUICK) as notebook:
+        await notebook.run("x = 1; open('kept.txt', 'w').write('y')")
+        start = monotonic()
+        answer = await notebook.run("print('begun')\n" + code, timeout=1)
+        assert monotonic() - start < 4
+        assert answer.status == "killed"
+        assert answer.cell["state_kept"] is False
+        assert "begun" in answer.text
+        assert "lost" in answer.text
+        assert "NameError" in (await notebook.run("x")).text
+        assert (await notebook.run("open('kept.txt').read()")).text == "'y'"
+
+
+async def test_a_kernel_that_stops_itself_is_brought_back_by_the_deadline() -> None:
+    async with agent(*QUICK, "--allow", "*") as notebook:
+        start = monotonic()
+        answer = await notebook.run(
+            "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", timeout=1
+        )
+        assert monotonic() - start < 4
+        assert answer.status in ("timeout", "killed", "ok")
+        assert (await notebook.run("1 + 1")).text == "2"
+
+
+async def test_a_cancelled_call_interrupts_its_cell_and_delays_nobody() -> None:
+    async with agent() as notebook:
+        await notebook.run("import time; x = 5")
+        with anyio.move_on_after(0.5):
+            await notebook.run("time.sleep(100)")
+        start = monotonic()
+        assert (await notebook.run("x")).text == "5"
+        assert monotonic() - start < 1
+
+
+DEATHS = {
+    "SIGKILL": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+    "exit": ("import os\nos._exit(3)", "code 3"),
+    "segfault": ("import ctypes\nctypes.string_at(0)", "SIGSEGV"),
+    "abort": ("import os\nos.abort()", "SIGABRT"),
+}
+
+
+@pytest.mark.parametrize(("code", "cause"), DEATHS.values(), ids=DEATHS.keys())
+async def test_a_death_is_reported_at_once_with_its_cause(code: str, cause: str) -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.run("x = 1")
+        start = monotonic()
+        answer = await notebook.run("print('before', flush=True)\n" + code)
+        assert monotonic() - start < 1.5
+        assert answer.status == "killed"
+        assert cause in answer.text
+        assert "before" in answer.text
+        assert "lost" in answer.text
+        assert "NameError" in (await notebook.run("x")).text
+
+
+async def test_a_death_between_cells_is_reported_by_the_next_call() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.run("x = 1")
+        await notebook.run(
+            "import os, threading\nthreading.Timer(0.2, lambda: os._exit(7)).start()"
+        )
+        await wait_until_dead(notebook)
+        answer = await notebook.run("1 + 1")
+        assert "code 7" in answer.text
+        assert "2" in answer.text
+        assert answer.cell["state_kept"] is False
+
+
+async def wait_until_dead(notebook: Agent) -> None:
+    with anyio.fail_after(10):
+        while (await notebook.call("list_sessions")).data["sessions"][0]["memory_mb"] > 0:
+            await anyio.sleep(0.05)
+
+
+async def test_running_out_of_memory_is_an_error_and_keeps_the_kernel() -> None:
+    async with agent("--memory", "512M") as notebook:
+        await notebook.run("x = 1")
+        answer = await notebook.run("data = bytearray(10**10)")
+        assert answer.status == "error"
+        assert "MemoryError" in answer.text
+        assert (await notebook.run("x")).text == "1"
+
+
+async def test_variables_can_be_listed_while_a_cell_runs() -> None:
+    async with agent() as notebook:
+        await notebook.run("import time; step = 7")
+        await notebook.run("time.sleep(30)", wait=0.3)
+        names = [v["name"] for v in (await notebook.call("list_variables")).data["variables"]]
+        assert "step" in names
+        await notebook.call("interrupt")

@@ -1,0 +1,117 @@
+"""Messages from a kernel are believed only after every field has been checked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_mcp.events import Clear, Display, Failure, Stream
+from kernel_mcp.wire import Message, Wire, WireError, event_from
+
+KEY = "k" * 32
+DELIM = b"<IDS|MSG>"
+
+
+def frames(
+    header: Any, parent: Any, content: Any, *, key: str = KEY, topic: bytes = b"topic"
+) -> list[bytes]:
+    """A signed message, as the kernel at the other end of `Wire(key)` would send it."""
+    import hmac
+
+    parts = [json.dumps(part).encode() for part in (header, parent, {}, content)]
+    digest = hmac.new(key.encode(), b"".join(parts), "sha256").hexdigest().encode()
+    return [topic, DELIM, digest, *parts]
+
+
+def test_a_request_is_read_back_by_the_other_end() -> None:
+    msg_id, sent = Wire(KEY).request("execute_request", {"code": "1"})
+    message = Wire(KEY).decode(sent)
+    assert message.kind == "execute_request"
+    assert message.content == {"code": "1"}
+    assert msg_id
+
+
+def test_a_message_of_the_right_shape_is_decoded() -> None:
+    message = Wire(KEY).decode(frames({"msg_type": "status"}, {"msg_id": "a"}, {"x": 1}))
+    assert message == Message("status", "a", {"x": 1})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [],
+        [b"x"],
+        [DELIM],
+        frames({"msg_type": "status"}, {}, {}, key="other"),
+        frames({"msg_type": "status"}, {}, {})[:-1],
+        frames([], {}, {}),
+        frames({"msg_type": 7}, {}, {}),
+        frames({"msg_type": "status"}, {"msg_id": 7}, {}),
+        frames({"msg_type": "status"}, {}, [1]),
+        frames({"msg_type": "status"}, "parent", {}),
+    ],
+)
+def test_anything_else_is_refused(bad: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        Wire(KEY).decode(bad)
+
+
+def test_json_nested_too_deeply_is_refused() -> None:
+    import hmac
+
+    parts = [b'{"msg_type": "status"}', b"{}", b"{}", b"[" * 200_000]
+    digest = hmac.new(KEY.encode(), b"".join(parts), "sha256").hexdigest().encode()
+    with pytest.raises(WireError):
+        Wire(KEY).decode([DELIM, digest, *parts])
+
+
+@given(st.lists(st.binary(max_size=40), max_size=9))
+def test_random_frames_never_crash_the_decoder(parts: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        Wire(KEY).decode(parts)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+KINDS = st.sampled_from(
+    ["stream", "display_data", "execute_result", "update_display_data", "clear_output", "error"]
+)
+CONTENT = st.dictionaries(
+    st.sampled_from(
+        ["name", "text", "data", "metadata", "transient", "wait", "ename", "evalue", "traceback"]
+    ),
+    JSON,
+)
+
+
+@given(KINDS, CONTENT)
+def test_any_content_becomes_an_event_of_the_stated_types_or_is_refused(
+    kind: str, content: dict[str, Any]
+) -> None:
+    try:
+        event = event_from(Message(kind, "", content))
+    except WireError:
+        return
+    match event:
+        case Stream(name, text):
+            assert name in ("stdout", "stderr")
+            assert isinstance(text, str)
+        case Display(data, metadata, display_id):
+            assert all(isinstance(key, str) for key in data)
+            assert isinstance(metadata, dict)
+            assert display_id is None or isinstance(display_id, str)
+        case Failure(name, value, traceback):
+            assert all(isinstance(part, str) for part in (name, value, *traceback))
+        case Clear(wait):
+            assert isinstance(wait, bool)
+        case _:
+            pytest.fail(f"unexpected {event!r}")
