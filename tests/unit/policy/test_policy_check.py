@@ -148,8 +148,8 @@ def test_a_notebook_of_ordinary_cells_is_clean() -> None:
         "df = pd.read_csv('sales.csv', parse_dates=['day'])\ndf.head()",
         "df['os'] = df.os.str.lower()\ndf.query('os == \"linux\"').eval('a = b + 1', inplace=True)",
         (
-            "summary = (\n    df.groupby(['os', df.day.dt.month])\n    .agg(total=('amount', 'sum'))\n"
-            "    .reset_index()\n)\nsummary"
+            "summary = (\n    df.groupby(['os', df.day.dt.month])\n"
+            "    .agg(total=('amount', 'sum'))\n    .reset_index()\n)\nsummary"
         ),
         (
             "fig, ax = plt.subplots(figsize=(8, 4))\nfor name, part in summary.groupby('os'):\n"
