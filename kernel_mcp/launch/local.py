@@ -111,7 +111,6 @@ class LocalLauncher:
             process = self._start(request, folder, wanted, identity, channel.guest_fd)
             undo.push_async_callback(process.aclose)
             pid = await self._ready(process, channel)
-            process.adopt(pid)
             channel.close()
             if identity is not None:
                 _seal(folder, identity)
@@ -151,10 +150,15 @@ class LocalLauncher:
         return ConfinedProcess(command)
 
     async def _ready(self, process: ConfinedProcess, channel: ReadinessChannel) -> int:
-        """Wait for the kernel's word. Raises LaunchError with the end of what it wrote."""
+        """Wait for the kernel's word; its process id.
+
+        Raises LaunchError with the end of what it wrote.
+        """
         try:
             with anyio.fail_after(self._start_timeout_s):
-                return await channel.wait()
+                pid = await channel.wait()
+            process.adopt(pid)
+            return pid
         except TimeoutError:
             reason = (
                 f"the kernel was not ready after {self._start_timeout_s:g} s; the machine may be "

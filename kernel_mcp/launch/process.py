@@ -67,19 +67,19 @@ class ConfinedProcess:
         The number comes with the credentials of the message that the kernel has sent.
         """
         try:
-            kernel = _Watched(pid, self._loop, None)
+            self._kernel = _Watched(pid, self._loop, None)
+            # after opening: from here on the number can only mean this process
+            parent = _parent_of(pid)
         except ProcessLookupError:
             raise LaunchError("the kernel ended right after it had become ready") from None
-        self._kernel = kernel
-        # after opening: from here on the number can only mean this process
         if self._wrapped:
-            belongs = self._first is not None and _parent_of(pid) == self._first.pid
+            belongs = self._first is not None and parent == self._first.pid
         else:
             belongs = pid == self._popen.pid
         if not belongs:
             raise LaunchError(
                 f"the kernel's readiness came from process {pid}, which is not the one that was "
-                "started; if it did not just end, this is a defect or an attack: report it"
+                "started; report this as a defect"
             )
 
     def interrupt(self) -> None:
@@ -136,12 +136,17 @@ class ConfinedProcess:
         self._loop.remove_reader(self._status_fd)
         if complete:
             with contextlib.suppress(ProcessLookupError):
-                found = _Watched(json.loads(first)["child-pid"], self._loop, None)
-                if _parent_of(found.pid) == self._popen.pid:
-                    self._first = found
-                else:
-                    found.close()
+                self._watch_first(json.loads(first)["child-pid"])
         self._status_known.set()
+
+    def _watch_first(self, pid: int) -> None:
+        """Hold the sandbox's first process. Raises ProcessLookupError when it is gone."""
+        with ExitStack() as undo:
+            found = _Watched(pid, self._loop, None)
+            undo.callback(found.close)
+            if _parent_of(pid) == self._popen.pid:
+                self._first = found
+                undo.pop_all()
 
     def _on_end(self) -> None:
         # what the kernel left behind; before the wait, which gives the group's number free
@@ -257,9 +262,9 @@ def fatal_line(output: str) -> str:
 
 
 def _parent_of(pid: int) -> int:
-    """The parent of a process, 0 when it is gone."""
+    """The parent of a process. Raises ProcessLookupError when it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+    except FileNotFoundError:
+        raise ProcessLookupError(f"process {pid} has ended") from None
     return int(stat.rpartition(b")")[2].split()[1])

@@ -21,13 +21,22 @@ _BATCH = 4096
 def remove_tree(path: Path) -> None:
     """Remove a folder with all it holds; nothing happens when it is not there.
 
+    Raises OSError when something cannot be removed.
+    """
+    try:
+        empty_tree(path)
+    except FileNotFoundError:
+        return
+    path.rmdir()
+
+
+def empty_tree(path: Path) -> None:
+    """Remove all that a folder holds.
+
     Folders in folders are moved up to the top before they are emptied, so that two open folders
     are enough for any depth. Raises OSError when something cannot be removed.
     """
-    try:
-        top = _open_folder(str(path))
-    except FileNotFoundError:
-        return
+    top = _open_folder(str(path))
     names = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
     try:
         while found := _some_entries(top):
@@ -38,7 +47,6 @@ def remove_tree(path: Path) -> None:
                     os.unlink(name, dir_fd=top)
     finally:
         os.close(top)
-    path.rmdir()
 
 
 def _flatten(folder: str, top: int, names: Iterator[str]) -> None:

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import kernel_specs
 from kernel_mcp.settings import Limits
+
+BOOT_FOLDER = Path(kernel_specs.__file__).parent
+"""The installed package that kernels boot from."""
 
 
 @dataclass(frozen=True, slots=True)

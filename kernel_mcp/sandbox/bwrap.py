@@ -13,11 +13,11 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
-import kernel_specs
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.sandbox import rootfs
 from kernel_mcp.sandbox.advice import install_hint
 from kernel_mcp.sandbox.base import (
+    BOOT_FOLDER,
     GuestPaths,
     Identity,
     SandboxCommand,
@@ -61,19 +61,23 @@ class BwrapSandbox:
         features: rootfs.Features,
         seccomp_filter: bytes,
         identities: IdentityPool | None,
+        boot: Path,
     ) -> None:
         self._program = program
         self._setpriv = setpriv
         self._features = features
         self._filter = seccomp_filter
         self._identities = identities
-        self._boot = str(Path(kernel_specs.__file__).parent)
+        self._boot = str(boot)
         self._system = rootfs.system_options()
         self._masks = rootfs.mask_options()
 
     @classmethod
-    def detect(cls) -> BwrapSandbox:
-        """The backend as this machine allows it. Raises SandboxUnavailable with the remedy."""
+    def detect(cls, boot: Path = BOOT_FOLDER) -> BwrapSandbox:
+        """The backend as this machine allows it; `boot` holds `restricted/boot.py`.
+
+        Raises SandboxUnavailable with the remedy.
+        """
         program = shutil.which("bwrap")
         if program is None:
             raise SandboxUnavailable(
@@ -108,6 +112,7 @@ class BwrapSandbox:
             features=rootfs.Features("--size" in text, "--disable-userns" in text),
             seccomp_filter=compile_filter(arch),
             identities=identities,
+            boot=boot,
         )
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
@@ -189,6 +194,8 @@ class BwrapSandbox:
             else "a host user id of its own for each kernel, without capabilities"
         )
         gaps = ["shares the host's Linux kernel, so a kernel exploit leaves the sandbox"]
+        if self._identities is None:
+            gaps.append("a kernel can fill the disk through the folder of its sockets")
         if not self._features.size:
             gaps.append("/tmp has no size limit: bubblewrap here is older than 0.7")
         return SandboxReport(

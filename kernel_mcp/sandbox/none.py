@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import kernel_specs
 from kernel_mcp.sandbox.base import (
+    BOOT_FOLDER,
     GuestPaths,
     Identity,
     SandboxCommand,
@@ -20,13 +20,13 @@ class NoSandbox:
 
     name = "none"
 
-    def __init__(self) -> None:
+    def __init__(self, boot: Path = BOOT_FOLDER) -> None:
+        self._boot = str(boot)
         self._setpriv = shutil.which("setpriv")
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         """The host's own paths."""
-        boot = str(Path(kernel_specs.__file__).parent)
-        return GuestPaths(workspace=str(workspace), sockets=str(sockets), boot=boot)
+        return GuestPaths(workspace=str(workspace), sockets=str(sockets), boot=self._boot)
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
         """Kernels keep the server's user."""

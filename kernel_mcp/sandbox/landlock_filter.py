@@ -1,0 +1,193 @@
+"""The second system call filter of a kernel under Landlock.
+
+Without namespaces a kernel shares the host's network, processes and IPC, and may share the
+server's user. This filter takes away the calls that reach them past Landlock's rules; it is loaded
+on top of the filter in `seccomp`, and for each call the stricter verdict counts.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TypeAlias
+
+from kernel_mcp.sandbox import bpf
+from kernel_mcp.sandbox.seccomp import ALLOW, KILL, OFFSET_ARCH, OFFSET_NR, fail
+from kernel_mcp.sandbox.syscalls import Architecture
+
+_Table: TypeAlias = dict[str, tuple[int | None, int | None]]
+
+_IGNORED: _Table = {
+    # Landlock does not govern modes and times, and the kernel may be the owner of files outside
+    # its folders. ipykernel and copying programs stop when these calls fail.
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "futimesat": (261, None),
+    "utime": (132, None),
+    "utimensat": (280, 88),
+    "utimes": (235, None),
+}
+_WITHOUT_ATTRIBUTES: _Table = {
+    # shutil.copystat goes on when these are not supported
+    "fgetxattr": (193, 10),
+    "file_getattr": (468, 468),
+    "flistxattr": (196, 13),
+    "fremovexattr": (199, 16),
+    "fsetxattr": (190, 7),
+    "getxattr": (191, 8),
+    "getxattrat": (464, 464),
+    "lgetxattr": (192, 9),
+    "listxattr": (194, 11),
+    "listxattrat": (465, 465),
+    "llistxattr": (195, 12),
+    "lremovexattr": (198, 15),
+    "lsetxattr": (189, 6),
+    "removexattr": (197, 14),
+    "removexattrat": (466, 466),
+    "setxattr": (188, 5),
+    "setxattrat": (463, 463),
+    "file_setattr": (469, 469),
+}
+_REFUSED: _Table = {
+    # other users' and one's own files outside
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "inotify_add_watch": (254, 27),
+    "lchown": (94, None),
+    # sockets of the host
+    "connect": (42, 203),
+    # leaving the process group would escape its end
+    "setpgid": (109, 154),
+    "setsid": (112, 157),
+    # the host's IPC namespace
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "msgctl": (71, 187),
+    "msgget": (68, 186),
+    "msgrcv": (70, 188),
+    "msgsnd": (69, 189),
+    "semctl": (66, 191),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "shmget": (29, 194),
+    # other processes of the user
+    "ioprio_set": (251, 30),
+}
+_ONLY_ITSELF: _Table = {
+    # process 0 is the caller
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+}
+_CHECKED: _Table = {
+    "fcntl": (72, 25),
+    "ioctl": (16, 29),
+    "prctl": (157, 167),
+    "setpriority": (141, 140),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+}
+
+AF_UNIX = 1
+CONNECTED_TYPES = (1, 5)
+"""SOCK_STREAM, SOCK_SEQPACKET: a datagram socket reaches any address without `connect`."""
+SOCKET_TYPE_MASK = 0xF
+F_SETLEASE = 1024
+PR_SET_PDEATHSIG = 1
+INTERFACE_IOCTLS = range(0x8906, 0x8A00)
+"""SIOCGSTAMP up to SIOCPROTOPRIVATE: the host's network interfaces."""
+FILE_IOCTLS = (
+    0x40086602,  # FS_IOC_SETFLAGS
+    0x401C5820,  # FS_IOC_FSSETXATTR
+    0x40806685,  # FS_IOC_ENABLE_VERITY
+    0x800C6613,  # FS_IOC_SET_ENCRYPTION_POLICY
+)
+"""What the owner of a file may change on it through a handle that only reads."""
+
+
+def numbers(arch: Architecture) -> dict[str, int]:
+    """The calls this filter knows, by name."""
+    column = 0 if arch.machine == "x86_64" else 1
+    tables = _IGNORED | _WITHOUT_ATTRIBUTES | _REFUSED | _ONLY_ITSELF | _CHECKED
+    return {name: number for name, pair in tables.items() if (number := pair[column]) is not None}
+
+
+def compile_landlock_filter(arch: Architecture) -> bytes:
+    """The filter for one architecture as a `struct sock_filter` array."""
+    rules = _rules()
+    known = {number: rules[name] for name, number in numbers(arch).items()}
+    allow = bpf.give(ALLOW)
+    starts: list[tuple[int, bpf.Program]] = [(0, known.get(0, allow))]
+    for number in range(1, max(known) + 2):
+        rule = known.get(number, allow)
+        if rule != starts[-1][1]:
+            starts.append((number, rule))
+    return bpf.assemble(
+        bpf.load(OFFSET_ARCH)
+        + bpf.branch(
+            bpf.JUMP_EQ,
+            arch.audit_arch,
+            then=bpf.load(OFFSET_NR) + bpf.search(starts),
+            otherwise=bpf.give(KILL),
+        )
+    )
+
+
+def _rules() -> dict[str, bpf.Program]:
+    allow, refuse = bpf.give(ALLOW), bpf.give(fail(errno.EPERM))
+    denied = bpf.give(fail(errno.EACCES))
+    type_checked = _argument(1, SOCKET_TYPE_MASK) + _one_of(CONNECTED_TYPES, allow, denied)
+    unix_only = _argument(0) + bpf.branch(bpf.JUMP_EQ, AF_UNIX, then=type_checked, otherwise=denied)
+    priority = _argument(0) + bpf.branch(
+        bpf.JUMP_EQ,
+        0,  # PRIO_PROCESS
+        then=_argument(1) + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=refuse),
+        otherwise=refuse,
+    )
+    interface = bpf.branch(
+        bpf.JUMP_GE,
+        INTERFACE_IOCTLS.start,
+        then=bpf.branch(
+            bpf.JUMP_GE,
+            INTERFACE_IOCTLS.stop,
+            then=_one_of(FILE_IOCTLS, refuse, allow),
+            otherwise=refuse,
+        ),
+        otherwise=allow,
+    )
+    return {
+        **dict.fromkeys(_IGNORED, bpf.give(fail(0))),
+        **dict.fromkeys(_WITHOUT_ATTRIBUTES, bpf.give(fail(errno.EOPNOTSUPP))),
+        **dict.fromkeys(_REFUSED, refuse),
+        **dict.fromkeys(
+            _ONLY_ITSELF,
+            _argument(0) + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=refuse),
+        ),
+        "connect": denied,
+        "fcntl": _argument(1) + _one_of((F_SETLEASE,), refuse, allow),
+        "ioctl": _argument(1) + interface,
+        "prctl": _argument(0) + _one_of((PR_SET_PDEATHSIG,), refuse, allow),
+        "setpriority": priority,
+        "socket": unix_only,
+        "socketpair": unix_only,
+    }
+
+
+def _argument(index: int, bits: int = 0xFFFFFFFF) -> bpf.Program:
+    """Load the low word of a system call's argument, which is all that the kernel reads."""
+    loaded = bpf.load(16 + 8 * index)
+    return loaded if bits == 0xFFFFFFFF else loaded + bpf.mask(bits)
+
+
+def _one_of(values: tuple[int, ...], then: bpf.Program, otherwise: bpf.Program) -> bpf.Program:
+    program = otherwise
+    for value in values:
+        program = bpf.branch(bpf.JUMP_EQ, value, then=then, otherwise=program)
+    return program
