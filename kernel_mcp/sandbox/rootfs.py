@@ -11,7 +11,7 @@ from kernel_mcp.errors import LaunchError
 
 WORKSPACE = "/workspace"
 SOCKETS = "/run/kernel"
-BOOT = "/opt/kernel-specs"
+BOOT = "/opt/kernel_specs"
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
