@@ -10,6 +10,7 @@ A guard rail for well-meaning code. The boundary is the sandbox.
     parsing      plain Python → syntax tree and code object
     bindings     which names of a cell are modules
     rules        what a restrictive policy refuses in the tree
+    salvage      what it refuses in text that does not parse
     commands     what it refuses of IPython's commands
     names        names that nothing defines
     scripts      PEP 723 metadata

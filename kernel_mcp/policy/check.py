@@ -11,6 +11,7 @@ from kernel_mcp.policy.model import Policy
 from kernel_mcp.policy.names import undefined_names
 from kernel_mcp.policy.parsing import Parsed, parse
 from kernel_mcp.policy.rules import apply_rules
+from kernel_mcp.policy.salvage import salvage
 from kernel_mcp.policy.scripts import ScriptMetadataError, script_metadata
 from kernel_mcp.policy.source import Source, guard
 
@@ -44,6 +45,8 @@ def check(
         findings = apply_rules(source, parsed.tree, policy)
         diagnostics += findings.diagnostics
         imports = tuple(sorted(findings.imports, key=lambda use: use.line))
+    elif not policy.allow_all:
+        diagnostics += salvage(source, policy)
     plain = all(commands.is_harmless(magic) for magic in found)
     if known_names is not None and parsed.code is not None and plain:
         diagnostics += undefined_names(source, parsed.code, known_names)

@@ -68,14 +68,16 @@ class Report:
 
     @property
     def refusals(self) -> tuple[Diagnostic, ...]:
-        """The errors for which the code must not run.
+        """The errors for which the code must not run; empty when it may.
 
-        Errors of syntax and of script metadata are not among them: the kernel reports the former
-        itself (and may be of another Python version), and a cell may hold the latter as text.
+        Errors of syntax alone do not count, for the kernel reports them itself (and may be of
+        another Python version), but they are told along with others. Errors of script metadata
+        never count: a cell may hold such a block as text.
         """
-        return tuple(
-            item for item in self.diagnostics if item.severity == "error" and item.kind in _REFUSALS
-        )
+        errors = [item for item in self.diagnostics if item.severity == "error"]
+        if not any(item.kind in _REFUSALS for item in errors):
+            return ()
+        return tuple(item for item in errors if item.kind in _REFUSALS or item.kind == "syntax")
 
     def render(self) -> str:
         """All diagnostics as text, errors first, or that there are none."""

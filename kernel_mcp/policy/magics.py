@@ -22,7 +22,7 @@ _TOKEN = re.compile(
 )
 _COMMAND = re.compile(r"(?:[^\\\n]|\\.|\\$)*", re.DOTALL)
 _ASSIGNED = re.compile(r"[ \t]*(?:(?P<shell>!)|%(?=[^\W\d]))")
-_CELL = re.compile(r"%%(?P<name>\w+)[ \t]*(?P<rest>.*)$")
+_CELL = re.compile(r"%%(?!\w+\?)(?P<name>[^ \t]*)[ \t]*(?P<rest>.*)$")
 _AUTOMAGIC = re.compile(
     r"(?P<name>pip3?|conda|mamba|uv|cd|ls|ll|cat|cp|mv|rm|mkdir|rmdir|pwd|env|run|load|load_ext"
     r"|matplotlib|config|time|timeit|who|whos|history|less|more|man)[ \t]+(?P<rest>[^\s=(\[].*)$"
@@ -60,7 +60,7 @@ def plain(source: Source) -> tuple[Source, tuple[Magic, ...]]:
     for start, sign, end in _commands(text):
         number += text.count("\n", counted, start)
         begin = text.rfind("\n", 0, start) + 1
-        magic = _read(text[sign:end], number, sign - begin + 1)
+        magic = command(text[sign:end], number, sign - begin + 1)
         magics.append(magic)
         head = text[begin:sign]
         timed = _timed_code(magic)
@@ -163,7 +163,7 @@ def _commands(text: str) -> Iterator[tuple[int, int, int]]:
             yield position, position, end
             position = end
             continue
-        if start is None and kind != "newline" and not match[0].isspace() and match[0][0] != "#":
+        if start is None and kind != "newline" and match[0].strip("\\ \t\f\n")[:1] not in ("", "#"):
             start = position
         if kind == "newline" and depth == 0:
             start, assigned = None, False
@@ -193,9 +193,9 @@ def _end_of_command(text: str, position: int) -> int:
     return match.end() if match is not None else len(text)
 
 
-def _read(command: str, line: int, column: int) -> Magic:
-    """Tell the kinds of commands apart by their sign."""
-    stripped = command.rstrip()
+def command(text: str, line: int, column: int) -> Magic:
+    """The command that a text with its sign is, told by that sign."""
+    stripped = text.rstrip()
     if stripped.endswith("?") or stripped.startswith("?"):
         return Magic("help", "", stripped.strip("?% "), line, column)
     if stripped.startswith("!"):

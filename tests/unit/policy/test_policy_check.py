@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import keyword
+import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,6 +67,30 @@ def test_any_mixture_of_python_and_commands_gets_a_sound_report(
 ) -> None:
     code = "".join(parts)
     assert_sound(code, check(code, policy, known_names=frozenset({"df"}), python="3.14"))
+
+
+HELP = re.compile(r"show_usage|run_line_magic\('(?:pinfo2?|psearch)'")
+HARMLESS = re.compile(r"magic\('(?:time|timeit|who|whos|capture|matplotlib|precision|pprint)'")
+
+
+@settings(max_examples=1000, deadline=None)
+@given(parts=st.lists(FRAGMENTS.filter(lambda part: "get_ipython" not in part), max_size=12))
+@example(parts=["\\\n", "!ls"])
+@example(parts=["(\n", "x = !", "ls"])
+@example(parts=["%%", "&", "\n", "x"])
+def test_no_command_that_ipython_would_run_is_missed(parts: list[str]) -> None:
+    """Where IPython's own transformation yields a command in code that compiles."""
+    transform = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()
+    code = "".join(parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            plain = transform.transform_cell(code)
+            compile(plain, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        except (SyntaxError, ValueError, RuntimeError):
+            return
+    if "get_ipython()" in plain and not HELP.search(plain) and not HARMLESS.search(plain):
+        assert check(code, POLICIES[0]).refusals, plain
 
 
 NAMES = st.from_regex(r"[a-z]{1,6}", fullmatch=True).filter(

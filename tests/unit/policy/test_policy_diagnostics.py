@@ -64,7 +64,12 @@ def test_only_errors_of_the_policy_are_refusals() -> None:
     ]  # fmt: skip
     items = tuple(Diagnostic(kind, severity, "text", 1, 1, "x") for kind, severity in kinds)
     refused = Report(valid=False, diagnostics=items).refusals
-    assert [item.kind for item in refused] == ["import", "depth", "magic"]
+    assert [item.kind for item in refused] == ["import", "syntax", "depth", "magic"]
+
+
+def test_an_error_of_syntax_alone_is_left_to_the_kernel() -> None:
+    items = (Diagnostic("syntax", "error", "text", 1, 1, "x"),)
+    assert Report(valid=False, diagnostics=items).refusals == ()
 
 
 def test_many_problems_are_cut_with_their_number() -> None:
