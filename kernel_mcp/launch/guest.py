@@ -14,7 +14,6 @@ from kernel_mcp.settings import KIB, MIB
 BOOT_VERSION = 1
 CONNECTION_FILE = "connection.json"
 BOOT_FILE = "boot.json"
-TMP = "/tmp"
 
 
 def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[str, Any]:
@@ -47,7 +46,7 @@ def boot_content(request: KernelRequest, guest: GuestPaths, ready_fd: int) -> di
             "cpu_seconds": 0,  # RLIMIT_CPU adds up over cells: the server counts per cell instead
         },
         "workspace": guest.workspace,
-        "tmp": TMP,
+        "tmp": guest.tmp,
         "layers": [str(layer) for layer in request.layers],
         "ready_fd": ready_fd,
         "runtime": ["/usr", *map(str, request.environment.readonly)],
@@ -71,14 +70,14 @@ def environment(request: KernelRequest, guest: GuestPaths) -> dict[str, str]:
         "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin",
         "HOME": guest.workspace,
         "LANG": "C.UTF-8",
-        "TMPDIR": TMP,
+        "TMPDIR": guest.tmp,
         "SHELL": "/bin/sh",
         "VIRTUAL_ENV": str(binaries.parent),
-        "XDG_CACHE_HOME": f"{TMP}/.cache",
-        "XDG_CONFIG_HOME": f"{TMP}/.config",
-        "XDG_DATA_HOME": f"{TMP}/.local/share",
-        "MPLCONFIGDIR": f"{TMP}/.matplotlib",
-        "IPYTHONDIR": f"{TMP}/.ipython",
+        "XDG_CACHE_HOME": f"{guest.tmp}/.cache",
+        "XDG_CONFIG_HOME": f"{guest.tmp}/.config",
+        "XDG_DATA_HOME": f"{guest.tmp}/.local/share",
+        "MPLCONFIGDIR": f"{guest.tmp}/.matplotlib",
+        "IPYTHONDIR": f"{guest.tmp}/.ipython",
         # reserves 1 GiB of address space otherwise
         "ARROW_DEFAULT_MEMORY_POOL": "system",
     }

@@ -25,6 +25,7 @@ class GuestPaths:
     workspace: str
     sockets: str
     boot: str
+    tmp: str = "/tmp"
 
 
 @dataclass(frozen=True, slots=True)
