@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -110,7 +110,11 @@ def settings_parser(prog: str, description: str, epilog: str) -> argparse.Argume
 
 def read_settings(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
     """Settings from argv, the environment and TOML. Raises ConfigError."""
-    flags = vars(parser.parse_args(list(argv)))
+    return settings_from(vars(parser.parse_args(list(argv))))
+
+
+def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
+    """Settings from parsed flags, the environment and TOML. Raises ConfigError."""
     return load(flags, os.environ, Path.cwd())
 
 

@@ -95,10 +95,6 @@ OPTIONS: tuple[Option, ...] = (
         "workspace folder of one session", "1G",
     ),
     Option(
-        "max-sessions", "max_sessions", count, "What a session may use", "N",
-        "sessions open at once", "16",
-    ),
-    Option(
         "timeout", "timeout_s", duration, "How long things take", "TIME",
         "hard limit of a cell: it is interrupted, then its kernel is killed", "10m",
     ),
@@ -126,6 +122,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "sandbox", "sandbox", choice(*SANDBOXES), "Running the server", "|".join(SANDBOXES),
         "how kernels are confined; `none` gives code all that you may do yourself", "auto",
+    ),
+    Option(
+        "max-sessions", "max_sessions", count, "Running the server", "N",
+        "sessions open at once", "16",
     ),
     Option(
         "log-level", "log_level", choice(*LOG_LEVELS), "Running the server", "LEVEL",

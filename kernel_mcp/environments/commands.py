@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 
 import anyio
 
-from kernel_mcp.cli import read_settings, settings_parser
+from kernel_mcp.cli import read_settings, settings_from, settings_parser
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.settings import GIB, MIB, Settings
 from kernel_mcp.values import duration
 
-_USAGE = "kernel-mcp env: expected one of list, build, prune; see kernel-mcp env build --help"
+_USAGE = "env: expected one of list, build, prune; see kernel-mcp env build --help"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         return anyio.run(_build, _settings("build", about, rest))
     if command == "prune":
         return _prune(rest)
-    raise ConfigError(_USAGE.removeprefix("kernel-mcp "))
+    raise ConfigError(_USAGE)
 
 
 def _settings(name: str, about: str, argv: Sequence[str]) -> Settings:
@@ -63,24 +62,18 @@ def _prune(argv: Sequence[str]) -> int:
         "",
     )
     parser.add_argument("--older-than", metavar="TIME", help="unused for so long (default: 30d)")
-    older_than, rest = _take_older_than(parser, argv)
-    settings = read_settings(parser, rest)
-    removed = anyio.run(EnvironmentStore(settings.cache_dir).prune, older_than)
+    flags = vars(parser.parse_args(list(argv)))
+    given = flags.pop("older_than", "30d")
+    try:
+        older_than = duration(given)
+    except ValueError as error:
+        raise ConfigError(f"--older-than {given}: {error}") from None
+    store = EnvironmentStore(settings_from(flags).cache_dir)
+    removed = anyio.run(store.prune, older_than)
     for folder in removed:
         print(f"removed {folder.name}")
     print(f"{len(removed)} environments removed")
     return 0
-
-
-def _take_older_than(
-    parser: argparse.ArgumentParser, argv: Sequence[str]
-) -> tuple[float, list[str]]:
-    """The one flag of `prune` that is not a setting, and the other words."""
-    given = vars(parser.parse_args(list(argv))).get("older-than", "30d")
-    try:
-        return duration(given), [word for word in argv if word not in ("--older-than", given)]
-    except ValueError as error:
-        raise ConfigError(f"--older-than {given}: {error}") from None
 
 
 def _bytes(size: int) -> str:

@@ -1,0 +1,292 @@
+"""Building, sharing and removing environments, with a stand-in for uv."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
+from kernel_mcp.environments.metadata import MANIFEST
+from kernel_mcp.environments.uv import Uv
+from kernel_mcp.errors import EnvironmentBuildError
+
+pytestmark = pytest.mark.anyio
+
+FAKE = Path(__file__).parent / "fake_uv.py"
+
+
+class Kit:
+    """A cache folder and the calls that reached the stand-in."""
+
+    def __init__(self, root: Path) -> None:
+        self.cache = root / "cache"
+        self.log = root / "log"
+        self.program = root / "uv"
+        self.program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+        self.program.chmod(0o755)
+
+    def store(self, extra: Mapping[str, str] | None = None) -> EnvironmentStore:
+        """A store whose uv is the stand-in, with more variables in its environment."""
+        environ = {"PATH": os.environ["PATH"], "FAKE_UV_LOG": str(self.log), **(extra or {})}
+        return EnvironmentStore(self.cache, uv=Uv(str(self.program), environ, self.cache.parent))
+
+    def calls(self) -> list[str]:
+        """The first words of every call."""
+        if not self.log.exists():
+            return []
+        return [" ".join(json.loads(line)[:2]) for line in self.log.read_text().splitlines()]
+
+
+class Gate:
+    """Stops the stand-in inside `pip install` until it is opened."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self.root = root
+        os.mkfifo(root / "reached")
+        os.mkfifo(root / "go")
+        self._reached = os.open(root / "reached", os.O_RDWR | os.O_NONBLOCK)
+        self._go = os.open(root / "go", os.O_RDWR)
+
+    async def reached(self) -> None:
+        """Return once the stand-in waits."""
+        await anyio.wait_readable(self._reached)
+
+    def open(self) -> None:
+        """Let it go on; does nothing the second time."""
+        for descriptor in (self._reached, self._go):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._reached = self._go = -1
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Kit:
+    return Kit(tmp_path)
+
+
+SPEC = EnvironmentSpec(packages=("numpy",))
+
+
+async def test_an_environment_is_built_once_and_then_found(kit: Kit) -> None:
+    first = await kit.store().ensure(SPEC)
+    before = len(kit.calls())
+    assert await kit.store().ensure(SPEC) == first
+    assert len(kit.calls()) == before
+    assert "numpy==1.0" in first.packages
+    assert import_names(first, SPEC) == {"numpy"}
+
+
+async def test_everything_a_kernel_must_read_is_listed(kit: Kit) -> None:
+    env = await kit.store().ensure(SPEC)
+    assert env.python.parent.parent in env.readonly
+    assert Path(os.path.realpath(sys.base_prefix)) in env.readonly
+    assert env.version == ".".join(map(str, sys.version_info[:3]))
+
+
+async def test_a_found_environment_costs_no_process_and_under_20_ms(kit: Kit) -> None:
+    store = kit.store()
+    await store.ensure(SPEC)
+    started = time.perf_counter()
+    await store.ensure(SPEC)
+    assert time.perf_counter() - started < 0.02
+
+
+async def test_the_same_packages_in_other_words_are_the_same_environment(kit: Kit) -> None:
+    store = kit.store()
+    one = await store.ensure(EnvironmentSpec(packages=("Pandas >=2", "numpy")))
+    two = await store.ensure(EnvironmentSpec(packages=("numpy", "pandas>=2")))
+    assert one == two
+    assert await store.ensure(SPEC) != one
+
+
+async def test_tasks_and_stores_that_ask_at_once_build_once(kit: Kit) -> None:
+    found = []
+
+    async def ask() -> None:
+        found.append(await kit.store().ensure(SPEC))
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(ask)
+    assert kit.calls() == ["venv --no-project", "pip install"]
+    assert len(set(found)) == 1
+
+
+async def test_a_folder_without_manifest_is_built_again(kit: Kit) -> None:
+    env = await kit.store().ensure(SPEC)
+    root = env.python.parent.parent
+    (root / MANIFEST).unlink()
+    (root / "half").write_text("left by a killed build")
+    again = await kit.store().ensure(SPEC)
+    assert again == env
+    assert not (root / "half").exists()
+
+
+async def test_nothing_in_a_finished_environment_is_writable(kit: Kit) -> None:
+    env = await kit.store().ensure(SPEC)
+    site = env.python.parent.parent / "lib/python3.11/site-packages"
+    for path in (site, *site.rglob("*")):
+        assert path.stat().st_mode & 0o222 == 0, path
+        assert path.stat().st_mode & 0o444 == 0o444, path
+
+
+async def test_progress_tells_the_milestones(kit: Kit) -> None:
+    lines: list[str] = []
+
+    async def tell(line: str) -> None:
+        lines.append(line)
+
+    await kit.store().ensure(SPEC, tell)
+    assert lines[0].endswith("environment: numpy")
+    assert any(line.startswith("Resolved") for line in lines)
+    assert lines[-1] == "Installed them"
+
+
+async def test_a_cancelled_build_leaves_nothing_that_counts(kit: Kit, gate: Gate) -> None:
+    store = kit.store({"FAKE_UV_BLOCK": str(gate.root)})
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.ensure, SPEC)
+            await gate.reached()
+            tasks.cancel_scope.cancel()
+        assert store.stored() == []
+        assert (await kit.store().ensure(SPEC)).python.exists()
+
+
+async def test_the_uv_of_a_killed_server_keeps_others_out_until_it_ends(
+    kit: Kit, gate: Gate
+) -> None:
+    code = (
+        "import anyio, os, sys\n"
+        "from pathlib import Path\n"
+        "from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore\n"
+        "from kernel_mcp.environments.uv import Uv\n"
+        "cache, uv = map(Path, sys.argv[1:])\n"
+        "store = EnvironmentStore(cache, uv=Uv(str(uv), os.environ, cache.parent))\n"
+        "anyio.run(store.ensure, EnvironmentSpec(packages=('numpy',)))\n"
+    )
+    environ = {**os.environ, "FAKE_UV_LOG": str(kit.log), "FAKE_UV_BLOCK": str(gate.root)}
+    with anyio.fail_after(30):
+        async with await anyio.open_process(
+            [sys.executable, "-c", code, str(kit.cache), str(kit.program)],
+            env=environ,
+            stdout=None,
+            stderr=None,
+        ) as server:
+            await gate.reached()
+            server.kill()
+            await server.wait()
+        with anyio.move_on_after(0.3) as waited:
+            await kit.store().ensure(SPEC)
+        assert waited.cancelled_caught
+        gate.open()
+        await kit.store().ensure(SPEC)
+    assert kit.calls() == ["venv --no-project", "pip install"] * 2
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "error: No solution found\n  cause: Because nosuch was not found in the package registry",
+            "no package 'nosuch'",
+        ),
+        (
+            "error: Failed to fetch: http://127.0.0.1:9/simple/x/\n  cause: tcp connect error",
+            "cannot be reached",
+        ),
+        (
+            "error: No solution found\n cause: Because x was not found in the cache\n",
+            "switched off",
+        ),
+        (
+            "error: No solution found\n  cause: Because all versions of docopt have no usable wheels",
+            "no wheel",
+        ),
+        (
+            "error: No solution found\n  cause: Because only numpy<=2.5 is available and you require",
+            "no release of numpy",
+        ),
+        (
+            "error: No solution found\n  cause: Because a depends on c<1 and b depends on c>1",
+            "contradict",
+        ),
+    ],
+)
+async def test_a_failure_says_what_to_do_and_what_uv_said(kit: Kit, said: str, told: str) -> None:
+    store = kit.store({"FAKE_UV_ERROR": said})
+    with pytest.raises(EnvironmentBuildError) as caught:
+        await store.ensure(SPEC)
+    text = str(caught.value)
+    assert "with numpy" in text
+    assert told in text
+    assert said.splitlines()[0] in text
+    assert store.stored() == []
+
+
+async def test_a_missing_python_is_answered_with_those_that_are_there(kit: Kit) -> None:
+    with pytest.raises(EnvironmentBuildError, match=r"3\.11\.2 \(/usr/bin/python3\.11\)"):
+        await kit.store().ensure(EnvironmentSpec(python="3.14"))
+
+
+async def test_a_path_that_is_no_python_is_reported(kit: Kit) -> None:
+    with pytest.raises(EnvironmentBuildError, match="does not run as a Python"):
+        await kit.store().ensure(EnvironmentSpec(python="/bin/true"))
+    with pytest.raises(EnvironmentBuildError, match="does not run as a Python"):
+        await kit.store().ensure(EnvironmentSpec(python="/no/such/python"))
+
+
+async def test_a_path_to_an_interpreter_is_remembered_until_it_changes(
+    kit: Kit, tmp_path: Path
+) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    spec = EnvironmentSpec(python=str(link))
+    env = await kit.store().ensure(spec)
+    assert await kit.store().ensure(spec) == env
+    link.unlink()
+    link.write_text("#!/bin/sh\nexit 1\n")
+    link.chmod(0o755)
+    with pytest.raises(EnvironmentBuildError, match="does not run as a Python"):
+        await kit.store().ensure(spec)
+
+
+async def test_packages_from_places_are_refused(kit: Kit) -> None:
+    with pytest.raises(EnvironmentBuildError, match="names a place"):
+        await kit.store().ensure(EnvironmentSpec(packages=("x @ https://e/x.whl",)))
+    assert kit.calls() == []
+
+
+async def test_prune_takes_the_unused_and_the_half_built(kit: Kit) -> None:
+    store = kit.store()
+    old = await store.ensure(SPEC)
+    new = await store.ensure(EnvironmentSpec(packages=("pandas",)))
+    half = kit.cache / "envs/python-3.11.7-half"
+    half.mkdir()
+    month_ago = time.time() - 31 * 86400
+    os.utime(old.python.parent.parent / MANIFEST, (month_ago, month_ago))
+    removed = await store.prune(30 * 86400)
+    assert {path.name for path in removed} == {old.python.parent.parent.name, half.name}
+    assert [stored.path for stored in store.stored()] == [new.python.parent.parent]
+
+
+async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentBuildError, match="--cache-dir"):
+        EnvironmentStore(tmp_path / "file" / "cache")

@@ -1,0 +1,111 @@
+"""The command line: what it prints, what it exits with, and what it leaves unimported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kernel_mcp import __version__, cli
+from kernel_mcp.configuration import OPTIONS
+from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.settings import GIB, Settings
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_help_names_every_flag_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for option in OPTIONS:
+        assert option.flag in text
+        assert option.default in " ".join(text.split())
+    assert "kernel-mcp demo" in text
+    assert "KERNEL_MCP_IDLE_TIMEOUT" in text
+
+
+def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"kernel-mcp {__version__}\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
+    code = (
+        "import sys\n"
+        "from kernel_mcp.cli import main\n"
+        f"try: main([{flag!r}])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'mcp', 'zmq', 'anyio', 'jupyter_client', 'pydantic', 'packaging'}\n"
+        "print(heavy & set(sys.modules), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--memroy", "2G"], "there is no flag --memroy; did you mean --memory?"),
+        (["--memroy=2G"], "there is no flag --memroy=2G; did you mean --memory?"),
+        (["dmo"], "there is no command dmo; did you mean demo?"),
+        (["--memory", "2X"], "--memory 2X: expected a size such as 512M or 2G (0 for no limit)"),
+        (["--timeout", "-5"], "--timeout -5: expected a time"),
+        (["--memory"], "argument --memory: expected one argument"),
+        (["--mem", "2G"], "there is no flag --mem"),
+        (["--allow", "./x"], "names a place"),
+        (["env"], "expected one of list, build, prune"),
+        (["env", "prune", "--older-than", "soon"], "--older-than soon: expected a time"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_clear_line(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("kernel-mcp: error: ")
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+
+
+def _replace_server(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Settings], int]) -> None:
+    server = ModuleType("kernel_mcp.server")
+    server.serve = serve  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kernel_mcp.server", server)
+
+
+def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        seen.append(settings)
+        return 7
+
+    _replace_server(monkeypatch, serve)
+    code = cli.main(["--allow", "numpy,os", "--allow", "pandas", "--memory", "4G", "--cpu", "2m"])
+    assert code == 7
+    assert seen[0].allow == ("numpy", "os", "pandas")
+    assert seen[0].limits.memory_bytes == 4 * GIB
+    assert seen[0].limits.cpu_seconds == 120
+
+
+def test_a_failure_the_server_explains_exits_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(settings: Settings) -> int:
+        raise EnvironmentBuildError("no network. Do this.")
+
+    _replace_server(monkeypatch, serve)
+    assert cli.main(["serve"]) == 1
+    assert capsys.readouterr().err == "kernel-mcp: error: no network. Do this.\n"

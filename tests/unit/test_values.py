@@ -1,0 +1,133 @@
+"""Reading single values: what is taken, and what the refusal says."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp import values
+from kernel_mcp.settings import GIB, KIB, MIB
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ("30", 30.0),
+        ("30s", 30.0),
+        ("5m", 300.0),
+        ("2h", 7200.0),
+        ("1.5h", 5400.0),
+        ("500ms", 0.5),
+        (" 1D ", 86400.0),
+        (12, 12.0),
+        (0.25, 0.25),
+    ],
+)
+def test_a_duration_is_a_number_with_an_optional_unit(given: object, seconds: float) -> None:
+    assert values.duration(given) == seconds
+
+
+@pytest.mark.parametrize(
+    "given", ["", "0", "-5", "5 minutes", "1h30m", "nan", "inf", True, -1, math.inf, None, [5]]
+)
+def test_a_duration_above_zero_is_demanded(given: object) -> None:
+    with pytest.raises(ValueError, match="expected a time"):
+        values.duration(given)
+
+
+def test_a_limit_of_zero_seconds_lifts_it() -> None:
+    assert values.limit_duration("0") == 0
+
+
+def test_an_idle_time_can_be_never() -> None:
+    assert values.idle_duration("Never") == math.inf
+    with pytest.raises(ValueError, match="or never"):
+        values.idle_duration("0")
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ("512M", 512 * MIB),
+        ("2G", 2 * GIB),
+        ("2GiB", 2 * GIB),
+        ("2gb", 2 * GIB),
+        ("1.5k", 1536),
+        ("64 K", 64 * KIB),
+        ("100b", 100),
+        ("0", 0),
+        (4096, 4096),
+    ],
+)
+def test_a_size_counts_in_powers_of_1024(given: object, size: int) -> None:
+    assert values.size(given) == size
+
+
+@pytest.mark.parametrize("given", ["", "-1", "2X", "G", "1e9", 1.5, True, -1, None])
+def test_a_size_that_is_none_says_what_one_looks_like(given: object) -> None:
+    with pytest.raises(ValueError, match="512M or 2G"):
+        values.size(given)
+
+
+@pytest.mark.parametrize("given", ["", "x", "1.5", "-3", True, 1.5, -1])
+def test_a_count_is_a_whole_number(given: object) -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        values.count(given)
+
+
+def test_a_choice_is_one_of_its_words_in_any_case() -> None:
+    read = values.choice("auto", "bwrap", "none")
+    assert read("BWRAP") == "bwrap"
+    with pytest.raises(ValueError, match="expected auto, bwrap or none"):
+        read("docker")
+
+
+@pytest.mark.parametrize("given", ["3.10", "3.14", "3.12.1", "3", "python3.11"])
+def test_a_python_is_a_version_kernels_run_on(given: str) -> None:
+    assert values.python(given) == given.removeprefix("python")
+
+
+def test_a_python_is_a_path_when_it_has_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert values.python("~/env/bin/python") == "/home/ada/env/bin/python"
+
+
+@pytest.mark.parametrize("given", ["3.9", "2.7", "3.15", "4", "pypy", "", "3.12.1.1", 3.12])
+def test_a_python_that_cannot_be_used_says_which_can(given: object) -> None:
+    with pytest.raises(ValueError, match=r"from 3\.10 to 3\.14"):
+        values.python(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("numpy,pandas", ["numpy", "pandas"]),
+        (" numpy , ,pandas, ", ["numpy", "pandas"]),
+        ("pandas>=2,<3,numpy", ["pandas>=2,<3", "numpy"]),
+        ("dask[array,dataframe],numpy", ["dask[array,dataframe]", "numpy"]),
+        ("", []),
+    ],
+)
+def test_a_comma_list_keeps_specifiers_and_extras_whole(text: str, names: list[str]) -> None:
+    assert values.split_names(text) == names
+
+
+def test_entries_of_several_lists_come_once_in_their_order() -> None:
+    assert values.entries(["numpy,os", "pandas", "numpy"]) == ("numpy", "os", "pandas")
+    assert values.entries("*") == ("*",)
+
+
+@pytest.mark.parametrize(
+    "given", ["./pkg", "a @ https://x/y.whl", "-r req.txt", "git+https://x", "a b", 5, [1]]
+)
+def test_an_entry_is_a_name_and_never_a_place_or_an_option(given: object) -> None:
+    with pytest.raises(ValueError, match=r"place|option|not the name|expected names"):
+        values.entries(given)
+
+
+def test_a_path_is_not_empty() -> None:
+    assert values.path("a/b") == Path("a/b")
+    with pytest.raises(ValueError, match="path of a folder"):
+        values.path(" ")
