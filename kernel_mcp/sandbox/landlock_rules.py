@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError
@@ -80,10 +81,8 @@ def allow_system(rules: Ruleset) -> None:
         *_DEVICES.items(),
     ]
     for path, access in wanted:
-        try:
+        with suppress(FileNotFoundError, PermissionError):
             rules.allow(path, access)
-        except (FileNotFoundError, PermissionError):
-            continue
 
 
 def allow_required(rules: Ruleset, paths: Iterable[Path], access: Access) -> None:
@@ -106,7 +105,7 @@ def closed_folder(paths: Sequence[Path], identity: Identity) -> str | None:
     """The first folder on the way to one of `paths` that `identity` may not enter, or None."""
     seen: set[str] = set()
     for path in paths:
-        for name in {os.path.abspath(path), os.path.realpath(path)}:
+        for name in {os.path.normpath(path), os.path.realpath(path)}:
             for folder in (*reversed(Path(name).parents), Path(name)):
                 if str(folder) in seen:
                     continue

@@ -1,0 +1,237 @@
+"""Kernels under Landlock: file rules, closed network, two system call filters, no namespaces.
+
+Weaker than bubblewrap, and for machines where nothing stronger works: it takes neither root nor
+user namespaces. Paths are the host's own. A root server gives each kernel a host user id.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import stat
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.sandbox.base import (
+    BOOT_FOLDER,
+    GuestPaths,
+    Identity,
+    SandboxCommand,
+    SandboxReport,
+    SandboxRequest,
+)
+from kernel_mcp.sandbox.folders import runtime_folder
+from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
+from kernel_mcp.sandbox.landlock_abi import Access, Ruleset, unavailable
+from kernel_mcp.sandbox.landlock_filter import compile_landlock_filter
+from kernel_mcp.sandbox.landlock_report import landlock_report
+from kernel_mcp.sandbox.landlock_rules import (
+    RUN,
+    WRITE,
+    allow_required,
+    allow_system,
+    closed_folder,
+)
+from kernel_mcp.sandbox.seccomp import compile_filter
+from kernel_mcp.sandbox.syscalls import architecture
+from kernel_mcp.settings import GIB, Limits
+
+_ENTER = BOOT_FOLDER / "landlock" / "enter.py"
+_SCRATCH = "tmp"
+"""The kernel's folder for temporary files, below that of its sockets."""
+ADDRESS_SPACE_RESERVE = 1 * GIB
+"""Above the memory limit: the kernel itself sets a lower one, which counts what numpy maps."""
+PENDING_SIGNALS = 1024
+
+
+def landlock_available() -> str | None:
+    """Why this backend cannot be used here, or None when it can."""
+    if architecture(platform.machine()) is None:
+        return (
+            f"there is no system call filter for {platform.machine()} machines; kernel-mcp can "
+            "sandbox on x86_64 and aarch64"
+        )
+    return unavailable()
+
+
+class LandlockSandbox:
+    """One Landlock domain per kernel; the started process is the kernel itself."""
+
+    name = "landlock"
+
+    def __init__(
+        self,
+        *,
+        filters: tuple[bytes, ...],
+        identities: IdentityPool | None,
+        boot: Path = BOOT_FOLDER,
+    ) -> None:
+        self._filters = filters
+        self._identities = identities
+        self._boot = boot
+
+    @classmethod
+    def detect(cls, boot: Path = BOOT_FOLDER) -> LandlockSandbox:
+        """The backend as this machine allows it. Raises SandboxUnavailable with the remedy."""
+        reason = landlock_available()
+        arch = architecture(platform.machine())
+        if reason is not None or arch is None:
+            raise SandboxUnavailable(
+                f"the landlock sandbox cannot be used: {reason}. `--sandbox none` runs kernels "
+                "unconfined, at your own risk."
+            )
+        return cls(
+            filters=(compile_filter(arch), compile_landlock_filter(arch)),
+            identities=_identities(),
+            boot=boot,
+        )
+
+    def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
+        """The host's own paths; temporary files go to a folder beside the sockets."""
+        return GuestPaths(
+            workspace=str(workspace),
+            sockets=str(sockets),
+            boot=str(self._boot),
+            tmp=str(sockets / _SCRATCH),
+        )
+
+    def identity(self, workspace: Path | None = None) -> Identity | None:
+        """Reserve a host user id for one kernel of a root server."""
+        if self._identities is None:
+            return None
+        owner = workspace.stat().st_uid if workspace is not None else None
+        return self._identities.acquire(owner)
+
+    def release(self, identity: Identity | None) -> None:
+        """Give a host user id back."""
+        if self._identities is not None and identity is not None:
+            self._identities.release(identity)
+
+    def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
+        """A bare interpreter that restricts itself with prepared rules and executes `argv`.
+
+        Has to be started by this process, which it dies with.
+        """
+        scratch = _make_scratch(request.sockets / _SCRATCH, identity)
+        with ExitStack() as undo:
+            rules = Ruleset()
+            undo.callback(rules.close)
+            passed = [rules.fd]
+            allow_system(rules)
+            allow_required(rules, (*request.readonly, self._boot), RUN)
+            allow_required(rules, (request.workspace, request.sockets, scratch), WRITE)
+            # import looks for the package by listing the folder it is in
+            rules.allow(str(self._boot.parent), Access.READ_DIR)
+            options = ["--ruleset", str(rules.fd), "--parent", str(os.getpid())]
+            for program in self._filters:
+                fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
+                undo.callback(os.close, fd)
+                passed.append(fd)
+                os.write(fd, program)
+                os.lseek(fd, 0, os.SEEK_SET)
+                options += ["--filter", str(fd)]
+            for kept in request.inherit:
+                options += ["--keep", str(kept)]
+            for kind, value in resource_limits(request.limits, identity).items():
+                options += ["--limit", f"{kind}:{value}"]
+            options += self._user_options(request, identity)
+            command = SandboxCommand(
+                argv=[sys.executable, "-I", "-S", "-B", str(_ENTER), *options, "--", *request.argv],
+                pass_fds=[*passed, *request.inherit],
+                env={**request.env, "TMPDIR": str(scratch)},
+            )
+            undo.pop_all()
+        return command
+
+    def report(self) -> SandboxReport:
+        """What Landlock and the filters put in force here."""
+        return landlock_report(own_user=self._identities is not None)
+
+    def _user_options(self, request: SandboxRequest, identity: Identity | None) -> list[str]:
+        if identity is None:
+            return ["--uid", "-1"]
+        needed = [
+            *(*request.readonly, self._boot, request.workspace, request.sockets),
+            Path(request.argv[0]),
+        ]
+        closed = closed_folder(needed, identity)
+        if closed is not None and not _may_search_everywhere():
+            raise LaunchError(
+                f"kernels of a root server run as user ids of their own, which may not enter "
+                f"{closed}. Allow it with `chmod o+x {closed}`, keep the server's state, cache and "
+                "interpreter elsewhere, or start the server as an ordinary user."
+            )
+        return ["--uid", str(identity.uid), "--search", "0" if closed is None else "1"]
+
+
+def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, int]:
+    """Ceilings for every process of a kernel, by RLIMIT_ number.
+
+    Linux counts processes per user: those that a shared user runs already are added.
+    """
+    found = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_RTPRIO: 0,
+        resource.RLIMIT_SIGPENDING: PENDING_SIGNALS,
+    }
+    if limits.open_files:
+        found[resource.RLIMIT_NOFILE] = limits.open_files
+    if limits.disk_bytes and limits.tmp_bytes:
+        found[resource.RLIMIT_FSIZE] = max(limits.disk_bytes, limits.tmp_bytes)
+    if limits.memory_bytes:
+        found[resource.RLIMIT_AS] = limits.memory_bytes + ADDRESS_SPACE_RESERVE
+    if limits.pids:
+        others = _threads_of(os.geteuid()) if identity is None else 1  # its watcher
+        found[resource.RLIMIT_NPROC] = limits.pids + others
+    return found
+
+
+def _threads_of(uid: int) -> int:
+    """How many threads a user runs: a folder of /proc has a link for each of its folders."""
+    count = 0
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    found = Path(entry.path, "task").stat()
+                    count += found.st_nlink - 2 if found.st_uid == uid else 0
+    return count
+
+
+def _make_scratch(path: Path, identity: Identity | None) -> Path:
+    """A folder of the kernel's alone. Raises LaunchError when something else is in its place."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        if identity is not None:
+            os.chown(path, identity.uid, identity.gid)
+    owner = os.geteuid() if identity is None else identity.uid
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner:
+        raise LaunchError(f"{path} is in the way of the kernel's temporary files; remove it")
+    return path
+
+
+def _may_search_everywhere() -> bool:
+    """Whether this process holds CAP_DAC_READ_SEARCH, number 2 of <linux/capability.h>."""
+    status = Path("/proc/self/status").read_text()
+    held = next(line.split()[1] for line in status.splitlines() if line.startswith("CapPrm:"))
+    return bool(int(held, 16) >> 2 & 1)
+
+
+def _identities() -> IdentityPool | None:
+    """User ids for kernels when this server is root and may hand them out."""
+    if os.geteuid() != 0:
+        return None
+    users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
+    block = find_block(users, groups)
+    if block is None:
+        raise SandboxUnavailable(
+            "the server runs as root, but this user namespace has no spare user ids for kernels, "
+            "which must not run as root. Start the server as an ordinary user, or map at least "
+            "65536 ids into the container."
+        )
+    return IdentityPool(block, runtime_folder() / "uids")

@@ -1,0 +1,71 @@
+"""What kernels under Landlock are kept from, and what they are not."""
+
+from __future__ import annotations
+
+from kernel_mcp.sandbox.base import SandboxReport
+
+
+def landlock_report(*, own_user: bool) -> SandboxReport:
+    """The report; `own_user` when each kernel has a host user id to itself."""
+    user = (
+        "a host user id of its own for each kernel, no new privileges"
+        if own_user
+        else "no capabilities, no new privileges"
+    )
+    return SandboxReport(
+        backend="landlock",
+        enforced=(*_ENFORCED, user),
+        gaps=(*_GAPS, *(_OWN_USER_GAPS if own_user else _SHARED_USER_GAPS)),
+    )
+
+
+_ENFORCED = (
+    "nothing can be connected to: internet sockets are refused, Unix sockets only listen",
+    "writable: the workspace, the folder of its sockets and one for temporary files, no other",
+    (
+        "readable: the system's programs, the interpreter and its packages, few files of /etc, "
+        "facts about the machine and the kernel's main process in /proc; no other contents"
+    ),
+    "signals, tracing, limits and scheduling reach only the kernel's own processes",
+    "system call filters (seccomp)",
+    "ends with the server, with all its processes",
+)
+_GAPS = (
+    "shares the host's Linux kernel, so a kernel exploit leaves the sandbox",
+    (
+        "no file namespace: whether a path that the server's user can reach exists, and its owner, "
+        "size, times and link target, can be asked for one by one (no listing, no contents)"
+    ),
+    (
+        "no process namespace: which process ids exist can be probed (command lines and "
+        "environments are hidden)"
+    ),
+    (
+        "no network, IPC or host name namespace: the host's name shows, and free names of abstract "
+        "Unix sockets can be taken and listened on"
+    ),
+    (
+        "/tmp and /dev/shm cannot be used; TMPDIR is a private folder on the disk of the server's "
+        "run folder, without a size limit of its own"
+    ),
+    "memory is limited per process: the sum over child processes needs a cgroup or a watchdog",
+    (
+        "does not work inside: internet and datagram sockets (not even to localhost), connecting "
+        "to Unix sockets, multiprocessing queues, pools and locks, System V IPC, terminals (pty), "
+        "new sessions and process groups, inotify, extended attributes, the passwd database, /proc of "
+        "child processes"
+    ),
+    "chmod and changes of file times succeed without effect",
+)
+_SHARED_USER_GAPS = (
+    (
+        "kernels run under the server's user: Linux counts processes, pending signals and pipe "
+        "memory of all of them together, and only Landlock separates their files"
+    ),
+)
+_OWN_USER_GAPS = (
+    (
+        "when a folder above the kernel's files is closed to others (such as /root), the kernel "
+        "keeps the capability CAP_DAC_READ_SEARCH; Landlock's rules still decide what it can open"
+    ),
+)
