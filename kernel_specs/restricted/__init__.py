@@ -1,0 +1,21 @@
+"""The restricted kernel: boot order, tuned ipykernel, import guard.
+
+Runs inside the sandboxed process, on the standard library and ipykernel alone.
+
+    boot        entry point: argv and boot.json → KernelHost
+    config      boot.json as frozen values
+    confine     process, environment and resource limits before anything else
+    guard       import guard (a guard rail, not the boundary)
+    host        KernelHost: preload (before a fork), serve (after it)
+    app         IPKernelApp with five sockets and one extra thread
+    kernel      IPythonKernel with the lean request path
+    shell       ZMQInteractiveShell without tee, history and colours
+    tracebacks  plain tracebacks
+    session     Jupyter messages, serialised with less work
+    iopub       the XPUB socket, one ordered queue, backpressure
+    console     stdout, stderr and file descriptors 1 and 2 → iopub
+    channel     a ROUTER socket on an event loop
+    service     the service thread: control, subscriptions, pipes, flush timer
+    interrupts  what SIGINT means at this moment
+    variables   names of the session, described without running user code
+"""

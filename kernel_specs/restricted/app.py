@@ -1,0 +1,175 @@
+"""The application: IPKernelApp in two phases, with what this kernel does not need left out."""
+
+# ipykernel and IPython are traitlets classes: untyped, and optional throughout, to mypy.
+# mypy: disable-error-code="no-untyped-call, union-attr"
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import zmq
+from ipykernel.kernelapp import IPKernelApp
+from IPython.core import release
+from IPython.core.profiledir import ProfileDir
+from tornado.ioloop import IOLoop
+from tornado.platform.asyncio import BaseAsyncIOLoop
+from traitlets.config import Config
+
+from kernel_specs.restricted import channel, interrupts, iopub, session
+from kernel_specs.restricted import console as console_module
+from kernel_specs.restricted.channel import Channel
+from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.console import Console
+from kernel_specs.restricted.interrupts import InterruptGate
+from kernel_specs.restricted.iopub import IOPub
+from kernel_specs.restricted.kernel import SandboxKernel
+from kernel_specs.restricted.service import ServiceThread
+from kernel_specs.restricted.session import LeanSession
+
+LINGER_MS = 1000
+
+
+class _ProfileDir(ProfileDir):
+    """A profile folder without its five subfolders and README: nothing is ever stored there."""
+
+    def _mkdir(self, path: str, mode: int | None = None) -> bool:
+        return False
+
+
+class KernelApp(IPKernelApp):
+    """`prepare` makes the shell (before a fork), `connect` the sockets and the thread (after it).
+
+    No config files are read: their folders belong to user code.
+    """
+
+    def prepare(self) -> None:
+        """Create kernel and shell: no thread, no ZMQ context, no event loop."""
+        self.gate = InterruptGate(
+            module.__file__ or ""
+            for module in (channel, interrupts, iopub, session, console_module)
+        )
+        profile = Path(os.environ.get("IPYTHONDIR") or Path(self.ipython_dir)) / "profile_default"
+        self.profile_dir = _ProfileDir(location=str(profile), parent=self)
+        self.kernel = SandboxKernel.instance(
+            parent=self,
+            session=self.session,
+            gate=self.gate,
+            log=self.log,
+            profile_dir=self.profile_dir,
+            user_ns=self.user_ns,
+        )
+        self.shell = self.kernel.shell
+        self.shell.gate = self.gate
+        self.shell.configurables.append(self)
+
+    def connect(self, boot: BootConfig, connection_file: Path) -> None:
+        """Bind the sockets, take over stdout and stderr, start the service thread."""
+        self.connection_file = str(connection_file)
+        self.load_connection_file()
+        self.session.renew()
+        self.context = zmq.Context()
+        loop = cast(BaseAsyncIOLoop, IOLoop.current())
+        publisher = self.context.socket(zmq.XPUB)
+        publisher.linger = LINGER_MS
+        self.iopub = IOPub(publisher, self.session, boot.output, self.gate)
+        self.console = Console(self.iopub)
+        self._keep_stderr()
+        self.console.redirect()
+        self.console.install()
+        self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
+        unbound = 0 in (self.shell_port, self.iopub_port, self.stdin_port, self.control_port)
+        self.iopub_port = self._bind(publisher, self.iopub_port)
+        self.service.watch_output(publisher)
+        self.shell_socket = self._router()
+        self.shell_port = self._bind(self.shell_socket, self.shell_port)
+        self.control_socket = self._router()
+        self.control_port = self._bind(self.control_socket, self.control_port)
+        self.stdin_socket = self._router()
+        self.stdin_port = self._bind(self.stdin_socket, self.stdin_port)
+        heartbeat = self._router()
+        self.hb_port = self._bind(heartbeat, self.hb_port)
+        self.service.watch_heartbeat(heartbeat)
+        self._sockets = (self.stdin_socket, heartbeat)
+        if unbound:
+            self.write_connection_file()
+        self._wire(Channel(self.shell_socket, loop))
+
+    def run(self) -> None:
+        """Serve until shutdown. An interrupt never ends the loop."""
+        self.kernel.start()
+        self.service.start()
+        while self._interrupted_loop():
+            if self.gate.cancel is not None:
+                self.gate.cancel()
+        self.service.main_ended.set()
+
+    def _interrupted_loop(self) -> bool:
+        """Run the loop; True when a SIGINT hit a task that user code had left on it."""
+        try:
+            self.kernel.io_loop.asyncio_loop.run_forever()
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Send what is left and close the sockets."""
+        self.iopub.close()
+        for socket in (self.shell_socket, self.control_socket, *self._sockets):
+            socket.close()
+        self.context.term()
+
+    def _wire(self, shell_channel: Channel) -> None:
+        kernel, shell, hook = self.kernel, self.shell, self.shell.displayhook
+        kernel.shell_stream = shell_channel
+        kernel.control_stream = Channel(self.control_socket, self.service.io_loop)
+        kernel.stdin_socket = self.stdin_socket
+        kernel.iopub = kernel.iopub_socket = self.iopub
+        kernel.console, kernel.service = self.console, self.service
+        kernel.ident = os.urandom(16).hex()
+        hook.pub_socket = shell.display_pub.pub_socket = self.iopub
+        hook.topic = kernel._topic("execute_result")
+        kernel.record_ports(
+            {
+                f"{name}_port": getattr(self, f"{name}_port")
+                for name in ("shell", "iopub", "stdin", "hb", "control")
+            }
+        )
+
+    def _router(self) -> Any:
+        socket = self.context.socket(zmq.ROUTER)
+        socket.linger = LINGER_MS
+        socket.router_handover = 1  # a client that reconnects keeps its identity
+        return socket
+
+    def _bind(self, socket: Any, port: int) -> int:
+        encrypt = getattr(self, "_apply_curve_server_options", None)  # since ipykernel 7.4
+        if encrypt is not None:
+            encrypt(socket)
+        return int(self._bind_socket(socket, port))
+
+    def _keep_stderr(self) -> None:
+        """Crash traces and the kernel's own log go where file descriptor 2 led at exec."""
+        host = os.dup(2)
+        faulthandler.enable(file=host, all_threads=False)
+        handler = logging.StreamHandler(os.fdopen(host, "w", buffering=1, closefd=False))
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        self.log.handlers[:] = [handler]
+        logging.getLogger("tornado").addHandler(handler)
+
+
+def create() -> KernelApp:
+    """The one application of this process, logging errors only."""
+    log = logging.getLogger("kernel")
+    log.propagate = False
+    log.setLevel(logging.ERROR)
+    log.addHandler(logging.StreamHandler(sys.stderr))
+    config = Config()
+    config.HistoryManager.enabled = False  # else a database and a thread
+    config.InteractiveShell.colors = "nocolor" if release.version_info[0] >= 9 else "NoColor"
+    config.IPKernelApp.kernel_class = "kernel_specs.restricted.kernel.SandboxKernel"
+    return KernelApp.instance(config=config, log=log, session=LeanSession())

@@ -1,0 +1,41 @@
+"""Entry point of a kernel: `python -I -B boot.py -f CONNECTION_FILE`.
+
+Kept tiny: this file is compiled at every start, its siblings come from the bytecode cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+EXIT_CODE = 70  # EX_SOFTWARE
+
+
+def main(argv: list[str]) -> int:
+    """Confine the process, then serve; 70 when the kernel cannot start."""
+    folder = str(Path(__file__).resolve().parent.parent.parent)
+    sys.path.insert(0, folder)
+    from kernel_specs.restricted import config, confine, host
+
+    sys.path.remove(folder)
+    boot = config.BootConfig()
+    try:
+        connection_file = Path(argv[argv.index("-f") + 1]).absolute()
+        boot = config.load(connection_file)
+        confine.confine(boot)
+        kernel = host.KernelHost()
+        kernel.preload()
+        kernel.serve(boot, connection_file)
+    except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
+        import traceback
+
+        traceback.print_exc(file=sys.__stderr__)
+        host.send_packet(
+            boot.ready_fd, {"ready": False, "error": f"{type(error).__name__}: {error}"}
+        )
+        return EXIT_CODE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

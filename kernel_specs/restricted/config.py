@@ -1,0 +1,118 @@
+"""boot.json: what the host decided for this kernel, as frozen values."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+
+
+class BootError(Exception):
+    """The kernel cannot start with what it was given; the text goes to the host."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which modules user code may import. `modules` holds roots or dotted names."""
+
+    allow_all: bool = True
+    modules: tuple[str, ...] = ()
+    profile: str = "default"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Resource limits of the process. A value of 0 means no limit of its own."""
+
+    memory_bytes: int = 0
+    pids: int = 0
+    open_files: int = 0
+    file_bytes: int = 0
+    cpu_seconds: int = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """How text becomes messages.
+
+    chunk_bytes    text collected before a message is sent
+    flush_seconds  longest time that text waits
+    message_bytes  largest message; bigger displays are replaced by a note
+    """
+
+    chunk_bytes: int = 64 * 1024
+    flush_seconds: float = 0.05
+    message_bytes: int = 12 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class BootConfig:
+    """Everything the host decided.
+
+    confined  False without a boot.json: an ordinary Jupyter kernel, nothing is restricted
+    layers    extra sys.path entries
+    ready_fd  where the ready packet goes; -1 for nowhere
+    runtime   prefixes whose code may import anything
+    """
+
+    confined: bool = False
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = field(default_factory=Limits)
+    output: Output = field(default_factory=Output)
+    workspace: str = ""
+    tmp: str = field(default_factory=tempfile.gettempdir)
+    layers: tuple[str, ...] = ()
+    ready_fd: int = -1
+    runtime: tuple[str, ...] = ()
+
+
+def load(connection_file: Path) -> BootConfig:
+    """Read boot.json beside the connection file; the defaults when there is none.
+
+    Raises BootError when the file is there but unusable: a kernel never starts with less
+    confinement than it was meant to have.
+    """
+    path = connection_file.with_name("boot.json")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return BootConfig()
+    except OSError as error:
+        raise BootError(f"cannot read boot.json: {error}") from error
+    try:
+        return parse(json.loads(text))
+    except (TypeError, ValueError, KeyError) as error:
+        raise BootError(f"boot.json is not valid: {type(error).__name__}: {error}") from error
+
+
+def parse(data: dict[str, Any]) -> BootConfig:
+    """Build a BootConfig. Raises ValueError or TypeError for what is not as agreed."""
+    if data.get("version") != VERSION:
+        raise ValueError(f"version {data.get('version')!r}, this kernel understands {VERSION}")
+    policy = data.get("policy", {})
+    default = BootConfig()
+    return BootConfig(
+        confined=True,
+        policy=Policy(
+            allow_all=policy.get("allow_all") is True,
+            modules=_strings(policy.get("modules", [])),
+            profile=str(policy.get("profile", "default")),
+        ),
+        limits=Limits(**{name: int(value) for name, value in data.get("limits", {}).items()}),
+        output=Output(**data.get("output", {})),
+        workspace=str(data.get("workspace", "")),
+        tmp=str(data.get("tmp") or default.tmp),
+        layers=_strings(data.get("layers", [])),
+        ready_fd=int(data.get("ready_fd", -1)),
+        runtime=_strings(data.get("runtime", [])),
+    )
+
+
+def _strings(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"expected a list of strings, got {values!r:.80}")
+    return tuple(values)

@@ -1,0 +1,113 @@
+"""Process, environment and resource limits: what is done before any other code is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kernel_specs.restricted.config import BootConfig, Limits
+
+MIB = 1024 * 1024
+ADDRESS_SPACE_OVERHEAD = 768 * MIB
+"""Address space of an idle kernel with numpy and pandas: most of it is never touched."""
+MEMORY_RESERVE = 128 * MIB
+"""What is opened while a MemoryError is being reported."""
+M_ARENA_MAX = -8  # malloc.h
+
+
+def confine(config: BootConfig) -> None:
+    """Make the process what the host decided; a stock start without boot.json is left alone."""
+    if os.getsid(0) != os.getpid():
+        with contextlib.suppress(PermissionError):  # leads a process group already
+            os.setsid()
+    if not config.confined:
+        return
+    os.umask(0o077)
+    apply_limits(config.limits)
+    os.environ.clear()
+    os.environ.update(environment(config))
+    if config.workspace:
+        os.chdir(config.workspace)
+
+
+def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, str]:
+    """The fixed environment of a kernel: nothing of the server's shows through.
+
+    `threads` is the size of native thread pools; the processors at hand, at most 4, by default
+    (each thread costs address space).
+    """
+    pool = str(threads or min(4, len(os.sched_getaffinity(0))))
+    tmp = Path(config.tmp)
+    names = {
+        "HOME": config.workspace or config.tmp,
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "TMPDIR": config.tmp,
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        "PAGER": "cat",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # the default pool reserves 1 GB of addresses
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        "MALLOC_ARENA_MAX": "2",
+    }
+    for name in ("OPENBLAS", "OMP", "MKL", "NUMEXPR", "RAYON"):
+        names[f"{name}_NUM_THREADS"] = pool
+    names["POLARS_MAX_THREADS"] = pool
+    folders = {
+        "MPLCONFIGDIR": "matplotlib",
+        "XDG_CACHE_HOME": "cache",
+        "XDG_CONFIG_HOME": "config",
+        "XDG_DATA_HOME": "data",
+        "IPYTHONDIR": "ipython",
+        "JUPYTER_CONFIG_DIR": "jupyter",
+        "JUPYTER_DATA_DIR": "jupyter",
+        "JUPYTER_RUNTIME_DIR": "jupyter",
+    }
+    names.update({name: str(tmp / f".{folder}") for name, folder in folders.items()})
+    return names
+
+
+def apply_limits(limits: Limits) -> None:
+    """Set the resource limits; never raises one above what the host had set."""
+    _lower(resource.RLIMIT_CORE, 0)
+    for kind, value in (
+        (resource.RLIMIT_NPROC, limits.pids),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_CPU, limits.cpu_seconds),
+    ):
+        if value > 0:
+            _lower(kind, value)
+    # Every thread may otherwise reserve an arena of 64 MiB of address space.
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
+    if limits.memory_bytes > 0:
+        soft = limits.memory_bytes + ADDRESS_SPACE_OVERHEAD
+        _lower(resource.RLIMIT_AS, soft, soft + MEMORY_RESERVE)
+
+
+@contextlib.contextmanager
+def memory_reserve() -> Iterator[None]:
+    """Room to report a MemoryError: the soft address space limit raised to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == hard:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _lower(kind: int, soft: int, hard: int | None = None) -> None:
+    ceiling = resource.getrlimit(kind)[1]
+    wanted = soft if hard is None else hard
+    if ceiling != resource.RLIM_INFINITY:
+        wanted = min(wanted, ceiling)
+    resource.setrlimit(kind, (min(soft, wanted), wanted))

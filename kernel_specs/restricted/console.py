@@ -1,0 +1,210 @@
+"""stdout and stderr of the kernel: two text streams and two pipes, in one order.
+
+`print` must stay as fast as C makes it, so the streams are plain `io.TextIOWrapper`s that collect
+up to a chunk before they call Python. Only the stream written to last collects; the other one is
+write-through, so that its first write announces the switch and the order of both is kept.
+
+File descriptors 1 and 2 become pipes, for output of child processes and C libraries.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import fcntl
+import io
+import os
+import select
+import signal
+import sys
+from typing import Any, cast
+
+from kernel_specs.restricted.iopub import IOPub
+
+CHUNK_BYTES = 64 * 1024
+PIPE_BYTES = 256 * 1024
+"""A C library that prints more than this without releasing the GIL would wait for ever."""
+DRAIN_BYTES = 1024 * 1024
+"""Most that is taken from a pipe at once: a child may write without end."""
+_SPAWNS = frozenset(
+    {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
+)
+
+
+class _Sink(io.RawIOBase):
+    """Where a text stream hands its bytes; cannot be closed by user code."""
+
+    def __init__(self, console: Console, name: str, fd: int) -> None:
+        super().__init__()
+        self.name = f"<{name}>"
+        self._console = console
+        self._stream = name
+        self._fd = fd
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def write(self, data: Any) -> int:
+        self._console.take(self._stream, self._fd, data)
+        return len(data)
+
+    def flush(self) -> None:
+        self._console.flushed()
+
+    def close(self) -> None:
+        """Stay open: the next cell prints again."""
+
+
+class Console:
+    """Collects everything the kernel and its children print and hands it to iopub in order."""
+
+    def __init__(self, iopub: IOPub) -> None:
+        """Make the streams; nothing is redirected yet."""
+        self._iopub = iopub
+        self._current = "stdout"
+        self._inside = False
+        self._forked = False
+        self._pipes: dict[int, tuple[str, codecs.IncrementalDecoder]] = {}
+        self._poll = select.poll()
+        self._streams = {
+            "stdout": self._new_stream("stdout", 1),
+            "stderr": self._new_stream("stderr", 2),
+        }
+        self._streams["stderr"].reconfigure(write_through=True)
+        iopub.flush_text = self.hand_over
+
+    @property
+    def pipes(self) -> list[int]:
+        """Read ends of the pipes that stand for file descriptors 1 and 2."""
+        return list(self._pipes)
+
+    def install(self) -> None:
+        """Become sys.stdout and sys.stderr, also for code that goes back to `sys.__stdout__`."""
+        sys.stdout = sys.__stdout__ = self._streams["stdout"]  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = self._streams["stderr"]  # type: ignore[misc]
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._iopub.lock.release,
+            after_in_child=self._after_fork,
+        )
+        sys.addaudithook(self._audit)
+
+    def redirect(self) -> None:
+        """Put pipes in the place of file descriptors 1 and 2."""
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            with contextlib.suppress(OSError):  # refused to a user with many pipes
+                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            os.dup2(writer, fd)
+            os.close(writer)
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            self._pipes[reader] = (name, decoder)
+            self._poll.register(reader, select.POLLIN)
+
+    def hand_over(self) -> None:
+        """Give iopub all text printed so far."""
+        with self._iopub.lock:
+            if self._inside or self._forked:
+                return
+            self._inside = True
+            try:
+                self._drain()
+                self._flush(self._current)
+            finally:
+                self._inside = False
+
+    def flush(self) -> None:
+        """Send all text printed so far; waits for a slow reader."""
+        self.hand_over()
+        self._iopub.pump()
+        self._iopub.wait()
+
+    def take(self, name: str, fd: int, data: Any) -> None:
+        """Bytes from a text stream; called by C code in the middle of a write."""
+        if self._forked:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            return
+        with self._iopub.lock:
+            if name != self._current:
+                self._switch(name)
+            elif not self._inside:
+                self._drain()
+            self._iopub.put_text(name, str(data, "utf-8", "replace"))
+            inside = self._inside
+        if not inside:
+            self._iopub.wait()
+
+    def flushed(self) -> None:
+        """A stream was flushed: its text is with iopub already and is sent now."""
+        if not (self._inside or self._forked):
+            self._iopub.pump()
+            self._iopub.wait()
+
+    def _switch(self, name: str) -> None:
+        """Let the other stream collect: what the first one holds goes ahead of it."""
+        nested, self._inside = self._inside, True
+        try:
+            self._drain()
+            self._flush(self._current)
+            self._streams[self._current].reconfigure(write_through=True)
+            self._streams[name].reconfigure(write_through=False)
+            self._current = name
+        finally:
+            self._inside = nested
+
+    def _flush(self, name: str) -> None:
+        try:
+            self._streams[name].flush()
+        except ValueError:  # user code has detached it
+            self._streams[name] = stream = self._new_stream(name, 1 if name == "stdout" else 2)
+            setattr(sys, name, stream)
+
+    def _drain(self) -> None:
+        """Take what is in the pipes; what children wrote came before what follows it here."""
+        for fd, _ in self._poll.poll(0):
+            name, decoder = self._pipes[fd]
+            taken = 0
+            while taken < DRAIN_BYTES:
+                try:
+                    data = os.read(fd, CHUNK_BYTES)
+                except BlockingIOError:
+                    break
+                text = decoder.decode(data)
+                if text:
+                    self._iopub.put_text(name, text)
+                if len(data) < CHUNK_BYTES:
+                    break
+                taken += len(data)
+
+    def _new_stream(self, name: str, fd: int) -> io.TextIOWrapper:
+        stream: Any = io.TextIOWrapper(
+            _Sink(self, name, fd),
+            encoding="utf-8",
+            errors="backslashreplace",
+            newline="\n",
+        )
+        stream._CHUNK_SIZE = CHUNK_BYTES
+        stream.mode = "w"
+        return cast(io.TextIOWrapper, stream)
+
+    def _audit(self, event: str, _arguments: tuple[Any, ...]) -> None:
+        if event in _SPAWNS:
+            self.hand_over()
+
+    def _before_fork(self) -> None:
+        self.hand_over()
+        self._iopub.lock.acquire()
+
+    def _after_fork(self) -> None:
+        """In a forked child: lines go straight to the inherited file descriptors."""
+        self._forked = True
+        self._iopub.forget()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for stream in self._streams.values():
+            stream.reconfigure(write_through=False, line_buffering=True)

@@ -1,0 +1,207 @@
+"""The import guard: refuses user code the modules that the policy does not name.
+
+A guard rail for well-meaning code, not a boundary: Python offers ways around it, and the sandbox
+is what holds. Code under the read-only runtime may import anything, so libraries work.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.tracebacks import IMPORT_GUARD
+
+CELL_PREFIX = "<ipython-input-"
+"""File names of cells: user code, though they look like other generated code."""
+IMPLICIT = frozenset({"__future__", "__main__", "_codecs", "_strptime", "builtins", "copyreg"})
+"""Modules that C code imports in the name of whoever called it, `datetime.strptime` for one."""
+LISTED = 80
+
+
+class ModuleNotAllowedError(ImportError):
+    """User code asked for a module outside the policy."""
+
+    __module__ = "builtins"  # shown to the user without the name of this file
+
+    def __init__(self, name: str, allowed: Iterable[str]) -> None:
+        """`name` is the full name of the module that was refused."""
+        names = sorted(allowed)
+        listed = ", ".join(names[:LISTED])
+        if len(names) > LISTED:
+            listed += f" and {len(names) - LISTED} more"
+        root = name.partition(".")[0]
+        super().__init__(
+            f"import of {name!r} is not allowed in this session. Allowed: {listed or 'nothing'}. "
+            f"Start the server with --allow {root} (or --allow '*') to permit it.",
+            name=name,
+        )
+
+
+class ImportGuard:
+    """Wraps `__import__` and `importlib.import_module`.
+
+    The caller is judged by the file its code was compiled from: `__name__` can be forged with
+    `exec`, a file name needs `compile`.
+    """
+
+    def __init__(self, boot: BootConfig) -> None:
+        """Take policy and trusted prefixes from boot.json; `install` puts it to work."""
+        self._allowed = frozenset(boot.policy.modules)
+        self._parents = frozenset(
+            name.rsplit(".", depth)[0]
+            for name in self._allowed
+            for depth in range(1, name.count(".") + 1)
+        )
+        self._trusted_folders = _folders([*boot.runtime, *boot.layers, *_interpreter_folders()])
+        self._own_folders = _folders([boot.workspace] if boot.workspace else [])
+        self._open_names: dict[str, bool] = dict.fromkeys(IMPLICIT, True)
+        self._trusted_files: dict[str, bool | None] = {}
+
+    def install(self) -> None:
+        """Replace the import functions of this process."""
+        open_names, trusted_files = self._open_names, self._trusted_files
+        original: Callable[..., ModuleType] = builtins.__import__
+        original_import_module = importlib.import_module
+        current_frame = sys._getframe
+        check = self.check
+
+        def guarded_import(
+            name: str,
+            globals: Any = None,  # noqa: A002
+            locals: Any = None,  # noqa: A002
+            fromlist: Sequence[str] = (),
+            level: int = 0,
+        ) -> ModuleType:
+            if level or not open_names.get(name):
+                frame = current_frame(1)
+                if not trusted_files.get(frame.f_code.co_filename):
+                    check(frame, name, globals, fromlist or (), level)
+            return original(name, globals, locals, fromlist, level)
+
+        def import_module(name: str, package: str | None = None) -> ModuleType:
+            """Import a module, as importlib.import_module."""
+            full = importlib.util.resolve_name(name, package) if name.startswith(".") else name
+            check(current_frame(1), full, None, (), 0)
+            return original_import_module(name, package)
+
+        for function in (guarded_import, import_module):
+            function.__code__ = function.__code__.replace(co_filename=IMPORT_GUARD)
+        guarded_import.__name__ = guarded_import.__qualname__ = "__import__"
+        builtins.__import__ = importlib.__import__ = guarded_import  # type: ignore[assignment]
+        importlib.import_module = import_module
+
+    def check(
+        self,
+        frame: FrameType,
+        name: str,
+        namespace: dict[str, Any] | None,
+        fromlist: Sequence[str],
+        level: int,
+    ) -> None:
+        """Raise ModuleNotAllowedError unless the code of `frame` may import this."""
+        if self._is_trusted(frame, namespace):
+            return
+        if level:
+            package = (namespace or {}).get("__package__") or ""
+            name = importlib.util.resolve_name("." * level + name, package)
+        if self._is_open(name):
+            return
+        if name in self._parents:
+            for item in fromlist:
+                full = f"{name}.{item}"
+                if not (item.startswith("__") or full in self._parents or self._is_open(full)):
+                    raise ModuleNotAllowedError(full, self._allowed)
+        elif not self._is_own(name.partition(".")[0]):
+            raise ModuleNotAllowedError(name, self._allowed)
+
+    def _is_open(self, name: str) -> bool:
+        known = self._open_names.get(name)
+        if known is None:
+            parts = name.split(".")
+            known = any(".".join(parts[:end]) in self._allowed for end in range(1, len(parts) + 1))
+            self._open_names[name] = known
+        return known
+
+    def _is_trusted(self, frame: FrameType | None, namespace: dict[str, Any] | None) -> bool:
+        """Whether the nearest real file belongs to the runtime."""
+        if (
+            frame is not None
+            and namespace is not None
+            and namespace is not frame.f_globals
+            and self._is_runtime_module(namespace)
+        ):
+            return True  # an extension module, whose own code has no frame
+        while frame is not None:
+            verdict = self._judge(frame.f_code.co_filename)
+            if verdict is not None:
+                return verdict
+            frame = frame.f_back
+        return False
+
+    def _judge(self, filename: str) -> bool | None:
+        """True for the runtime, False for user code, None for generated code."""
+        try:
+            return self._trusted_files[filename]
+        except KeyError:
+            pass
+        verdict: bool | None
+        if filename.startswith(CELL_PREFIX):
+            verdict = False
+        elif filename.startswith("<frozen "):
+            verdict = True
+        elif filename.startswith("<") or not filename:
+            verdict = None
+        else:
+            verdict = filename.startswith(self._trusted_folders) and not (
+                self._own_folders and filename.startswith(self._own_folders)
+            )
+        self._trusted_files[filename] = verdict
+        return verdict
+
+    def _is_runtime_module(self, namespace: dict[str, Any]) -> bool:
+        module = sys.modules.get(str(namespace.get("__name__")))
+        return (
+            module is not None
+            and vars(module) is namespace
+            and self._judge(str(namespace.get("__file__"))) is True
+        )
+
+    def _is_own(self, root: str) -> bool:
+        """Whether the name stands for a file that the user wrote in the workspace."""
+        if not self._own_folders:
+            return False
+        module = sys.modules.get(root)
+        if module is not None:
+            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+        elif root in sys.builtin_module_names:
+            return False
+        else:
+            spec = importlib.machinery.PathFinder.find_spec(root)
+            if spec is None:
+                return False
+            places = [spec.origin, *(spec.submodule_search_locations or ())]
+        places = [f"{place}/" for place in places if place]
+        return bool(places) and all(place.startswith(self._own_folders) for place in places)
+
+
+def _interpreter_folders() -> list[str]:
+    """Standard library and site-packages of this interpreter, and this package."""
+    paths = sysconfig.get_paths()
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return [*(paths[name] for name in names), str(Path(__file__).parent)]
+
+
+def _folders(paths: Iterable[str]) -> tuple[str, ...]:
+    """Prefixes that end in a slash, as given and resolved."""
+    found = {str(Path(path)) for path in paths}
+    found |= {str(Path(path).resolve()) for path in found}
+    return tuple(sorted(path.rstrip("/") + "/" for path in found))

@@ -1,0 +1,106 @@
+"""What SIGINT means at this moment."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+
+GUARD_DEPTH = 16
+"""Frames of the output path below a write; deeper stacks are user code."""
+
+
+class InterruptGate:
+    """The SIGINT handler: KeyboardInterrupt in user code, and nowhere else.
+
+        idle                     ignored
+        a request, before code   remembered, raised when its code starts
+        user code running        KeyboardInterrupt
+        inside the output path   tried again a moment later, so that no message is cut in two
+        a cell awaiting          its task is cancelled at once
+
+    Python runs signal handlers between any two bytecodes of the main thread, hence the look at
+    the interrupted frame: no flag could be set early enough.
+    """
+
+    def __init__(self, guarded: Iterable[str] = ()) -> None:
+        """`guarded` are the files of the output path."""
+        self._guarded = frozenset(guarded)
+        self._loop_files = frozenset(_event_loop_files())
+        self._handling = False
+        self._open = False
+        self._pending = False
+        self.retry: Callable[[], None] = lambda: None
+        self.cancel: Callable[[], None] | None = None
+
+    def __call__(self, _signum: int, frame: FrameType | None) -> None:
+        """Handle one SIGINT. Raises KeyboardInterrupt in user code."""
+        if not self._handling:
+            return
+        if self.cancel is not None and self._in_event_loop(frame):
+            self.cancel()
+        elif not self._open:
+            self._pending = True
+        elif self._in_output_path(frame):
+            self._pending = True
+            self.retry()
+        else:
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def begin(self) -> None:
+        """A request is being handled; installs the handler, which user code may have replaced."""
+        self._pending = False
+        self._handling = True
+        signal.signal(signal.SIGINT, self)
+
+    def end(self) -> None:
+        """The request is done: interrupts mean nothing until the next one."""
+        self._open = self._handling = self._pending = False
+
+    def open(self) -> None:
+        """User code follows. Raises KeyboardInterrupt when one came too early."""
+        self._open = True
+        self.check()
+
+    def close(self) -> None:
+        """User code has ended; the reply is on its way."""
+        self._open = False
+
+    def check(self) -> None:
+        """Raise a KeyboardInterrupt that had to wait; for places that wait themselves."""
+        if self._pending and self._open and threading.current_thread() is threading.main_thread():
+            self._pending = False
+            raise KeyboardInterrupt
+
+    def redeliver(self) -> None:
+        """Send SIGINT to the main thread again if one is still waiting (service thread)."""
+        main = threading.main_thread().ident
+        if self._pending and self._open and main is not None:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def _in_output_path(self, frame: FrameType | None) -> bool:
+        for _ in range(GUARD_DEPTH):
+            if frame is None:
+                return False
+            if frame.f_code.co_filename in self._guarded:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _in_event_loop(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_code.co_filename in self._loop_files:
+            if frame.f_code.co_name == "_run_once":
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _event_loop_files() -> list[str]:
+    folder = Path(asyncio.__file__).parent
+    names = ("base_events.py", "events.py", "selector_events.py", "unix_events.py")
+    return [selectors.__file__, *(str(folder / name) for name in names)]

@@ -1,0 +1,173 @@
+"""The kernel: ipykernel's request handling with the lean path for a cell."""
+
+# ipykernel and IPython are traitlets classes: untyped, and optional throughout, to mypy.
+# mypy: disable-error-code="no-untyped-call, union-attr, assignment, attr-defined, misc"
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from typing import Any, ClassVar
+
+from ipykernel.ipkernel import IPythonKernel
+from IPython.core.compilerop import CachingCompiler
+from tornado.ioloop import IOLoop
+from traitlets import Any as AnyTrait
+from traitlets import Type
+
+from kernel_specs.restricted import tracebacks, variables
+from kernel_specs.restricted.console import Console
+from kernel_specs.restricted.interrupts import InterruptGate
+from kernel_specs.restricted.iopub import IOPub
+from kernel_specs.restricted.service import ServiceThread
+from kernel_specs.restricted.shell import Shell
+
+MAIN_THREAD_REQUESTS = frozenset(
+    {"execute_request", "complete_request", "inspect_request", "history_request"}
+)
+"""Requests that run user code, or read what it changes: never in the service thread."""
+
+
+class SandboxKernel(IPythonKernel):
+    """IPythonKernel whose main thread reads, runs and answers, one request after the other."""
+
+    shell_class = Type(Shell)
+    compiler_class = Type(CachingCompiler)
+    """Cells are `<ipython-input-…>`: ipykernel's own names cost a Python loop over every byte."""
+    shell_stream = AnyTrait()
+    control_stream = AnyTrait()
+    gate: InterruptGate = AnyTrait()
+    console: Console = AnyTrait()
+    iopub: IOPub = AnyTrait()
+    service: ServiceThread = AnyTrait()
+
+    _execute_sleep = 0.0
+    """Output is sent before the reply by construction: there is nothing to wait for."""
+
+    control_msg_types: ClassVar = [
+        *(name for name in IPythonKernel.control_msg_types if name not in MAIN_THREAD_REQUESTS),
+        "kernel_mcp_variables_request",
+    ]
+
+    def start(self) -> None:
+        """Begin to serve; the loops of both threads are started by the caller."""
+        self.io_loop = IOLoop.current()
+        self._control_lock = asyncio.Lock()
+        self.shell.exit_now = False
+        self._pid = os.getpid()
+        self._tasks = [
+            self.io_loop.asyncio_loop.create_task(self._serve_shell()),
+            self.service.io_loop.asyncio_loop.create_task(self._serve_control()),
+        ]
+        self._publish_status("starting", "shell")
+
+    async def _serve_shell(self) -> None:
+        """Handle shell requests in order; one task, so that context variables live on."""
+        while True:
+            message = self.shell_stream.receive()
+            if message is None:
+                self._aborting = False  # all that was queued when a cell failed is answered
+                await self.shell_stream.readable()
+                continue
+            try:
+                await self.dispatch_shell(message)
+            except Exception:
+                self.log.exception("request could not be handled")
+
+    async def _serve_control(self) -> None:
+        while True:
+            message = self.control_stream.receive()
+            if message is None:
+                await self.control_stream.readable()
+                continue
+            try:
+                await self.dispatch_control(message)
+            except Exception:
+                self.log.exception("control request could not be handled")
+
+    def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None:
+        """Attribute output from now on to this request."""
+        if channel == "shell":
+            self.console.hand_over()  # what threads printed since belongs to the one before
+            self.iopub.parent = parent["header"]
+        super().set_parent(ident, parent, channel)
+
+    def pre_handler_hook(self) -> None:
+        """Install the interrupt gate instead of Python's own handler."""
+        self.gate.begin()
+
+    def post_handler_hook(self) -> None:
+        """From here an interrupt has nothing to interrupt."""
+        self.gate.end()
+
+    async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Run a cell while the flush timer ticks."""
+        self.service.cell_started()
+        try:
+            await super().execute_request(stream, ident, parent)
+        finally:
+            self.service.cell_ended()
+
+    async def do_execute(
+        self,
+        code: str,
+        silent: bool,
+        store_history: bool = True,
+        user_expressions: dict[str, str] | None = None,
+        allow_stdin: bool = False,
+        *,
+        cell_meta: Any = None,
+        cell_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Run one cell and build its reply; `signature()` and the second transform are gone."""
+        shell = self.shell
+        self._forward_input(allow_stdin)
+        try:
+            result = await shell.run_request(
+                code, silent=silent, store_history=store_history, cell_id=cell_id
+            )
+        finally:
+            self._restore_input()
+        self.console.flush()
+        if os.getpid() != self._pid:
+            os._exit(0)  # user code forked and fell through: only the parent is the kernel
+        error = result.error_before_exec or result.error_in_exec
+        reply: dict[str, Any] = {"execution_count": shell.execution_count - 1}
+        if error is None and not shell._last_traceback_during_displayhook:
+            reply["status"] = "ok"
+            reply["user_expressions"] = shell.user_expressions(user_expressions or {})
+        else:
+            reply["status"] = "error"
+            reply["ename"] = type(error).__name__
+            reply["evalue"] = tracebacks.safe_str(error)
+            reply["traceback"] = shell._last_traceback or []
+            reply["user_expressions"] = {}
+        reply["payload"] = shell.payload_manager.read_payload()
+        shell.payload_manager.clear_payload()
+        return reply
+
+    async def run_task(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run an awaiting cell as a task that SIGINT cancels at once."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(coroutine)
+
+        def cancel() -> None:
+            # From the signal handler: the loop sleeps, only a threadsafe call wakes it.
+            self.shell.interrupted()
+            loop.call_soon_threadsafe(task.cancel)
+
+        self.gate.cancel = cancel
+        try:
+            return await task
+        finally:
+            self.gate.cancel = None
+
+    async def kernel_mcp_variables_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Describe the names of the session; answered while a cell runs."""
+        content = variables.describe(self.shell.user_ns, self.shell.user_ns_hidden)
+        self.session.send(stream, "kernel_mcp_variables_reply", content, parent, ident)
+
+    def _abort_queues(self, subshell_id: str | None = None) -> None:
+        """Refuse the execute requests queued behind a failed one (see `_serve_shell`)."""
+        self._aborting = True

@@ -1,0 +1,127 @@
+"""The one thread beside the main one: it keeps answering while a cell runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import zmq
+from ipykernel.thread import CONTROL_THREAD_NAME
+from tornado.ioloop import IOLoop
+from tornado.platform.asyncio import BaseAsyncIOLoop
+
+from kernel_specs.restricted.console import Console
+from kernel_specs.restricted.interrupts import InterruptGate
+from kernel_specs.restricted.iopub import IOPub
+
+LINGER_SECONDS = 1.0
+"""How long the flush timer ticks on after a cell, so that quick cells need not wake the thread."""
+RETRY_SECONDS = 0.002
+EXIT_SECONDS = 1.0
+"""How long a shutdown waits for a main thread that is busy with user code."""
+_BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
+
+
+class ServiceThread(threading.Thread):
+    """Runs the control channel, iopub subscriptions, the pipes, heartbeat and the flush timer.
+
+    Idle, it sleeps in one epoll call without a timeout. ipykernel tells control messages from
+    shell messages by the name of the thread.
+    """
+
+    def __init__(
+        self, console: Console, iopub: IOPub, gate: InterruptGate, flush_seconds: float
+    ) -> None:
+        """Make the loop; call `start` once everything is watched."""
+        super().__init__(name=CONTROL_THREAD_NAME, daemon=True)
+        self.io_loop = cast(BaseAsyncIOLoop, IOLoop(make_current=False))
+        self.main_ended = threading.Event()
+        self._loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop
+        self._console = console
+        self._iopub = iopub
+        self._gate = gate
+        self._flush_seconds = flush_seconds
+        self._ticking = False
+        self._running = False
+        self._last_cell = 0.0
+        self._watching_pipes = False
+        iopub.service_thread = self
+        gate.retry = self._retry_interrupt
+
+    def watch_output(self, iopub_socket: Any) -> None:
+        """Handle subscriptions, and output of children that comes while nothing runs."""
+        self._loop.add_reader(iopub_socket.getsockopt(zmq.FD), self._iopub.pump)
+        self._watch_pipes()
+
+    def watch_heartbeat(self, socket: Any) -> None:
+        """Echo what arrives on the heartbeat socket."""
+
+        def echo() -> None:
+            while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                socket.send_multipart(socket.recv_multipart(zmq.NOBLOCK))
+
+        self._loop.add_reader(socket.getsockopt(zmq.FD), echo)
+
+    def run(self) -> None:
+        """Serve until the loop is stopped; then see to it that the process ends."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+        self.io_loop.start()
+        if not self.main_ended.wait(EXIT_SECONDS):
+            os._exit(0)
+
+    def cell_started(self) -> None:
+        """Text of the cell is now sent every `flush_seconds` (main thread)."""
+        self._running = True
+        if not self._ticking:
+            self._ticking = True
+            self._later(self._flush_seconds, self._tick)
+
+    def cell_ended(self) -> None:
+        """The cell is done; the timer parks itself soon (main thread)."""
+        self._last_cell = time.monotonic()
+        self._running = False
+
+    def _later(self, seconds: float, callback: Callable[[], object]) -> None:
+        self._loop.call_soon_threadsafe(self._loop.call_later, seconds, callback)
+
+    def _retry_interrupt(self) -> None:
+        self._later(RETRY_SECONDS, self._gate.redeliver)
+
+    def _tick(self) -> None:
+        if self._iopub.pump():
+            self._console.hand_over()
+            self._iopub.pump()
+            self._watch_pipes()
+        if not self._wanted():
+            self._ticking = False
+            if not self._wanted() or self._ticking:
+                return
+            self._ticking = True  # a cell started while the timer was being parked
+        self._loop.call_later(self._flush_seconds, self._tick)
+
+    def _wanted(self) -> bool:
+        recent = time.monotonic() - self._last_cell < LINGER_SECONDS
+        return self._running or recent or self._iopub.blocked
+
+    def _watch_pipes(self) -> None:
+        if not self._watching_pipes:
+            self._watching_pipes = True
+            for fd in self._console.pipes:
+                self._loop.add_reader(fd, self._on_pipe)
+
+    def _on_pipe(self) -> None:
+        """Take output of children; leave it in the pipe while the reader has fallen behind."""
+        if self._iopub.blocked:
+            self._watching_pipes = False
+            for fd in self._console.pipes:
+                self._loop.remove_reader(fd)
+        else:
+            self._console.hand_over()
+        if not self._ticking:
+            self._ticking = True
+            self._loop.call_later(self._flush_seconds, self._tick)

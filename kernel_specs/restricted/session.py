@@ -1,0 +1,140 @@
+"""Jupyter messages on the wire, with less work for each than jupyter_client spends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from datetime import datetime, timezone
+from hmac import compare_digest
+from typing import Any
+
+from jupyter_client._version import protocol_version
+from jupyter_client.adapter import adapt
+from jupyter_client.jsonutil import json_default
+from jupyter_client.session import DELIM, Message, Session, json_packer
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=json_default).encode
+_PARTS = 5  # signature, header, parent header, metadata, content
+
+
+def pack(value: Any) -> bytes:
+    """One message part as JSON; lone surrogates become question marks."""
+    try:
+        return _encode(value).encode("utf-8", "replace")
+    except (TypeError, ValueError):
+        return json_packer(value)
+
+
+class LeanSession(Session):
+    """The same messages as `Session`, at a third of the cost.
+
+    One JSON encoder is kept, the parent header of a cell is encoded once, dates stay strings
+    (nothing in a kernel reads them), and no digests are remembered: the sockets live in a folder
+    of their own, and remembering 65 536 digests costs megabytes.
+    """
+
+    digest_history_size = 0
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Take the same arguments as Session."""
+        self._numbers = itertools.count()
+        self._parent: tuple[Any, bytes] = (None, b"{}")
+        super().__init__(**kwargs)
+
+    def renew(self) -> None:
+        """Become a session of its own after a fork."""
+        self.session = os.urandom(16).hex()
+        self.pid = os.getpid()
+        self._numbers = itertools.count()
+
+    @property
+    def msg_id(self) -> str:
+        """A new message id; safe in every thread."""
+        return f"{self.session}_{self.pid}_{next(self._numbers)}"
+
+    def msg_header(self, msg_type: str) -> dict[str, Any]:
+        """A new header, its date already as text."""
+        return {
+            "msg_id": self.msg_id,
+            "msg_type": msg_type,
+            "username": self.username,
+            "session": self.session,
+            "date": datetime.now(timezone.utc).isoformat().replace("+00:00", "Z"),
+            "version": protocol_version,
+        }
+
+    def serialize(
+        self, msg: dict[str, Any], ident: bytes | list[bytes] | None = None
+    ) -> list[bytes]:
+        """The frames of one message without its buffers."""
+        parent, packed = self._parent
+        if parent is not msg["parent_header"]:
+            parent = msg["parent_header"]
+            packed = pack(parent)
+            self._parent = (parent, packed)
+        metadata = msg["metadata"]
+        content = msg.get("content")
+        parts = [
+            pack(msg["header"]),
+            packed,
+            pack(metadata) if metadata else b"{}",
+            content if isinstance(content, bytes) else pack(content or {}),
+        ]
+        idents = ident if isinstance(ident, list) else [] if ident is None else [ident]
+        return [*idents, DELIM, self.sign(parts), *parts]
+
+    def send(
+        self,
+        stream: Any,
+        msg_or_type: dict[str, Any] | str,
+        content: dict[str, Any] | None = None,
+        parent: dict[str, Any] | None = None,
+        ident: bytes | list[bytes] | None = None,
+        buffers: list[Any] | None = None,
+        track: bool = False,
+        header: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any] | None:
+        """Build and send one message; does nothing in a forked child."""
+        if buffers or track or stream is None:
+            return super().send(
+                stream, msg_or_type, content, parent, ident, buffers, track, header, metadata
+            )
+        if isinstance(msg_or_type, Message | dict):
+            msg: dict[str, Any] = msg_or_type
+            if msg.get("buffers"):
+                return super().send(stream, msg, ident=ident)
+        else:
+            msg = self.msg(msg_or_type, content, parent, header, metadata)
+        if os.getpid() != self.pid:
+            return None
+        stream.send_multipart(self.serialize(msg, ident))
+        return msg
+
+    def feed_identities(
+        self, msg_list: list[Any], copy: bool = True
+    ) -> tuple[list[bytes], list[Any]]:
+        """Split routing identities from the message; frames are always bytes here."""
+        end = msg_list.index(DELIM)
+        return msg_list[:end], msg_list[end + 1 :]
+
+    def deserialize(
+        self, msg_list: list[Any], content: bool = True, copy: bool = True
+    ) -> dict[str, Any]:
+        """Check and unpack one message. Raises ValueError or TypeError for a malformed one."""
+        if len(msg_list) < _PARTS:
+            raise TypeError(f"malformed message, must have at least {_PARTS} elements")
+        if self.auth is not None and not compare_digest(msg_list[0], self.sign(msg_list[1:_PARTS])):
+            raise ValueError("Invalid Signature")
+        header = json.loads(msg_list[1])
+        msg = {
+            "header": header,
+            "msg_id": header["msg_id"],
+            "msg_type": header["msg_type"],
+            "parent_header": json.loads(msg_list[2]),
+            "metadata": json.loads(msg_list[3]),
+            "content": json.loads(msg_list[4]) if content else msg_list[4],
+            "buffers": [memoryview(frame) for frame in msg_list[_PARTS:]],
+        }
+        return adapt(msg) if not str(header.get("version", "")).startswith("5") else msg

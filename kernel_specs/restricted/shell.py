@@ -1,0 +1,225 @@
+"""The interactive shell: IPython without tee, history files, colours and shell access."""
+
+# ipykernel and IPython are traitlets classes: untyped, and optional throughout, to mypy.
+# mypy: disable-error-code="no-untyped-call, union-attr, attr-defined"
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from ipykernel.displayhook import ZMQShellDisplayHook
+from ipykernel.jsonutil import json_clean
+from ipykernel.zmqshell import ZMQInteractiveShell
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
+from traitlets import Any as AnyTrait
+from traitlets import Type
+
+from kernel_specs.restricted import tracebacks
+from kernel_specs.restricted.confine import memory_reserve
+
+SAFE_MAGICS = frozenset(
+    {"capture", "matplotlib", "pdoc", "pinfo", "pinfo2", "precision", "psource"}
+    | {"reset", "reset_selective", "time", "timeit", "who", "who_ls", "whos", "xmode"}
+)
+"""Magics that stay within Python; every policy permits them."""
+
+
+class CommandNotAllowedError(PermissionError):
+    """A shell command or a magic that reaches beyond Python, refused by the policy."""
+
+    __module__ = "builtins"  # shown to the user without the name of this file
+
+    def __init__(self, what: str) -> None:
+        """`what` names the command."""
+        super().__init__(
+            f"{what} is not available in this session: shell commands and magics that start "
+            "processes are off. Start the server with --allow '*' to permit them, or use Python."
+        )
+
+
+class DisplayHook(ZMQShellDisplayHook):
+    """The display hook without what only a terminal needs."""
+
+    def quiet(self) -> bool:
+        """Whether the cell ends in a semicolon; tokenised only when it holds one."""
+        cells = self.shell.history_manager.input_hist_parsed
+        return bool(cells) and ";" in cells[-1] and super().quiet()
+
+    def log_output(self, format_dict: dict[str, Any]) -> None:
+        """Keep nothing: IPython would hold every output, pictures too, for ever."""
+
+
+class Shell(ZMQInteractiveShell):
+    """Runs cells for the kernel, interruptible exactly where user code runs."""
+
+    displayhook_class = Type(DisplayHook)
+    gate = AnyTrait()
+
+    commands_allowed = True
+    _interrupted = False
+
+    async def run_request(
+        self, code: str, *, silent: bool, store_history: bool, cell_id: str | None
+    ) -> ExecutionResult:
+        """Run one cell as `run_cell` does, transforming it once and without the tee."""
+        self._last_traceback = None
+        self._last_traceback_during_displayhook = False
+        self._interrupted = False
+        failure = None
+        try:
+            cell = self.transform_cell(code)
+        except Exception:  # noqa: BLE001  # shown as the error of the cell
+            cell, failure = code, sys.exc_info()
+        coroutine = self.run_cell_async(
+            code,
+            store_history=store_history,
+            silent=silent,
+            transformed_cell=cell,
+            preprocessing_exc_tuple=failure,
+            cell_id=cell_id,
+        )
+        result = None
+        try:
+            self.gate.open()
+            if self.should_run_async(code, transformed_cell=cell, preprocessing_exc_tuple=failure):
+                result = await self.kernel.run_task(coroutine)
+            else:
+                result = _run_to_end(coroutine)
+        except BaseException as error:  # noqa: BLE001  # an interrupt between two steps of IPython
+            coroutine.close()
+            result = self._failed(error, code, silent=silent, store_history=store_history)
+        finally:
+            self.events.trigger("post_execute")
+            if not silent:
+                self.events.trigger("post_run_cell", result)
+            self.gate.close()
+        if self._interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
+            result.error_in_exec = KeyboardInterrupt()
+        return result
+
+    def interrupted(self) -> None:
+        """The task of an awaiting cell is being cancelled because of a SIGINT."""
+        self._interrupted = True
+
+    def showtraceback(
+        self,
+        exc_tuple: Any = None,
+        filename: str | None = None,
+        tb_offset: int | None = None,
+        exception_only: bool = False,
+        running_compiled_code: bool = False,
+    ) -> None:
+        """Publish the exception plainly; IPython's own form costs 5 ms and 20 modules."""
+        kind, value, trace = self._get_exc_info(exc_tuple)
+        if self._interrupted and isinstance(value, asyncio.CancelledError):
+            kind, value = KeyboardInterrupt, KeyboardInterrupt()
+        if issubclass(kind, MemoryError):
+            self._show_memory_error(kind, value, trace)
+        elif issubclass(kind, SyntaxError) or kind is UsageError:
+            super().showtraceback(
+                exc_tuple, filename, tb_offset, exception_only, running_compiled_code
+            )
+        elif exception_only:
+            self._showtraceback(kind, value, tracebacks.exception_only(kind, value))
+        else:
+            self._showtraceback(kind, value, self._format(kind, value, trace))
+
+    def _show_memory_error(self, kind: Any, value: Any, trace: Any) -> None:
+        """Report it within the reserve, then let go of what the failed frames still hold."""
+        with memory_reserve():
+            self._showtraceback(kind, value, self._format(kind, value, trace))
+            traceback.clear_frames(trace)
+            sys.last_traceback = None
+            gc.collect()
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        """Send the error message; the text of an exception may fail or be huge."""
+        hook = self.displayhook
+        if getattr(hook, "msg", None) is not None:
+            self._last_traceback_during_displayhook = True
+        content = {
+            "traceback": [tracebacks.shorten(part) for part in stb],
+            "ename": etype.__name__,
+            "evalue": tracebacks.safe_str(evalue),
+        }
+        topic = hook.topic.replace(b"execute_result", b"error")
+        hook.session.send(
+            hook.pub_socket, "error", json_clean(content), hook.parent_header, ident=topic
+        )
+        self._last_traceback = content["traceback"]
+
+    def system_piped(self, cmd: str) -> None:
+        """Run a shell command; its output comes through the captured file descriptors."""
+        self._require_commands(f"`!{cmd}`")
+        status = subprocess.call(self.var_expand(cmd, depth=1), shell=True)
+        self.user_ns["_exit_code"] = status
+
+    system = system_piped
+    system_raw = system_piped
+
+    def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
+        """Run a shell command and return its output."""
+        self._require_commands(f"`!!{cmd}`")
+        return super().getoutput(cmd, split, depth + 1)
+
+    def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
+        """Run a line magic that the policy permits."""
+        self._require_magic(f"%{magic_name}", magic_name)
+        return super().run_line_magic(magic_name, line, _stack_depth + 1)
+
+    def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
+        """Run a cell magic that the policy permits."""
+        self._require_magic(f"%%{magic_name}", magic_name)
+        return super().run_cell_magic(magic_name, line, cell)
+
+    def init_environment(self) -> None:
+        """Leave the environment alone: IPython would ask every program for colours."""
+
+    @contextlib.contextmanager
+    def _tee(self, channel: str) -> Iterator[None]:
+        """Do not keep all output of every cell in memory, as IPython 9 does."""
+        yield
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any) -> dict[str, Any]:
+        """Do not format each traceback a second time for a history that nobody reads."""
+        return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
+
+    def _format(self, kind: Any, value: Any, trace: Any) -> list[str]:
+        return tracebacks.format_exception(kind, value, trace, self._cell_name)
+
+    def _cell_name(self, filename: str) -> str | None:
+        label = self.compile.format_code_name(filename)
+        return f"{label[0]} {label[1]}" if label else None
+
+    def _failed(
+        self, error: BaseException, code: str, *, silent: bool, store_history: bool
+    ) -> ExecutionResult:
+        result = ExecutionResult(ExecutionInfo(code, store_history, silent, True, None))
+        result.error_in_exec = error
+        self.showtraceback((type(error), error, error.__traceback__))
+        return result
+
+    def _require_magic(self, what: str, name: str) -> None:
+        if name not in SAFE_MAGICS:
+            self._require_commands(what)
+
+    def _require_commands(self, what: str) -> None:
+        if not self.commands_allowed:
+            raise CommandNotAllowedError(what)
+
+
+def _run_to_end(coroutine: Any) -> ExecutionResult:
+    """Run a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise RuntimeError("a cell without await has waited")

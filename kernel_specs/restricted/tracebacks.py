@@ -1,0 +1,101 @@
+"""Tracebacks as Python prints them: no colours, no frames of the kernel itself."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import ipykernel
+import IPython
+
+MAX_CHARS = 64 * 1024
+"""Longest entry of a traceback; an exception may carry megabytes of text."""
+MAX_DEPTH = 10_000
+MAX_FRAMES = 40
+IMPORT_GUARD = "<frozen importlib._bootstrap> (import guard)"
+"""File name of the import guard's wrapper. Python leaves such frames out of the stack level of
+warnings, and this module out of tracebacks."""
+
+_CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
+_CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n"
+_KERNEL = (
+    *(f"{Path(file).parent}/" for file in (IPython.__file__, ipykernel.__file__, __file__)),
+    IMPORT_GUARD,
+)
+_CELL = re.compile(r'File "(<ipython-input-[^"]*>)"')
+
+CellName = Callable[[str], "str | None"]
+"""Label of a compiled cell, given its file name; None for other files."""
+
+
+def format_exception(
+    kind: type[BaseException],
+    value: BaseException,
+    trace: TracebackType | None,
+    cell_name: CellName,
+) -> list[str]:
+    """One string for each part: header, one per frame, and the exception itself last."""
+    summary = traceback.TracebackException(kind, value, trace, limit=-MAX_DEPTH, compact=True)
+    return [shorten(_label_cells(part, cell_name)) for part in _parts(summary, set())]
+
+
+def exception_only(kind: type[BaseException], value: BaseException) -> list[str]:
+    """Name and text of an exception, even when its `__str__` fails."""
+    return [shorten("".join(traceback.format_exception_only(kind, value)).rstrip("\n"))]
+
+
+def safe_str(value: object) -> str:
+    """The text of an exception; user code decides what `str` does."""
+    try:
+        return shorten(str(value))
+    except Exception:  # noqa: BLE001  # whatever a user's __str__ raises
+        return f"<unprintable {type(value).__name__} object>"
+
+
+def shorten(text: str) -> str:
+    """Cut the middle out of a text of more than MAX_CHARS characters."""
+    if len(text) <= MAX_CHARS:
+        return text
+    half = MAX_CHARS // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
+def _parts(summary: traceback.TracebackException, seen: set[int]) -> list[str]:
+    seen.add(id(summary))
+    parts: list[str] = []
+    cause, context = summary.__cause__, summary.__context__
+    if cause is not None and id(cause) not in seen:
+        parts += [*_parts(cause, seen), _CAUSE]
+    elif context is not None and not summary.__suppress_context__ and id(context) not in seen:
+        parts += [*_parts(context, seen), _CONTEXT]
+    if getattr(summary, "exceptions", None):  # a group draws its members as a tree
+        _drop_kernel_frames(summary.stack)
+        return [*parts, "".join(summary.format(chain=False)).rstrip("\n")]
+    if summary.stack:
+        _drop_kernel_frames(summary.stack)
+        parts.append("Traceback (most recent call last):")
+        parts += _frames(summary.stack)
+    parts.append("".join(summary.format_exception_only()).rstrip("\n"))
+    return parts
+
+
+def _drop_kernel_frames(stack: traceback.StackSummary) -> None:
+    kept = [frame for frame in stack if not frame.filename.startswith(_KERNEL)]
+    if kept:
+        stack[:] = kept
+
+
+def _frames(stack: traceback.StackSummary) -> list[str]:
+    frames = [text.rstrip("\n") for text in stack.format()]
+    if len(frames) > MAX_FRAMES:
+        half = MAX_FRAMES // 2
+        note = f"  [{len(frames) - 2 * half} frames left out]"
+        frames = [*frames[:half], note, *frames[-half:]]
+    return frames
+
+
+def _label_cells(text: str, cell_name: CellName) -> str:
+    return _CELL.sub(lambda match: cell_name(match[1]) or match[0], text)
