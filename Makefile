@@ -1,0 +1,56 @@
+# `make demo` and `make test` set up all they need by themselves; see `make help`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# The interpreter of the development environment: a version or a path.
+PYTHON ?=
+# More words for the command of a target, for example: make test ARGS='-k policy -x'
+ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup sandbox demo test lint type fmt bench lock clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(READY) ## Create .venv with the locked tools and the kernel-mcp command
+
+$(READY): requirements-dev.lock pyproject.toml .ci/setup
+	@.ci/setup environment "$(PYTHON)"
+	@touch $@
+
+sandbox:
+	@.ci/setup sandbox
+
+demo: $(READY) sandbox ## Analyse a CSV through a real server and show the transcript
+	@$(BIN)/kernel-mcp demo $(ARGS)
+
+test: $(READY) sandbox ## Run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## Check style and formatting
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+type: $(READY) ## Check types (mypy, strict)
+	@$(BIN)/mypy
+
+fmt: $(READY) ## Format the code and apply safe fixes
+	@$(BIN)/ruff check --fix --exit-zero --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(READY) sandbox ## Measure start-up, round trips and memory
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lock: $(READY) ## Resolve requirements-dev.lock anew, keeping versions that still fit
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
+		--group dev pyproject.toml --output-file requirements-dev.lock
+
+clean: ## Remove everything the other targets made
+	@rm -rf .venv .bootstrap demo-output dist build benchmarks/results
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find kernel_mcp kernel_specs tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
