@@ -22,6 +22,10 @@ _TAIL_LINES = 40
 _TAIL_CHARS = 1500
 # These would make uv look at some other project's environment or interpreter.
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT")
+# Clients start servers with few variables, so a proxy's certificate is found only where the
+# system keeps it; uv's own list of authorities would not do.
+_TRUST_SETTINGS = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE")
+_SYSTEM_TRUST = Path("/etc/ssl/certs")
 _TOLD = re.compile(r"\s*(Resolved|Downloading|Prepared|Installed|Bytecode compiled)\b")
 _NO_NETWORK = re.compile(
     r"error sending request|dns error|tcp connect error|Failed to fetch|timed out|network", re.I
@@ -86,6 +90,8 @@ class Uv:
         self._env = {name: text for name, text in environ.items() if name not in _DROPPED}
         self._env["PATH"] = _with_pyenv(self._env)
         self._env["UV_NO_PROGRESS"] = "1"
+        if not any(name in environ for name in _TRUST_SETTINGS) and _SYSTEM_TRUST.is_dir():
+            self._env["UV_SYSTEM_CERTS"] = "1"
 
     @classmethod
     def installed(cls, cwd: Path) -> Uv:
