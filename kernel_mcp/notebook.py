@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import Enum
+from importlib import import_module
 from typing import Any, Protocol
 
 from kernel_mcp.bundles import Part
@@ -15,6 +17,8 @@ STREAM_CHARS = 500_000
 """Text of one cell's streams at either end that goes into the notebook."""
 DATA_CHARS = 64_000_000
 """Display data of the whole notebook; later displays are named but left out."""
+
+_JSON = re.compile(r"application/(.*\+)?json")
 
 
 class OutputRecord(Protocol):
@@ -70,8 +74,7 @@ class NotebookSource(Protocol):
 
 def notebook_json(source: NotebookSource) -> str:
     """The notebook as the text of an .ipynb file; takes a moment, so use a thread."""
-    import nbformat
-
+    nbformat: Any = import_module("nbformat")  # slow to import, and only needed here
     writer = _Writer()
     notebook = nbformat.from_dict(
         {
@@ -136,9 +139,14 @@ class _Writer:
             data[part.mime] = _value(part)
         if missing:
             data.setdefault("text/plain", "\n".join(missing))
-        output = {"data": data, "metadata": item.metadata, "output_type": "display_data"}
+        output: dict[str, Any] = {
+            "output_type": "display_data",
+            "data": data,
+            "metadata": item.metadata,
+        }
         if item.result:
-            output |= {"output_type": "execute_result", "execution_count": count}
+            output["output_type"] = "execute_result"
+            output["execution_count"] = count
         return output
 
 
@@ -158,6 +166,4 @@ def _error(item: FailureItem) -> dict[str, Any]:
 
 def _value(part: Part) -> Any:
     """A value as the schema wants it: objects for JSON types only."""
-    if part.mime == "application/json" or part.mime.endswith("+json"):
-        return part.value()
-    return part.read()
+    return part.value() if _JSON.fullmatch(part.mime) else part.read()

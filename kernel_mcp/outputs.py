@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernel_mcp.bundles import Part, Shelf, bounded_metadata, extension, primary
+from kernel_mcp.displayindex import DisplayIndex
 from kernel_mcp.events import Clear, Display, Event, Failure, Stream
 from kernel_mcp.items import (
     DisplayItem,
@@ -15,7 +17,6 @@ from kernel_mcp.items import (
     NoteItem,
     StreamName,
     TextItem,
-    add_gap,
     add_text,
     bounded_failure,
     item_text,
@@ -25,16 +26,14 @@ from kernel_mcp.settings import KIB, MIB
 from kernel_mcp.terminal import Screen
 from kernel_mcp.text import tail_of
 from kernel_mcp.textstore import TextStore
+from kernel_mcp.transcript import PIECE_CHARS, Failed, Shown, Transcript
 
-PIECE_CHARS = 64 * KIB
 SHOWN_CHARS = 64 * KIB
 """Text at each end of a range that `since` reads; more than any answer shows."""
-MAX_SEGMENTS = 4096
-"""Changes between stdout and stderr that are told apart in one cell."""
 MAX_RESULTS = 8
 """Results and failures kept beyond the displays; an honest cell has one."""
 MAX_UPDATED = 8
-"""Earlier cells, and displays of each, that one `update_display` can reach."""
+"""Displays of one cell that one `update_display` can reach."""
 LINE_CHARS = 500
 """A progress line is at most this long."""
 
@@ -69,58 +68,6 @@ class Position:
     shown: tuple[str, str] = ("", "")
 
 
-@dataclass(slots=True)
-class _Segment:
-    """Stream text from one position of the text to another."""
-
-    name: StreamName
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class _Shown:
-    """A display in its place; `tick` grows whenever it changes."""
-
-    tick: int
-    item: DisplayItem
-    display_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """An exception in its place."""
-
-    tick: int
-    item: FailureItem
-
-
-class DisplayIndex:
-    """Which cells of a session show which display id."""
-
-    def __init__(self) -> None:
-        self._logs: dict[str, list[OutputLog]] = {}
-
-    def add(self, display_id: str, log: OutputLog) -> None:
-        """Remember that `log` shows `display_id`."""
-        logs = self._logs.setdefault(display_id, [])
-        if log not in logs:
-            logs.append(log)
-            del logs[:-MAX_UPDATED]
-
-    def forget(self, display_id: str, log: OutputLog) -> None:
-        """Undo `add`."""
-        logs = self._logs.get(display_id, [])
-        if log in logs:
-            logs.remove(log)
-            if not logs:
-                del self._logs[display_id]
-
-    def others(self, display_id: str, log: OutputLog) -> list[OutputLog]:
-        """The other logs that show `display_id`, oldest first."""
-        return [other for other in self._logs.get(display_id, []) if other is not log]
-
-
 def pieces(event: Event) -> Iterator[Event]:
     """An event in parts small enough to be added without holding up the event loop."""
     if isinstance(event, Stream) and len(event.text) > PIECE_CHARS:
@@ -135,6 +82,7 @@ class OutputLog:
 
     Files are named `<number>.txt` for text and `<number>-<k>.<ext>` for displays, in `folder`,
     which is made when the first is needed. `index` lets updates reach displays of earlier cells.
+    Other threads may read while one adds.
     """
 
     def __init__(
@@ -142,16 +90,18 @@ class OutputLog:
         folder: Path,
         number: int,
         *,
-        index: DisplayIndex | None = None,
+        index: DisplayIndex[OutputLog] | None = None,
         caps: LogCaps | None = None,
     ) -> None:
         caps = caps or LogCaps()
         self.number = number
+        self._lock = threading.RLock()
         self._index = index or DisplayIndex()
         self._max_displays = caps.displays
-        self._text = TextStore(
+        store = TextStore(
             folder / f"{number}.txt", memory_chars=caps.text_chars, file_bytes=caps.file_bytes
         )
+        self._transcript = Transcript(store)
         self._shelf = Shelf(
             folder,
             number,
@@ -161,7 +111,6 @@ class OutputLog:
         )
         self._screens: dict[StreamName, Screen] = {"stdout": Screen(), "stderr": Screen()}
         self._current: StreamName = "stdout"
-        self._entries: list[_Segment | _Shown | _Failed] = []
         self._displays = self._failures = 0
         self._numbers = 0
         self._dropped = 0
@@ -173,15 +122,97 @@ class OutputLog:
     @property
     def characters(self) -> int:
         """Characters of stream text so far."""
-        return self._text.total + sum(len(screen.live) for screen in self._screens.values())
+        live = sum(len(screen.live) for screen in self._screens.values())
+        return self._transcript.text.total + live
 
     @property
     def disk_bytes(self) -> int:
         """Bytes in this log's files."""
-        return self._text.disk_bytes + self._shelf.on_disk
+        return self._transcript.text.disk_bytes + self._shelf.on_disk
 
     def add(self, event: Event) -> tuple[int, ...]:
         """Add what the cell put out; returns the numbers of earlier cells it changed."""
+        with self._lock:
+            return self._add(event)
+
+    def position(self) -> Position:
+        """The present end of the log."""
+        with self._lock:
+            shown = (self._screens["stdout"].live, self._screens["stderr"].live)
+            return Position(self._generation, self._transcript.text.total, self._tick, shown)
+
+    def since(self, position: Position | None = None, limit: int = SHOWN_CHARS) -> list[Item]:
+        """What came after `position`, and what changed, in order.
+
+        Text beyond `limit` characters at either end of the new part becomes a gap.
+        """
+        with self._lock:
+            mark = position or Position()
+            if mark.generation != self._generation:
+                mark = Position(self._generation)
+            items = self._transcript.items(mark.characters, mark.tick, limit)
+            for name in self._live_order():
+                add_text(items, name, self._screens[name].live)
+            dropped = self._dropped if self._tick > mark.tick else 0
+        items = without_shown(items, {"stdout": mark.shown[0], "stderr": mark.shown[1]})
+        if dropped:
+            kept = self._max_displays
+            items.append(NoteItem(f"[… {dropped:,} more displays dropped: a cell keeps {kept} …]"))
+        return items
+
+    def progress_line(self) -> str:
+        """The newest line that is not blank."""
+        live = self._screens[self._current].live
+        return tail_of(live.rstrip().rpartition("\n")[2].strip(), LINE_CHARS)
+
+    def news(self, position: Position, limit: int) -> str:
+        """The end of the stream text that came after `position`, at most `limit` characters."""
+        items = self.since(position, limit)
+        return tail_of("".join(i.text for i in items if isinstance(i, TextItem)), limit)
+
+    def text(self) -> Iterator[str]:
+        """The whole output as text, in pieces: streams, readable forms and full tracebacks."""
+        at_line_start = True
+        whole = self._transcript.whole()
+        while True:
+            with self._lock:
+                item = next(whole, None)
+            if item is None:
+                break
+            text = item_text(item)
+            if not at_line_start and not isinstance(item, TextItem):
+                yield "\n"
+            yield text
+            at_line_start = text.endswith("\n")
+        for name in self._live_order():
+            yield self._screens[name].live
+
+    def output(self, key: str) -> Part | None:
+        """The display `k`'s richest representation, or with `k.ext` the one of that kind."""
+        number, _, ending = key.partition(".")
+        with self._lock:
+            shown = self._transcript.displays
+        parts = next((s.item.parts for s in shown if str(s.item.number) == number), ())
+        if ending:
+            return next((part for part in parts if extension(part.mime) == ending), None)
+        return primary(parts)
+
+    def close(self) -> None:
+        """Make the output final and move all that is not small to files; it stays readable."""
+        with self._lock:
+            self._settle(force=True)
+            self._transcript.text.close()
+            self._closed = True
+            for shown in self._transcript.displays:
+                parts = self._shelf.settle(shown.item.number, shown.item.parts)
+                shown.item = replace(shown.item, parts=parts)
+
+    def discard(self) -> None:
+        """Forget everything and remove the files."""
+        with self._lock:
+            self._clear()
+
+    def _add(self, event: Event) -> tuple[int, ...]:
         if isinstance(event, Clear):
             self._clear_pending = event.wait
             if not event.wait:
@@ -200,90 +231,11 @@ class OutputLog:
             self._fail(event)
         return ()
 
-    def position(self) -> Position:
-        """The present end of the log."""
-        shown = (self._screens["stdout"].live, self._screens["stderr"].live)
-        return Position(self._generation, self._text.total, self._tick, shown)
-
-    def since(self, position: Position | None = None, limit: int = SHOWN_CHARS) -> list[Item]:
-        """What came after `position`, and what changed, in order.
-
-        Text beyond `limit` characters at either end of the new part becomes a gap.
-        """
-        mark = position or Position()
-        if mark.generation != self._generation:
-            mark = Position(self._generation)
-        skip = (mark.characters + limit, self._text.total - limit)
-        items: list[Item] = []
-        for entry in self._entries:
-            if isinstance(entry, _Segment):
-                if entry.end > mark.characters:
-                    start = max(entry.start, mark.characters)
-                    self._read(items, entry.name, start, entry.end, skip)
-            elif entry.tick > mark.tick:
-                items.append(entry.item)
-        for name in self._live_order():
-            add_text(items, name, self._screens[name].live)
-        items = without_shown(items, {"stdout": mark.shown[0], "stderr": mark.shown[1]})
-        if self._dropped and self._tick > mark.tick:
-            items.append(
-                NoteItem(
-                    f"[… {self._dropped:,} more displays were dropped: one cell keeps "
-                    f"{self._max_displays} …]"
-                )
-            )
-        return items
-
-    def progress_line(self) -> str:
-        """The newest line that is not blank."""
-        live = self._screens[self._current].live
-        return tail_of(live.rstrip().rpartition("\n")[2].strip(), LINE_CHARS)
-
-    def news(self, position: Position, limit: int) -> str:
-        """The end of the stream text that came after `position`, at most `limit` characters."""
-        items = self.since(position, limit)
-        return tail_of("".join(i.text for i in items if isinstance(i, TextItem)), limit)
-
-    def text(self) -> Iterator[str]:
-        """The whole output as text, in pieces: streams, readable forms and full tracebacks."""
-        at_line_start = True
-        for item in self._all_items():
-            text = item_text(item)
-            if not at_line_start and not isinstance(item, TextItem):
-                yield "\n"
-            yield text
-            at_line_start = text.endswith("\n")
-
-    def output(self, key: str) -> Part | None:
-        """The display `k`'s richest representation, or with `k.ext` the one of that kind."""
-        number, _, ending = key.partition(".")
-        for entry in self._entries:
-            if isinstance(entry, _Shown) and str(entry.item.number) == number:
-                parts = entry.item.parts
-                if not ending:
-                    return primary(parts)
-                return next((part for part in parts if extension(part.mime) == ending), None)
-        return None
-
-    def close(self) -> None:
-        """Make the output final and move all that is not small to files; it stays readable."""
-        self._settle(force=True)
-        self._text.close()
-        self._closed = True
-        for entry in self._entries:
-            if isinstance(entry, _Shown):
-                parts = self._shelf.settle(entry.item.number, entry.item.parts)
-                entry.item = replace(entry.item, parts=parts)
-
-    def discard(self) -> None:
-        """Forget everything and remove the files."""
-        self._clear()
-
     def _write(self, event: Stream) -> None:
         if event.name != self._current:
-            self._commit(self._current, self._screens[self._current].settle())
+            self._transcript.write(self._current, self._screens[self._current].settle())
             self._current = event.name
-        self._commit(event.name, self._screens[event.name].feed(event.text))
+        self._transcript.write(event.name, self._screens[event.name].feed(event.text))
         if self._closed:
             self._settle(force=True)
 
@@ -293,124 +245,77 @@ class OutputLog:
         if self._displays >= allowed:
             self._dropped += 1
             return
-        self._settle(force=False)
         self._place(event, self.number)
         if event.display_id is not None:
             self._index.add(event.display_id, self)
 
     def _place(self, event: Display, cell: int) -> None:
+        self._settle(force=False)
         self._displays += 1
         self._numbers += 1
         item = DisplayItem(
             cell=cell,
             number=self._numbers,
-            parts=self._shelf.put(self._numbers, event.data),
+            parts=self._kept(self._numbers, event),
             metadata=bounded_metadata(event.metadata),
             result=event.result,
         )
-        self._entries.append(_Shown(self._tick, item, event.display_id))
+        self._transcript.place(Shown(self._tick, item, event.display_id))
+
+    def _kept(self, number: int, event: Display) -> tuple[Part, ...]:
+        parts = self._shelf.put(number, event.data)
+        return self._shelf.settle(number, parts) if self._closed else parts
 
     def _update(self, event: Display) -> tuple[int, ...]:
-        """Replace every display with the id of `event`; tell of those in earlier cells here."""
+        """Replace every display with the id of `event`; show those of earlier cells here too."""
         if event.display_id is None:
             return ()
-        changed = [
-            log.number for log in self._index.others(event.display_id, self) if log._replace(event)
-        ]
+        others = self._index.others(event.display_id, self)
+        changed = [log.number for log in others if log._replace(event)]
         if not self._replace(event) and changed and self._displays < self._max_displays:
             self._tick += 1
-            self._settle(force=False)
             self._place(event, changed[-1])
         return tuple(changed)
 
     def _replace(self, event: Display) -> bool:
-        """Show the content of `event` in all displays of its id; False when there is none."""
-        entries = [
-            entry
-            for entry in self._entries
-            if isinstance(entry, _Shown) and entry.display_id == event.display_id
-        ]
-        self._tick += 1 if entries else 0
-        for entry in entries[-MAX_UPDATED:]:
-            number = entry.item.number
-            self._shelf.drop(entry.item.parts)
-            parts = self._shelf.put(number, event.data)
-            if self._closed:
-                parts = self._shelf.settle(number, parts)
-            metadata = bounded_metadata(event.metadata)
-            entry.tick = self._tick
-            entry.item = replace(entry.item, parts=parts, metadata=metadata)
-        return bool(entries)
+        """Show the content of `event` in the displays of its id; False when there is none."""
+        with self._lock:
+            found = [s for s in self._transcript.displays if s.display_id == event.display_id]
+            self._tick += 1 if found else 0
+            for shown in found[-MAX_UPDATED:]:
+                self._shelf.drop(shown.item.parts)
+                shown.tick = self._tick
+                shown.item = replace(
+                    shown.item,
+                    parts=self._kept(shown.item.number, event),
+                    metadata=bounded_metadata(event.metadata),
+                )
+            return bool(found)
 
     def _fail(self, failure: Failure) -> None:
         self._settle(force=True)
         self._tick += 1
         self._failures += 1
         if self._failures <= MAX_RESULTS:
-            self._entries.append(_Failed(self._tick, FailureItem(bounded_failure(failure))))
+            self._transcript.place(Failed(self._tick, FailureItem(bounded_failure(failure))))
 
     def _clear(self) -> None:
         self._generation += 1
-        self._text.discard()
         self._screens = {"stdout": Screen(), "stderr": Screen()}
-        for entry in self._entries:
-            if isinstance(entry, _Shown):
-                self._shelf.drop(entry.item.parts)
-                if entry.display_id is not None:
-                    self._index.forget(entry.display_id, self)
-        self._entries.clear()
+        for shown in self._transcript.displays:
+            self._shelf.drop(shown.item.parts)
+            if shown.display_id is not None:
+                self._index.forget(shown.display_id, self)
+        self._transcript.clear()
         self._displays = self._failures = self._dropped = 0
 
     def _settle(self, *, force: bool) -> None:
         """Make the live rows final, with `force` even those of a progress bar."""
         for name in self._live_order():
             screen = self._screens[name]
-            self._commit(name, screen.flush() if force else screen.settle())
+            self._transcript.write(name, screen.flush() if force else screen.settle())
 
     def _live_order(self) -> list[StreamName]:
         """The streams in the order their live rows are shown: progress bars come last."""
         names: list[StreamName] = ["stdout", "stderr"]
         return sorted(names, key=lambda name: self._screens[name].redrawing)
-
-    def _commit(self, name: StreamName, text: str) -> None:
-        if not text:
-            return
-        start = self._text.total
-        self._text.append(text)
-        last = self._entries[-1] if self._entries else None
-        if isinstance(last, _Segment) and (last.name == name or len(self._entries) >= MAX_SEGMENTS):
-            last.end = self._text.total
-        else:
-            self._entries.append(_Segment(name, start, self._text.total))
-
-    def _read(
-        self, items: list[Item], name: StreamName, start: int, end: int, skip: tuple[int, int]
-    ) -> None:
-        """Add the text between two positions, with a gap for what lies within `skip`."""
-        first, last = skip if skip[0] < skip[1] else (end, end)
-        self._read_kept(items, name, start, min(end, first))
-        add_gap(items, min(end, last) - max(start, first))
-        self._read_kept(items, name, max(start, last), end)
-
-    def _read_kept(self, items: list[Item], name: StreamName, start: int, end: int) -> None:
-        position = start
-        for at, text in self._text.read(start, end):
-            add_gap(items, at - position)
-            add_text(items, name, text)
-            position = at + len(text)
-        add_gap(items, end - position)
-
-    def _all_items(self) -> Iterator[Item]:
-        """Every item with all its text, long text in several."""
-        for entry in list(self._entries):
-            if not isinstance(entry, _Segment):
-                yield entry.item
-                continue
-            for start in range(entry.start, entry.end, SHOWN_CHARS):
-                items: list[Item] = []
-                end = min(entry.end, start + SHOWN_CHARS)
-                self._read_kept(items, entry.name, start, end)
-                yield from items
-        for name in self._live_order():
-            if live := self._screens[name].live:
-                yield TextItem(name, live)
