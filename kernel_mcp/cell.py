@@ -63,6 +63,7 @@ class Cell:
         self.error: Exception | None = None
         self.finished = anyio.Event()
         self.notices: list[str] = []
+        self.steps: list[str] = []
         self.told = False
         self.reported = Position()
         self._stop: StopReason | None = None
@@ -121,6 +122,11 @@ class Cell:
     def notice(self, text: str) -> None:
         """Add a remark of the server that belongs to this cell's answer."""
         self.notices.append(text)
+        self._tell()
+
+    def step(self, text: str) -> None:
+        """Tell what is being done before the cell can run; shown as progress only."""
+        self.steps.append(text)
         self._tell()
 
     async def heard(self) -> None:

@@ -12,6 +12,7 @@ from kernel_mcp import describe
 from kernel_mcp.answers import answer, say
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.factory import KernelFactory
+from kernel_mcp.fileanswers import file_answer, files_answer, page_answer
 from kernel_mcp.manager import Caller, SessionManager
 from kernel_mcp.models import (
     Closed,
@@ -25,8 +26,10 @@ from kernel_mcp.models import (
     Written,
 )
 from kernel_mcp.outputs import Position
+from kernel_mcp.paging import page_of
 from kernel_mcp.policy import check
 from kernel_mcp.render import Budget
+from kernel_mcp.resources import cell_of, cell_uri_number
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.session import Clock, Report, Session
 from kernel_mcp.settings import Settings
@@ -155,7 +158,7 @@ class Desk:
         """List a folder of the workspace."""
         session = await self._manager.resolve(caller, handle)
         listing = await anyio.to_thread.run_sync(session.workspace.list_files, path)
-        return describe.files(session, path, listing)
+        return files_answer(session, listing)
 
     async def read_file(
         self, caller: Caller, handle: str, path: str, *, offset: int, limit: int
@@ -164,7 +167,16 @@ class Desk:
         session = await self._manager.resolve(caller, handle)
         if offset < 0 or limit < 0:
             raise InputError("offset and limit count lines from 0 and cannot be negative.")
-        return await self._renderer.file(session, path, offset=offset, limit=limit)
+        match = cell_uri_number(path, session.handle)
+        if match is not None:
+            cell = cell_of(session, match)
+            page = partial(page_of, cell.log.text(), offset=offset, limit=limit)
+            return page_answer(
+                await anyio.to_thread.run_sync(partial(page, characters=self._budget.characters))
+            )
+        read = partial(session.workspace.read_file, path, offset=offset, limit=limit)
+        found = await anyio.to_thread.run_sync(partial(read, characters=self._budget.characters))
+        return await anyio.to_thread.run_sync(file_answer, found)
 
     async def write_file(
         self, caller: Caller, handle: str, path: str, content: str, encoding: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Folders:
 
 
 class SessionManager:
-    """Creates, finds and closes sessions. Run inside `async with`; leaving closes all of them."""
+    """Creates, finds and closes sessions, while `running`."""
 
     def __init__(
         self,
@@ -64,20 +65,20 @@ class SessionManager:
         self._default_lock = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    async def __aenter__(self) -> SessionManager:
-        self._tasks = await anyio.create_task_group().__aenter__()
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        for session in self._sessions.values():
-            session.close()
-        assert self._tasks is not None
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(CLOSE_TIMEOUT_S):
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run sessions inside this block; leaving it closes all of them."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                yield
+            finally:
                 for session in self.sessions:
-                    await session.ended.wait()
-            self._tasks.cancel_scope.cancel()
-            await self._tasks.__aexit__(None, None, None)
+                    session.close()
+                with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_TIMEOUT_S):
+                    for session in self.sessions:
+                        await session.ended.wait()
+                tasks.cancel_scope.cancel()
 
     @property
     def sessions(self) -> list[Session]:

@@ -15,11 +15,11 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp_types import ResourceTemplate
 
 from kernel_mcp.cell import Cell
-from kernel_mcp.errors import KernelMcpError, SessionNotFound, WorkspaceError
+from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound
 from kernel_mcp.manager import Caller, SessionManager
-from kernel_mcp.notebook import NOTEBOOK_MIME, notebook_json
 from kernel_mcp.session import Session
 
+NOTEBOOK_MIME = "application/x-ipynb+json"
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
 
@@ -58,20 +58,34 @@ class Library:
             path = unquote(match["path"])
             return await anyio.to_thread.run_sync(session.workspace.read_resource, path)
         if match["notebook"]:
-            return await anyio.to_thread.run_sync(notebook_json, session), NOTEBOOK_MIME
+            return await anyio.to_thread.run_sync(_notebook, session), NOTEBOOK_MIME
         cell = cell_of(session, int(match["cell"]))
         if match["output"]:
             return await anyio.to_thread.run_sync(_output, cell, match["output"])
         return await anyio.to_thread.run_sync(_text, cell), "text/plain"
 
 
+def cell_uri_number(uri: str, session: str) -> int | None:
+    """The number of the cell whose text `uri` names, or None when it names something else."""
+    match = _URI.fullmatch(uri)
+    if match is None or match["session"] != session or not match["cell"] or match["output"]:
+        return None
+    return int(match["cell"])
+
+
 def cell_of(session: Session, number: int) -> Cell:
-    """A cell by number. Raises ResourceNotFoundError."""
+    """A cell by number. Raises InputError."""
     if not 1 <= number <= len(session.cells):
-        raise ResourceNotFoundError(
+        raise InputError(
             f"This session has no cell {number}: it has run {len(session.cells)} so far."
         )
     return session.cells[number - 1]
+
+
+def _notebook(session: Session) -> str:
+    from kernel_mcp.notebook import notebook_json  # loads nbformat, which most servers never need
+
+    return notebook_json(session)
 
 
 def _text(cell: Cell) -> str:
@@ -115,7 +129,7 @@ class ResourceServer(MCPServer[Any]):
         """Read a resource. Raises ResourceError."""
         try:
             content, mime = await self._library.read(Caller(), str(uri))
-        except (SessionNotFound, WorkspaceError) as error:
+        except (SessionNotFound, InputError) as error:
             raise ResourceNotFoundError(str(error)) from error
         except KernelMcpError as error:
             raise ResourceError(str(error)) from error

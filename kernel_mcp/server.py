@@ -77,7 +77,7 @@ async def parts(settings: Settings) -> AsyncIterator[Parts]:
                 clock=time.monotonic,
             )
             try:
-                async with manager, anyio.create_task_group() as tasks:
+                async with manager.running(), anyio.create_task_group() as tasks:
                     reaper = Reaper(manager, settings.idle_timeout_s, time.monotonic)
                     tasks.start_soon(reaper.run)
                     desk = Desk(

@@ -174,14 +174,14 @@ class Session:
 
     async def _narrate(self, cell: Cell, report: Report) -> None:
         told = cell.reported
-        noticed = 0
+        steps = 0
         ended = False
         while not ended:
             await cell.heard()
             ended = cell.finished.is_set()
-            for notice in cell.notices[noticed:]:
-                await report(notice)
-            noticed = len(cell.notices)
+            for step in cell.steps[steps:]:
+                await report(step)
+            steps = len(cell.steps)
             text = cell.log.news(told, PROGRESS_CHARS).strip("\n")
             told = cell.log.position()
             if text:
@@ -275,7 +275,7 @@ class Session:
     async def _run(self, cell: Cell) -> Outcome:
         with anyio.CancelScope() as scope:
             cell.watch_stop(scope)
-            kernel = await self._ensure_kernel(cell.notice)
+            kernel = await self._ensure_kernel(cell.step)
         cell.watch_stop(None)
         if scope.cancelled_caught:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
@@ -284,6 +284,11 @@ class Session:
             cell.take(refusal)
             return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
         lost, self._lost = self._lost, None
+        if lost is not None:
+            cell.notice(
+                f"Before this cell, {lost}: all variables of earlier cells are lost, files in the "
+                "workspace are kept. This cell ran in a fresh kernel"
+            )
         self._ran_cells = True
         outcome = await run_cell(
             kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s, clock=self._clock
@@ -310,25 +315,20 @@ class Session:
         if kernel is not None and kernel.exit is None:
             return kernel
         if kernel is not None:
-            await self._mourn(kernel, tell)
+            await self._mourn(kernel)
         kernel = await self._source.start(self.demand, tell)
         self._kernel = kernel
         assert self._tasks is not None
         self._tasks.start_soon(kernel.watch)
         return kernel
 
-    async def _mourn(self, kernel: Kernel, tell: Callable[[str], None]) -> None:
-        """Report a kernel that died between cells."""
+    async def _mourn(self, kernel: Kernel) -> None:
+        """Remember for the next answer that a kernel died between cells."""
         exit_status = kernel.exit
         await self._drop_kernel()
         if self._ran_cells and exit_status is not None:
             self._ran_cells = False
             self._lost = f"the kernel was {exit_status.describe()} between cells"
-            tell(
-                f"The kernel had died since the last cell ({exit_status.describe()}): all "
-                "variables of earlier cells are lost, files in the workspace are kept. This cell "
-                "ran in a fresh kernel."
-            )
 
     async def _drop_kernel(self) -> None:
         kernel, self._kernel = self._kernel, None

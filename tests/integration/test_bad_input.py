@@ -42,7 +42,9 @@ async def test_a_binary_write_and_read_keep_every_byte() -> None:
             content=base64.b64encode(raw).decode(),
             encoding="base64",
         )
-        assert (await notebook.run("open('raw.bin','rb').read() == bytes(range(256))")).text == "True"
+        assert (
+            await notebook.run("open('raw.bin','rb').read() == bytes(range(256))")
+        ).text == "True"
         answer = await notebook.call("read_file", path="raw.bin")
         assert not answer.failed
         assert base64.b64encode(raw).decode() in answer.text

@@ -45,13 +45,7 @@ async def test_progress_comes_at_most_ten_times_a_second_and_ends_with_the_last_
 
 async def test_a_long_cell_answers_running_and_wait_returns_only_what_is_new() -> None:
     async with agent() as notebook:
-        code = (
-            "import time\n"
-            "print('first', flush=True)\n"
-            "while not __import__ if False else False: pass\n"
-            "time.sleep(1.5)\n"
-            "print('second')\n'end'"
-        )
+        code = "import time\nprint('first', flush=True)\ntime.sleep(1.5)\nprint('second')\n'end'"
         first = await notebook.run(code, wait=0.8)
         assert first.status == "running"
         assert "first" in first.text
@@ -110,7 +104,7 @@ async def test_a_deadline_interrupts_and_keeps_variables(code: str) -> None:
 
 STUBBORN = {
     "swallows KeyboardInterrupt": (
-        "while True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass"
+        "while True:\n    try:\n        while True: n = 1\n    except BaseException: n = 2"
     ),
     "one long C call": "sum(range(10**11))",
 }

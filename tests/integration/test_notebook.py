@@ -32,8 +32,7 @@ async def test_state_survives_two_hundred_calls() -> None:
 async def test_output_keeps_the_order_of_stdout_stderr_and_result() -> None:
     async with agent() as notebook:
         answer = await notebook.run(
-            "import sys\n" if False else "print('one')\n"
-            "import warnings\nwarnings.warn('two')\nprint('three')\n'four'"
+            "print('one')\nimport warnings\nwarnings.warn('two')\nprint('three')\n'four'"
         )
         words = [w for w in ("one", "two", "three", "four") if w in answer.text]
         assert sorted(words, key=answer.text.index) == ["one", "two", "three", "four"]
@@ -138,7 +137,9 @@ async def test_files_go_in_and_out() -> None:
 async def test_list_variables_describes_what_is_there() -> None:
     async with agent() as notebook:
         await notebook.run("numbers = [1, 2, 3]; name = 'x'")
-        found = {item["name"]: item for item in (await notebook.call("list_variables")).data["variables"]}
+        found = {
+            item["name"]: item for item in (await notebook.call("list_variables")).data["variables"]
+        }
         assert found["numbers"]["type"] == "list"
         assert found["numbers"]["length"] == 3
         assert "In" not in found
