@@ -1,0 +1,44 @@
+"""Run a command as an ordinary user, for tests that themselves run as root."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+USER = 12_345
+REPOSITORY = Path(__file__).parents[2]
+
+
+def as_ordinary_user(argv: list[str]) -> list[str]:
+    """The command that runs `argv` in the repository without any privilege.
+
+    Folders that only root may pass, such as its home, are replaced by ones that show no more
+    than the interpreter and the repository.
+    """
+    needed = {Path(sys.prefix), Path(sys.base_prefix), REPOSITORY}
+    closed = {
+        parent
+        for path in needed
+        for parent in path.parents
+        if parent.stat().st_mode & 0o005 != 0o005
+    }
+    options: list[str] = []
+    for folder in sorted(closed, key=lambda path: len(path.parts)):
+        if not any(parent in closed for parent in folder.parents):
+            options += ["--perms", "0755", "--tmpfs", str(folder)]
+    made: set[Path] = set()
+    for path in sorted(needed):
+        if any(parent in closed for parent in path.parents):
+            for parent in reversed(path.parents):
+                if any(above in closed for above in parent.parents) and parent not in made:
+                    made.add(parent)
+                    options += ["--perms", "0755", "--dir", str(parent)]
+            options += ["--bind", str(path), str(path)]
+    return [
+        *("bwrap", "--dev-bind", "/", "/", *options, "--chdir", str(REPOSITORY), "--"),
+        *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
+        *("--inh-caps=-all", "--bounding-set=-all", "--"),
+        *("env", "-i", "HOME=/tmp", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
+        f"PYTHONPATH={REPOSITORY}",
+        *argv,
+    ]
