@@ -152,7 +152,7 @@ class LandlockSandbox:
 
     def _user_options(self, request: SandboxRequest, identity: Identity | None) -> list[str]:
         if identity is None:
-            return ["--uid", "-1"]
+            return ["--uid", "-1", "--search", "0"]
         needed = [
             *(*request.readonly, self._boot, request.workspace, request.sockets),
             Path(request.argv[0]),

@@ -84,18 +84,20 @@ _ONLY_ITSELF: _Table = {
     "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274),
     "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
 }
 _CHECKED: _Table = {
     "fcntl": (72, 25),
     "ioctl": (16, 29),
     "prctl": (157, 167),
+    "sched_setscheduler": (144, 119),
     "setpriority": (141, 140),
     "socket": (41, 198),
     "socketpair": (53, 199),
 }
 
 AF_UNIX = 1
+INTERNET_FAMILIES = (2, 10)
+"""AF_INET, AF_INET6."""
 CONNECTED_TYPES = (1, 5)
 """SOCK_STREAM, SOCK_SEQPACKET: a datagram socket reaches any address without `connect`."""
 SOCKET_TYPE_MASK = 0xF
@@ -144,7 +146,9 @@ def _rules() -> dict[str, bpf.Program]:
     allow, refuse = bpf.give(ALLOW), bpf.give(fail(errno.EPERM))
     denied = bpf.give(fail(errno.EACCES))
     type_checked = _argument(1, SOCKET_TYPE_MASK) + _one_of(CONNECTED_TYPES, allow, denied)
-    unix_only = _argument(0) + bpf.branch(bpf.JUMP_EQ, AF_UNIX, then=type_checked, otherwise=denied)
+    # libzmq aborts when its netlink socket is refused with anything but EOPNOTSUPP
+    other = _one_of(INTERNET_FAMILIES, denied, bpf.give(fail(errno.EOPNOTSUPP)))
+    unix_only = _argument(0) + bpf.branch(bpf.JUMP_EQ, AF_UNIX, then=type_checked, otherwise=other)
     priority = _argument(0) + bpf.branch(
         bpf.JUMP_EQ,
         0,  # PRIO_PROCESS
@@ -170,6 +174,9 @@ def _rules() -> dict[str, bpf.Program]:
             _ONLY_ITSELF,
             _argument(0) + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=refuse),
         ),
+        # libzmq names its own threads by number and aborts when it fails
+        "sched_setscheduler": _argument(0)
+        + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=bpf.give(fail(0))),
         "connect": denied,
         "fcntl": _argument(1) + _one_of((F_SETLEASE,), refuse, allow),
         "ioctl": _argument(1) + interface,

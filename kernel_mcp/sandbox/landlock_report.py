@@ -52,8 +52,8 @@ _GAPS = (
     (
         "does not work inside: internet and datagram sockets (not even to localhost), connecting "
         "to Unix sockets, multiprocessing queues, pools and locks, System V IPC, terminals (pty), "
-        "new sessions and process groups, inotify, extended attributes, the passwd database, /proc of "
-        "child processes"
+        "new sessions and process groups, inotify, extended attributes, the passwd database, /proc "
+        "of child processes"
     ),
     "chmod and changes of file times succeed without effect",
 )

@@ -19,14 +19,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # <linux/prctl.h>
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
-PR_SET_KEEPCAPS = 8
 PR_SET_SECCOMP = 22
 PR_CAPBSET_DROP = 24
+PR_SET_SECUREBITS = 28
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 SECCOMP_MODE_FILTER = 2
+SECUREBITS = 0b1111
+"""SECBIT_NOROOT and NO_SETUID_FIXUP, both locked: user 0 has no special rights, a change of user
+keeps what was kept, and access(2) heeds it."""
 
 # include/uapi/asm-generic/unistd.h; the same on every architecture
 SYS_PIDFD_SEND_SIGNAL = 424
@@ -170,12 +173,13 @@ def _watch(leader: int, uid: int) -> None:
 def _drop_privileges(uid: int, *, search: bool) -> None:
     """Become `uid` if it is not -1, without groups, and give up all capabilities but one."""
     kept = 1 << CAP_DAC_READ_SEARCH if search else 0
+    if uid >= 0:
+        _prctl(PR_SET_SECUREBITS, SECUREBITS)
     for number in range(64):
         if not kept >> number & 1 and _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
             break  # past the last one, or this process has no right to
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     if uid >= 0:
-        _prctl(PR_SET_KEEPCAPS, 1)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
