@@ -1,0 +1,144 @@
+"""The second filter, run by an interpreter: what it takes away, what it leaves alone."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+
+from kernel_mcp.sandbox import landlock_filter, seccomp
+from kernel_mcp.sandbox.syscalls import AARCH64, X86_64, Architecture
+
+ARCHITECTURES = [X86_64, AARCH64]
+Answer: TypeAlias = Callable[..., int]
+ALLOW = seccomp.ALLOW
+SILENT = seccomp.fail(0)
+EPERM, EACCES = seccomp.fail(errno.EPERM), seccomp.fail(errno.EACCES)
+UNSUPPORTED = seccomp.fail(errno.EOPNOTSUPP)
+
+pytestmark = pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+
+
+@pytest.fixture
+def answer(verdict: Callable[..., int], arch: Architecture) -> Answer:
+    program = landlock_filter.compile_landlock_filter(arch)
+    numbers = landlock_filter.numbers(arch)
+
+    def answer(name: str, *args: int) -> int:
+        return verdict(program, arch=arch.audit_arch, number=numbers[name], args=args)
+
+    return answer
+
+
+@pytest.mark.parametrize("call", ["fchmod", "fchmodat", "fchmodat2", "utimensat"])
+def test_modes_and_times_seem_to_change(answer: Answer, call: str) -> None:
+    assert answer(call, 3, 0o777) == SILENT
+
+
+def test_the_older_names_of_these_calls_are_covered_on_x86(
+    answer: Answer, arch: Architecture
+) -> None:
+    if arch is X86_64:
+        for call in ("chmod", "utime", "utimes", "futimesat"):
+            assert answer(call) == SILENT
+        for call in ("chown", "lchown"):
+            assert answer(call) == EPERM
+
+
+@pytest.mark.parametrize(
+    "call", ["setxattr", "getxattr", "fsetxattr", "setxattrat", "file_setattr"]
+)
+def test_extended_attributes_are_not_supported(answer: Answer, call: str) -> None:
+    assert answer(call) == UNSUPPORTED
+
+
+@pytest.mark.parametrize("call", ["setsid", "setpgid", "shmget", "mq_open", "inotify_add_watch"])
+def test_what_leaves_the_group_or_the_session_is_refused(answer: Answer, call: str) -> None:
+    assert answer(call) == EPERM
+
+
+def test_nothing_connects(answer: Answer) -> None:
+    assert answer("connect", 3) == EACCES
+
+
+@pytest.mark.parametrize("call", ["socket", "socketpair"])
+def test_only_connected_unix_sockets_are_made(answer: Answer, call: str) -> None:
+    cloexec, nonblocking = 0o2000000, 0o4000
+    for kind in (1, 5):
+        assert answer(call, 1, kind | cloexec | nonblocking) == ALLOW
+    for kind in (2, 3, 4, 6, 10):
+        assert answer(call, 1, kind | cloexec) == EACCES
+    for family in (2, 10):
+        for kind in range(16):
+            assert answer(call, family, kind) == EACCES
+    for family in (0, *range(3, 10), *range(11, 64)):
+        assert answer(call, family, 1) == UNSUPPORTED
+
+
+@pytest.mark.parametrize("call", ["prlimit64", "sched_setaffinity", "sched_setattr"])
+def test_a_process_changes_only_itself(answer: Answer, call: str) -> None:
+    assert answer(call, 0, 7) == ALLOW
+    assert answer(call, 1, 7) == EPERM
+    assert answer(call, 0xFFFFFFFF, 7) == EPERM
+
+
+def test_scheduling_of_others_seems_to_change(answer: Answer) -> None:
+    assert answer("sched_setscheduler", 0) == ALLOW
+    assert answer("sched_setscheduler", 7) == SILENT
+
+
+def test_niceness_is_set_for_the_own_process_only(answer: Answer) -> None:
+    assert answer("setpriority", 0, 0, 5) == ALLOW
+    assert answer("setpriority", 0, 77, 5) == EPERM
+    assert answer("setpriority", 1, 0, 5) == EPERM
+    assert answer("setpriority", 2, 0, 5) == EPERM
+
+
+def test_the_death_signal_stays(answer: Answer) -> None:
+    assert answer("prctl", 1, 0) == EPERM
+    assert answer("prctl", 1 << 32 | 1, 0) == EPERM
+    assert answer("prctl", 15) == ALLOW  # PR_SET_NAME
+
+
+def test_leases_are_refused(answer: Answer) -> None:
+    assert answer("fcntl", 3, 1024) == EPERM
+    assert answer("fcntl", 3, 1030) == ALLOW  # F_DUPFD_CLOEXEC
+
+
+@pytest.mark.parametrize("request_code", [0x8912, 0x8927, 0x89F0, 0x40086602, 0x401C5820])
+def test_interface_and_file_flag_requests_are_refused(answer: Answer, request_code: int) -> None:
+    assert answer("ioctl", 3, request_code) == EPERM
+    assert answer("ioctl", 3, 1 << 32 | request_code) == EPERM
+
+
+@pytest.mark.parametrize("request_code", [0x541B, 0x5401, 0x5413, 0x5421, 0x8901, 0x80086601])
+def test_ordinary_requests_pass(answer: Answer, request_code: int) -> None:
+    assert answer("ioctl", 3, request_code) == ALLOW
+
+
+def test_all_other_calls_are_left_to_the_first_filter(
+    verdict: Callable[..., int], arch: Architecture
+) -> None:
+    program = landlock_filter.compile_landlock_filter(arch)
+    known = set(landlock_filter.numbers(arch).values())
+    for number in (*range(600), 0x40000001):
+        if number not in known:
+            assert verdict(program, arch=arch.audit_arch, number=number) == ALLOW, number
+
+
+def test_a_foreign_architecture_kills(verdict: Callable[..., int], arch: Architecture) -> None:
+    program = landlock_filter.compile_landlock_filter(arch)
+    assert verdict(program, arch=0x40000003, number=1) == seccomp.KILL
+
+
+def test_no_number_stands_for_two_calls(arch: Architecture) -> None:
+    numbers = landlock_filter.numbers(arch)
+    assert len(set(numbers.values())) == len(numbers)
+
+
+def test_a_call_of_both_tables_has_one_number(arch: Architecture) -> None:
+    numbers = landlock_filter.numbers(arch)
+    for name in numbers.keys() & arch.numbers.keys():
+        assert numbers[name] == arch.numbers[name]
