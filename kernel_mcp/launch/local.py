@@ -102,10 +102,10 @@ class LocalLauncher:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
             folder = self._runs.fresh(Path(connection.ip).parent.name if connection else "")
-            undo.push_async_callback(_remove, folder)
+            undo.push_async_callback(remove_folder, folder)
             wanted = connection or ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
             if identity is not None:
-                await _hand_over(request.workspace, identity)
+                await hand_over(request.workspace, identity)
             channel = ReadinessChannel()
             undo.callback(channel.close)
             process = self._start(request, folder, wanted, identity, channel.guest_fd)
@@ -113,7 +113,7 @@ class LocalLauncher:
             pid = await self._ready(process, channel)
             channel.close()
             if identity is not None:
-                _seal(folder, identity)
+                seal(folder, identity)
             return LocalKernel(
                 pid=pid, connection=wanted, process=process, resources=undo.pop_all()
             )
@@ -191,13 +191,13 @@ def _furnish(
         os.chown(folder, identity.uid, identity.gid)
 
 
-def _seal(folder: Path, identity: Identity) -> None:
+def seal(folder: Path, identity: Identity) -> None:
     """Keep the kernel from writing beside its sockets, which no quota covers."""
     os.chown(folder, os.geteuid(), identity.gid, follow_symlinks=False)
     folder.chmod(0o710)
 
 
-async def _hand_over(workspace: Path, identity: Identity) -> None:
+async def hand_over(workspace: Path, identity: Identity) -> None:
     """Make the kernel's user the owner of its workspace."""
     if workspace.lstat().st_uid != identity.uid:
         await anyio.to_thread.run_sync(
@@ -205,6 +205,6 @@ async def _hand_over(workspace: Path, identity: Identity) -> None:
         )
 
 
-async def _remove(folder: Path) -> None:
+async def remove_folder(folder: Path) -> None:
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(remove_tree, folder)
