@@ -13,6 +13,7 @@ A guard rail for well-meaning code. The boundary is the sandbox.
     salvage      what it refuses in text that does not parse
     commands     what it refuses of IPython's commands
     names        names that nothing defines
+    own          modules that a session wrote itself
     scripts      PEP 723 metadata
     diagnostics  Diagnostic, Report and their text
 """
@@ -20,6 +21,7 @@ A guard rail for well-meaning code. The boundary is the sandbox.
 from kernel_mcp.policy.check import check
 from kernel_mcp.policy.diagnostics import Diagnostic, ImportUse, Report
 from kernel_mcp.policy.model import PROFILES, Policy
+from kernel_mcp.policy.own import own_modules
 from kernel_mcp.policy.scripts import ScriptMetadata, ScriptMetadataError, script_metadata
 
 __all__ = [
@@ -31,5 +33,6 @@ __all__ = [
     "ScriptMetadata",
     "ScriptMetadataError",
     "check",
+    "own_modules",
     "script_metadata",
 ]

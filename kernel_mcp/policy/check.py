@@ -23,13 +23,17 @@ def check(
     policy: Policy,
     *,
     known_names: frozenset[str] | None = None,
+    own_modules: frozenset[str] = frozenset(),
     python: str = "",
 ) -> Report:
     """Report syntax, imports, refusals, undefined names and script metadata of a cell.
 
     known_names  variables of the live session; None leaves out the search for undefined names
+    own_modules  modules that lie in the session's workspace and may be imported
     python       version of the session's Python, mentioned where this server's may judge otherwise
     """
+    note = f"Allowed here: {policy.summary()}."
+    policy = replace(policy, modules=policy.modules | own_modules)
     source = Source.of(code)
     unusable = guard(source, code)
     if unusable is not None:
@@ -56,7 +60,7 @@ def check(
         valid=all(item.severity != "error" for item in diagnostics),
         diagnostics=_limited(diagnostics),
         imports=imports,
-        note=f"Allowed here: {policy.summary()}." if refused else "",
+        note=note if refused else "",
     )
 
 

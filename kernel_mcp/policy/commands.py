@@ -7,10 +7,16 @@ import re
 from kernel_mcp.policy.diagnostics import Diagnostic
 from kernel_mcp.policy.magics import Magic
 from kernel_mcp.policy.source import Source
+from kernel_mcp.policy.stdlib import words
 
-HARMLESS = frozenset({"capture", "matplotlib", "pprint", "precision", "time", "timeit", "who",
-                      "whos"})  # fmt: skip
-"""Commands that only time, show or format; the code they run is checked like any other."""
+HARMLESS = words(
+    """
+    capture matplotlib pdoc precision psource reset reset_selective time timeit who who_ls whos
+    xmode
+    """
+)
+"""Commands that stay within Python, as the kernel lets them through; the code they run is checked
+like any other."""
 
 _PLOT_SETTING = re.compile(r"InlineBackend\.\w+ *= *[\w\s'\"{},.:\[\]-]*")
 _INSTALLERS = ("pip", "pip3", "conda", "mamba", "uv", "python", "python3")
@@ -28,7 +34,6 @@ _INSTEAD = {
     "mv": "use Path(name).rename()",
     "pdb": "print what you need to see",
     "pwd": "use Path.cwd()",
-    "reset": "use the reset tool",
     "rm": "use Path(name).unlink()",
     "run": "use the run_script tool, or put the code into the cell",
     "sh": "sessions run Python only",

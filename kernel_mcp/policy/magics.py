@@ -104,7 +104,7 @@ def _without_margin(source: Source) -> Source:
 
 def _without_prompts(source: Source) -> Source:
     filled = [line for line in source.lines if line.strip()]
-    if any(line.lstrip().startswith(">>>") for line in filled[:2]):
+    if any(line.lstrip().startswith(">>>") for line in filled):
         prompt = _CLASSIC_PROMPT
     elif any(_IPYTHON_PROMPT.match(line) for line in filled[:2]):
         prompt = _IPYTHON_PROMPT

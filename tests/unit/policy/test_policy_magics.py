@@ -98,6 +98,7 @@ def test_an_error_beside_a_command_is_still_found() -> None:
         "%config InlineBackend.figure_format = 'retina'",
         "%precision 3",
         "%whos",
+        "%reset -f",
     ],
 )
 def test_commands_that_only_time_or_show_are_let_through(code: str) -> None:
@@ -165,7 +166,6 @@ def test_other_lines_are_not_commands_without_their_sign(code: str) -> None:
         ("!cat a.txt", "read_file"),
         ("%%writefile a.py\nx", "write_file"),
         ("%run a.py", "run_script"),
-        ("%reset -f", "reset tool"),
         ("np.mean?", "help(np.mean)"),
         ("%%bash\nls", "Python only"),
         ("!unknown", "plain Python"),
