@@ -18,6 +18,7 @@ help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup: $(READY) ## Create .venv with the locked tools and the kernel-mcp command
+	@:
 
 $(READY): requirements-dev.lock pyproject.toml .ci/setup
 	@.ci/setup environment "$(PYTHON)"

@@ -156,9 +156,11 @@ def _remember(file: Path, found: Interpreter, path: str) -> None:
 
 
 def _installed(output: str) -> str:
+    """The interpreters in uv's list that kernels can run on, each version once."""
     try:
-        listed = {entry["version"]: entry["path"] for entry in json.loads(output)}
+        listed = [(entry["version"], entry["path"]) for entry in json.loads(output)]
+        usable = [(version, path) for version, path in listed if _pair(version) >= OLDEST_PYTHON]
     except (ValueError, KeyError, TypeError):
         return "nothing uv knows of"
-    usable = {version: path for version, path in listed.items() if _pair(version) >= OLDEST_PYTHON}
-    return ", ".join(f"{version} ({path})" for version, path in usable.items()) or "none usable"
+    first = dict(reversed(usable))
+    return ", ".join(f"{version} ({path})" for version, path in first.items()) or "none usable"

@@ -204,7 +204,7 @@ async def test_the_uv_of_a_killed_server_keeps_others_out_until_it_ends(
     ("said", "told"),
     [
         (
-            "error: No solution found\n  cause: Because nosuch was not found in the package registry",
+            "No solution found\n Because nosuch was not found in the package registry",
             "no package 'nosuch'",
         ),
         (
@@ -216,11 +216,11 @@ async def test_the_uv_of_a_killed_server_keeps_others_out_until_it_ends(
             "switched off",
         ),
         (
-            "error: No solution found\n  cause: Because all versions of docopt have no usable wheels",
+            "No solution found\n Because all versions of docopt have no usable wheels",
             "no wheel",
         ),
         (
-            "error: No solution found\n  cause: Because only numpy<=2.5 is available and you require",
+            "No solution found\n Because only numpy<=2.5 is available and you require",
             "no release of numpy",
         ),
         (
