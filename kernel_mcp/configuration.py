@@ -120,6 +120,11 @@ OPTIONS: tuple[Option, ...] = (
         "keep kernel environments here", "the user's cache folder",
     ),
     Option(
+        "state-dir", "state_dir", path, "Where things live", "DIR",
+        "keep sockets, logs and files of running servers here (at most 49 characters)",
+        "a folder of yours in /var/tmp",
+    ),
+    Option(
         "sandbox", "sandbox", choice(*SANDBOXES), "Running the server", "|".join(SANDBOXES),
         "how kernels are confined; `none` gives code all that you may do yourself", "auto",
     ),

@@ -1,0 +1,154 @@
+"""However a server ends, nothing of it stays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GONE_S = 3.0
+
+HELLO = [
+    {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"},
+        },
+    },
+    {"jsonrpc": "2.0", "method": "notifications/initialized"},
+]
+
+
+class RawServer:
+    """The server as a subprocess whose stdin and stdout the test holds."""
+
+    def __init__(self, state: Path, *flags: str) -> None:
+        self.state = state
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kernel_mcp", *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "KERNEL_MCP_STATE_DIR": str(state)},
+        )
+        for message in HELLO:
+            self.send(message)
+        self.read(1)
+
+    def send(self, message: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def read(self, number: int) -> dict[str, object]:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            message = json.loads(line)
+            if message.get("id") == number:
+                assert isinstance(message, dict)
+                return message
+        pytest.fail("the server closed its output")
+
+    def execute(self, number: int, code: str, *, answer: bool = True) -> None:
+        arguments = {"code": code, "wait": 30}
+        params = {"name": "execute", "arguments": arguments}
+        self.send({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+        if answer:
+            self.read(number)
+
+    def descendants(self) -> set[int]:
+        """Every process below the server."""
+        found: set[int] = set()
+        waiting = [self.process.pid]
+        while waiting:
+            for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                children = [int(pid) for pid in (task / "children").read_text().split()]
+                found.update(children)
+                waiting += children
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path):  # type: ignore[no-untyped-def]
+    running = RawServer(tmp_path / "s")
+    yield running
+    running.close()
+
+
+def ends(pids: set[int]) -> list[int]:
+    """Wait for processes to end; those that are left after the time."""
+    handles = {}
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            handles[pid] = os.pidfd_open(pid)
+    end = monotonic() + GONE_S
+    left = []
+    for pid, handle in handles.items():
+        ready, _, _ = select.select([handle], [], [], max(0.0, end - monotonic()))
+        os.close(handle)
+        if not ready:
+            left.append(pid)
+    return left
+
+
+def close_stdin(server: RawServer) -> None:
+    assert server.process.stdin is not None
+    server.process.stdin.close()
+
+
+WAYS = {
+    "stdin closed": close_stdin,
+    "SIGTERM": lambda server: server.process.send_signal(signal.SIGTERM),
+    "SIGINT": lambda server: server.process.send_signal(signal.SIGINT),
+    "SIGKILL": lambda server: server.process.send_signal(signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_no_process_is_left(server: RawServer, way: str, busy: bool) -> None:
+    server.execute(2, "x = 1")
+    if busy:
+        server.execute(3, "while True: pass", answer=False)
+        server.execute(4, "1", answer=False)
+    pids = server.descendants()
+    assert pids
+    WAYS[way](server)
+    server.process.wait(timeout=GONE_S)
+    assert ends(pids) == []
+    if way != "SIGKILL":
+        assert [path for path in server.state.iterdir() if path.is_dir()] == []
+
+
+def test_what_a_killed_server_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
+    first = RawServer(tmp_path / "s")
+    first.execute(2, "open('f', 'w').write('x')")
+    first.process.kill()
+    first.process.wait()
+    assert list((tmp_path / "s").iterdir())
+    second = RawServer(tmp_path / "s")
+    try:
+        assert len([path for path in (tmp_path / "s").iterdir() if path.is_dir()]) == 1
+    finally:
+        second.close()
+        first.close()
