@@ -105,11 +105,14 @@ def _without_margin(source: Source) -> Source:
 def _without_prompts(source: Source) -> Source:
     filled = [line for line in source.lines if line.strip()]
     if any(line.lstrip().startswith(">>>") for line in filled):
-        prompt = _CLASSIC_PROMPT
-    elif any(_IPYTHON_PROMPT.match(line) for line in filled[:2]):
-        prompt = _IPYTHON_PROMPT
-    else:
-        return source
+        source = _without(source, _CLASSIC_PROMPT)
+        filled = [line for line in source.lines if line.strip()]
+    if any(_IPYTHON_PROMPT.match(line) for line in filled[:2]):
+        source = _without(source, _IPYTHON_PROMPT)
+    return source
+
+
+def _without(source: Source, prompt: re.Pattern[str]) -> Source:
     changes = {}
     for number, line in enumerate(source.lines, start=1):
         match = prompt.match(line)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +164,11 @@ def test_the_json_form_is_plain_sorted_and_complete() -> None:
     assert data["profile"] == "strict"
     assert data["allow_all"] is False
     assert "open" in data["deny_builtins"]
+
+
+def test_the_documentation_lists_exactly_what_is_allowed() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "policy.md").read_text(encoding="utf-8")
+    (listed,) = [line for line in text.splitlines() if line.startswith("> ")]
+    assert words(listed.removeprefix("> ")) == DEFAULT_MODULES - STRICT_MODULES
+    (data,) = [line for line in text.splitlines() if line.startswith("| `data` |")]
+    assert all(name in data for name in DATA_MODULES)
