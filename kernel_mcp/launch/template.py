@@ -1,0 +1,233 @@
+"""Start kernels by forking a template that has everything imported; cold where that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import guest, local, template_outer
+from kernel_mcp.launch.base import (
+    ConnectionInfo,
+    KernelEnvironment,
+    KernelHandle,
+    KernelRequest,
+    Launcher,
+)
+from kernel_mcp.launch.readiness import ReadinessChannel
+from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.tail import OutputTail
+from kernel_mcp.launch.template_kernel import ForkedKernel, ForkedProcess
+from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
+from kernel_mcp.launch.template_supervisor import TemplateSupervisor
+from kernel_mcp.launch.template_trees import detached
+from kernel_mcp.sandbox.base import Identity, Sandbox
+
+logger = logging.getLogger(__name__)
+
+READY_S = 15.0
+"""A forked kernel is ready after some 20 ms; past this a cold start is tried."""
+READY_FD = 3
+"""The descriptor that a forked kernel finds its ready socket at."""
+
+
+class TemplateLauncher:
+    """Forks kernels from templates, one template per environment.
+
+    An environment gets its template by `prepare`. `cold` starts the kernels of all others, and
+    those that could not be forked.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        runs: RunDirectory,
+        *,
+        cold: Launcher,
+        workspaces: Path,
+        templates: int = 4,
+    ) -> None:
+        """`workspaces` is the folder below which all workspaces are.
+
+        When more than `templates` environments were prepared, the least recently used lose theirs.
+        """
+        self._sandbox = sandbox
+        self._runs = runs
+        self._cold = cold
+        self._parents = template_outer.Parents(sockets=runs.kernels, workspaces=workspaces)
+        self._most = templates
+        self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}
+        self._retired: list[TemplateSupervisor] = []
+
+    def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
+        """Have a template of `environment` that has imported `preload`; returns at once.
+
+        Another `preload` than before makes another template. Has to be called on the event loop.
+        """
+        found = self._supervisors.get(environment)
+        if found is not None and found.preload == tuple(preload):
+            return
+        if found is not None:
+            self._retire(environment)
+        while len(self._supervisors) >= self._most:
+            self._retire(next(iter(self._supervisors)))
+        self._supervisors[environment] = TemplateSupervisor(
+            self._sandbox, self._parents, environment, preload
+        )
+
+    async def ready(self, environment: KernelEnvironment) -> bool:
+        """Wait until the template of `environment` is ready or has failed; whether it can fork."""
+        supervisor = self._supervisors.get(environment)
+        return supervisor is not None and await supervisor.ready()
+
+    async def launch(self, request: KernelRequest) -> KernelHandle:
+        """Fork a kernel, or start it cold when there is no template for it.
+
+        Raises LaunchError, SandboxUnavailable.
+        """
+        supervisor = self._supervisors.pop(request.environment, None)
+        if supervisor is not None:
+            self._supervisors[request.environment] = supervisor  # now the last to lose its template
+            template = supervisor.template
+            if template is not None:
+                try:
+                    kernel = await self._fork(template, request)
+                    supervisor.forked()
+                    return kernel
+                except (LaunchError, OSError) as reason:
+                    logger.warning("starting a kernel cold, as it could not be forked: %s", reason)
+                    supervisor.failed()
+        return await self._cold.launch(request)
+
+    async def aclose(self) -> None:
+        """End all templates with the kernels they still have, then close the cold launcher."""
+        for supervisor in (*self._supervisors.values(), *self._retired):
+            await supervisor.aclose()
+        await self._cold.aclose()
+
+    def _retire(self, environment: KernelEnvironment) -> None:
+        supervisor = self._supervisors.pop(environment)
+        supervisor.retire()
+        self._retired = [kept for kept in self._retired if kept.busy]
+        self._retired.append(supervisor)
+
+    async def _fork(self, template: TemplateProcess, request: KernelRequest) -> ForkedKernel:
+        """Fork a kernel and return it once its sockets listen; on failure nothing is left.
+
+        Raises LaunchError, OSError.
+        """
+        async with AsyncExitStack() as undo:
+            identity = self._sandbox.identity(request.workspace)
+            undo.callback(self._sandbox.release, identity)
+            folder = self._runs.fresh()
+            undo.push_async_callback(local.remove_folder, folder)
+            connection = ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
+            if identity is not None:
+                await local.hand_over(request.workspace, identity)
+            self._furnish(folder, request, connection, identity)
+            channel = ReadinessChannel()
+            undo.callback(channel.close)
+            process = await self._start(template, request, folder, identity, channel.guest_fd)
+            undo.push_async_callback(process.aclose)
+            await _ready(process, channel)
+            channel.close()
+            if identity is not None:
+                local.seal(folder, identity)
+            return ForkedKernel(connection=connection, process=process, resources=undo.pop_all())
+
+    async def _start(
+        self,
+        template: TemplateProcess,
+        request: KernelRequest,
+        folder: Path,
+        identity: Identity | None,
+        ready_fd: int,
+    ) -> ForkedProcess:
+        with ExitStack() as sent, ExitStack() as undo:
+            sent.callback(os.close, ready_fd)
+            read, write = os.pipe2(os.O_CLOEXEC)
+            undo.callback(os.close, read)
+            sent.callback(os.close, write)
+            places, trees = self._places(request, folder, sent, bind=identity is None)
+            message = {
+                "uid": 0 if identity is None else identity.uid,
+                "hostname": template_outer.HOSTNAME,
+                "tmp_bytes": request.limits.tmp_bytes,
+                "places": places,
+            }
+            fork = await template.fork(message, [ready_fd, write, *trees])
+            undo.pop_all()
+            return ForkedProcess(fork, OutputTail(read, asyncio.get_running_loop()))
+
+    def _places(
+        self, request: KernelRequest, folder: Path, sent: ExitStack, *, bind: bool
+    ) -> tuple[list[dict[str, Any]], list[int]]:
+        """What this kernel alone gets to see, and the detached mounts for it unless `bind`.
+
+        Raises TemplateError for what the template cannot reach, OSError.
+        """
+        if len(request.layers) > template_outer.MOST_LAYERS:
+            raise TemplateError(f"a session has at most {template_outer.MOST_LAYERS} layers")
+        paths = self._sandbox.guest_paths(request.workspace, folder)
+        wanted = [
+            (request.workspace, paths.workspace, False),
+            (folder, paths.sockets, False),
+            *(
+                (layer, target, True)
+                for layer, target in zip(
+                    request.layers, template_outer.layer_paths(len(request.layers)), strict=True
+                )
+            ),
+        ]
+        places: list[dict[str, Any]] = []
+        trees: list[int] = []
+        for source, target, readonly in wanted:
+            if not bind:
+                tree = detached(source)
+                sent.callback(os.close, tree)
+                trees.append(tree)
+            inside = self._parents.inside(source) if bind else ""
+            places.append({"target": target, "source": inside, "readonly": readonly})
+        return places, trees
+
+    def _furnish(
+        self,
+        folder: Path,
+        request: KernelRequest,
+        connection: ConnectionInfo,
+        identity: Identity | None,
+    ) -> None:
+        paths = self._sandbox.guest_paths(request.workspace, folder)
+        boot = guest.boot_content(request, paths, READY_FD)
+        boot["layers"] = template_outer.layer_paths(len(request.layers))
+        contents = {
+            guest.CONNECTION_FILE: guest.connection_content(connection, paths),
+            guest.BOOT_FILE: boot,
+        }
+        guest.write_files(folder, contents, identity)
+        if identity is not None:
+            os.chown(folder, identity.uid, identity.gid)
+
+
+async def _ready(process: ForkedProcess, channel: ReadinessChannel) -> None:
+    """Wait for the kernel's word. Raises LaunchError with the end of what it wrote."""
+    try:
+        with anyio.fail_after(READY_S):
+            pid = await channel.wait()
+        if pid == process.pid:
+            return
+        reason = f"its readiness came from process {pid} instead of {process.pid}"
+    except TimeoutError:
+        reason = f"the kernel was not ready after {READY_S:g} s"
+    except LaunchError as failure:
+        reason = str(failure)
+    output = process.output.strip()
+    raise LaunchError(f"{reason}. It wrote:\n{output}" if output else f"{reason}.")

@@ -1,0 +1,246 @@
+"""A running template: its process, its control socket, the forks it owes an answer to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.tail import OutputTail
+from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_specs.template import packets
+
+ANSWER_S = 10.0
+"""A fork takes some 10 ms; on a machine that is so busy a cold start would not be faster."""
+END_S = 2.0
+"""How long a template that was told to end may take."""
+
+
+class TemplateError(LaunchError):
+    """The template cannot give a kernel; a cold start still can."""
+
+
+@dataclass
+class Fork:
+    """A kernel as its template knows it: pidfds of its sandbox's init and of itself, and its end.
+
+    `status` is the kernel's wait status, None while it is not known. `over` is set, and `on_end`
+    called, when no more news will come.
+    """
+
+    init: int
+    kernel: int
+    status: int | None = None
+    over: bool = False
+    on_end: Callable[[], None] = field(default=lambda: None)
+
+    def end(self, status: int | None) -> None:
+        """Note how the kernel has ended, as far as is known."""
+        self.status, self.over = status, True
+        self.on_end()
+
+
+class TemplateProcess:
+    """One template. Has to be made and used on the event loop's thread, as it dies with it."""
+
+    def __init__(
+        self,
+        command: Callable[[int], SandboxCommand],
+        start: Mapping[str, Any],
+        on_change: Callable[[TemplateProcess], None],
+    ) -> None:
+        """Start it; `command` takes its end of the control socket. Raises LaunchError.
+
+        `on_change` is called when it becomes ready, when it forks no more and when it is gone.
+        """
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Fork]] = {}
+        self._forks: dict[int, Fork] = {}
+        self._ready = anyio.Event()
+        self.usable = False
+        self.missing: dict[str, str] = {}
+        self.gone = anyio.Event()
+        kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        self._control.setblocking(False)
+        try:
+            self._popen, output = _spawn(command(theirs.fileno()))
+            theirs.detach()
+        except BaseException:
+            self._control.close()
+            raise
+        self._tail = OutputTail(output, self._loop)
+        packets.send(self._control, start)
+        self._loop.add_reader(self._control.fileno(), self._on_readable)
+        self._pidfd = os.pidfd_open(self._popen.pid)
+        self._loop.add_reader(self._pidfd, self._on_end)
+
+    @property
+    def output(self) -> str:
+        """The last that it wrote, its packages' warnings among it."""
+        return self._tail.text().strip()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still become or be ready."""
+        return not self.gone.is_set() and (self.usable or not self._ready.is_set())
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels it has that run."""
+        return len(self._forks)
+
+    async def ready(self) -> bool:
+        """Wait until everything is loaded or never will be; whether it can fork."""
+        await self._ready.wait()
+        return self.usable
+
+    async def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> Fork:
+        """Have it fork a kernel; the caller owns the pidfds and keeps `fds`.
+
+        Raises TemplateError.
+        """
+        if not self.usable:
+            raise TemplateError("the template is not running")
+        number = next(self._numbers)
+        answer: asyncio.Future[Fork] = self._loop.create_future()
+        self._asked[number] = answer
+        try:
+            packets.send(self._control, {"op": "fork", "id": number, **request}, fds)
+            with anyio.fail_after(ANSWER_S):
+                return await answer
+        except TimeoutError:
+            self._stop_forking("the template hangs")
+            raise TemplateError(f"the template did not answer within {ANSWER_S:g} s") from None
+        except OSError as reason:
+            raise TemplateError(f"the template could not be asked: {reason}") from reason
+        finally:
+            self._asked.pop(number, None)
+
+    def retire(self) -> None:
+        """Fork no more; kernels that run go on, and with the last of them it ends."""
+        self.usable = False
+        self._ready.set()
+        if not self._forks:
+            self._hang_up()
+
+    async def aclose(self) -> None:
+        """End it with all kernels it still has."""
+        with anyio.CancelScope(shield=True):
+            self.usable = False
+            self._hang_up()
+            with anyio.move_on_after(END_S):
+                await self.gone.wait()
+            if not self.gone.is_set():
+                self._popen.kill()
+                await self.gone.wait()
+        self._tail.close()
+
+    def _hang_up(self) -> None:
+        """Closing the control socket ends the template."""
+        if self._control.fileno() >= 0:
+            self._loop.remove_reader(self._control.fileno())
+            self._control.close()
+
+    def _on_readable(self) -> None:
+        while self._control.fileno() >= 0:
+            try:
+                received = packets.receive(self._control, wait=False)
+            except BlockingIOError:
+                return
+            if received is None:
+                self._loop.remove_reader(self._control.fileno())
+                return  # the end of the process follows
+            self._on_message(*received)
+
+    def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
+        operation, number = message["op"], message.get("id", 0)
+        answer = self._asked.get(number)
+        if operation == "forked":
+            self._on_forked(number, fds, answer)
+        elif operation == "failed":
+            if answer is not None and not answer.done():
+                answer.set_exception(TemplateError(str(message["error"])))
+        elif operation == "exit":
+            self._on_exit(number, int(message["status"]))
+        elif operation == "ready":
+            self.missing = message["missing"]
+            self.usable = not self._ready.is_set()
+            self._ready.set()
+            self._on_change(self)
+        else:
+            self._stop_forking("the template has ended and left its kernels behind")
+
+    def _on_forked(
+        self, number: int, fds: Sequence[int], answer: asyncio.Future[Fork] | None
+    ) -> None:
+        fork = Fork(init=fds[0], kernel=fds[1])
+        self._forks[number] = fork
+        if answer is not None and not answer.done():
+            answer.set_result(fork)
+            return
+        # nobody waits for it any more
+        signal.pidfd_send_signal(fork.init, signal.SIGKILL)
+        packets.close_all(fds)
+
+    def _on_exit(self, number: int, status: int) -> None:
+        fork = self._forks.pop(number, None)
+        if fork is not None:
+            fork.end(status)
+        if not self.alive and not self._forks:
+            self._hang_up()
+
+    def _stop_forking(self, reason: str) -> None:
+        self.usable = False
+        self._ready.set()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(TemplateError(reason))
+        self._on_change(self)
+
+    def _on_end(self) -> None:
+        """The whole template is gone, its kernels with it."""
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._popen.wait()
+        self._on_readable()
+        self._hang_up()
+        self._tail.drain()
+        self.gone.set()
+        self._stop_forking("the template has ended")
+        while self._forks:
+            self._forks.popitem()[1].end(None)
+
+
+def _spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a command; the process and the read end of its output. Raises LaunchError."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        process = subprocess.Popen(
+            command.argv,
+            env=command.env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=write,
+            stderr=write,
+            pass_fds=command.pass_fds,
+            start_new_session=True,
+        )
+    except OSError as reason:
+        os.close(read)
+        raise LaunchError(f"cannot start {command.argv[0]}: {reason}") from reason
+    finally:
+        os.close(write)
+        command.close_passed()
+    return process, read

@@ -1,0 +1,219 @@
+"""The sandbox of one kernel: built and held by its init, joined by the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kernel_specs.template import linux, privileges
+
+KERNEL_ID = 1000
+"""User and group id of every kernel inside its user namespace."""
+PARENTS = ("/sessions/k", "/sessions/w")
+"""Where the template of an unprivileged server finds all socket folders and all workspaces."""
+READY = b"ready"
+
+_SHARED = (
+    linux.CLONE_NEWNS
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+    | linux.CLONE_NEWNET
+)
+_INERT = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+_BYTES_PER_INODE = 16 * 1024
+"""How much of a memory file system's size its share of inodes stands for."""
+_FEWEST_INODES = 1024
+
+
+@dataclass(frozen=True)
+class Place:
+    """Something of the host's that this kernel alone gets to see.
+
+    `tree` is a detached mount to attach, -1 to bind `source` instead, a path in the template.
+    """
+
+    target: str
+    source: str = ""
+    tree: int = -1
+    readonly: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kernel's sandbox. `uid` is its id in the template's namespace, `tmp_bytes` 0 for any."""
+
+    uid: int
+    hostname: str
+    tmp_bytes: int
+    places: tuple[Place, ...]
+
+    @classmethod
+    def parse(cls, data: dict[str, Any], trees: Sequence[int]) -> Cell:
+        """From a request and the descriptors that came with it. Raises KeyError, ValueError."""
+        left = iter(trees)
+        places = tuple(
+            Place(
+                target=str(place["target"]),
+                source=str(place["source"]),
+                tree=-1 if place["source"] else next(left, -1),
+                readonly=place["readonly"] is True,
+            )
+            for place in data["places"]
+        )
+        return cls(
+            uid=int(data["uid"]),
+            hostname=str(data["hostname"]),
+            tmp_bytes=int(data["tmp_bytes"]),
+            places=places,
+        )
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all cells of a template share.
+
+    masks     files of /proc to cover
+    kept      paths below /tmp that the runtime needs
+    program   the system call filter
+    """
+
+    masks: tuple[str, ...]
+    kept: tuple[str, ...]
+    program: bytes
+
+
+def hold(cell: Cell, ground: Ground, done: int) -> NoReturn:
+    """Be the init of a new pid namespace: build the sandbox, tell `done`, reap until killed.
+
+    What goes wrong is told to `done` instead and ends the process.
+    """
+    try:
+        os.setsid()
+        processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        _build(cell, ground)
+        _become(cell.uid, processes)
+        privileges.drop(ground.program)
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
+        # the operating system reaps for a parent that ignores this signal
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        os.write(done, READY)
+        linux.close_from(0)
+    except OSError as error:
+        os.write(done, f"the sandbox could not be built: {error}".encode())
+        os._exit(70)
+    while True:
+        signal.pause()
+
+
+def join(init: int, done: int, ground: Ground) -> None:
+    """Enter the sandbox that the process of pidfd `init` builds; done for good.
+
+    Raises RuntimeError when it was not built, OSError.
+    """
+    word = os.read(done, 4096)
+    if word != READY:
+        raise RuntimeError(word.decode("utf-8", "replace") or "the sandbox's init has ended")
+    linux.setns(init, _SHARED | linux.CLONE_NEWUSER)
+    os.setresgid(KERNEL_ID, KERNEL_ID, KERNEL_ID)
+    os.setresuid(KERNEL_ID, KERNEL_ID, KERNEL_ID)
+    privileges.drop(ground.program)
+    # changing ids has cleared it, and without it /proc/self belongs to somebody else
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+
+
+def _build(cell: Cell, ground: Ground) -> None:
+    linux.unshare(_SHARED)
+    linux.set_hostname(cell.hostname)
+    linux.loopback_up()
+    for place in cell.places:
+        _put(place)
+    hide_parents()
+    _new_tmp(cell.tmp_bytes, ground.kept)
+    linux.mount("tmpfs", "/dev/shm", "tmpfs", _INERT, _tmpfs_options(cell.tmp_bytes))
+    linux.mount(
+        "devpts", "/dev/pts", "devpts", _INERT & ~linux.MS_NODEV, "newinstance,ptmxmode=0666"
+    )
+    linux.mount("proc", "/proc", "proc", _INERT | linux.MS_RDONLY)
+    for path in ground.masks:
+        linux.mount("/dev/null", path, "", linux.MS_BIND)
+
+
+def hide_parents() -> None:
+    """Take the folders of all sessions out of this mount namespace."""
+    for parent in PARENTS:
+        if os.path.ismount(parent):
+            linux.unmount(parent)
+
+
+def _put(place: Place) -> None:
+    if place.tree >= 0:
+        linux.move_mount(place.tree, place.target)
+        linux.mount("", place.target, "", linux.MS_PRIVATE)
+    else:
+        linux.mount(place.source, place.target, "", linux.MS_BIND)
+    if place.readonly:
+        flags = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY
+        linux.mount("", place.target, "", flags | linux.MS_NOSUID | linux.MS_NODEV)
+
+
+def _new_tmp(size: int, kept: Sequence[str]) -> None:
+    """A private /tmp in which the parts of the runtime that live there can still be found."""
+    handles = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in kept}
+    linux.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _tmpfs_options(size))
+    for path, handle in handles.items():
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            target.mkdir()
+        else:
+            target.touch()
+        linux.mount(f"/proc/self/fd/{handle}", path, "", linux.MS_BIND | linux.MS_REC)
+        os.close(handle)
+
+
+def _tmpfs_options(size: int) -> str:
+    if size <= 0:
+        return "mode=1777"
+    return f"mode=1777,size={size},nr_inodes={max(size // _BYTES_PER_INODE, _FEWEST_INODES)}"
+
+
+def _become(uid: int, processes: int) -> None:
+    """Take a user id of the template's and make it KERNEL_ID in a user namespace of its own.
+
+    `processes` is the template's /proc: that of the sandbox is read-only.
+    """
+    with contextlib.suppress(PermissionError):  # an unprivileged server cannot change its groups
+        os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else the files below belong to root
+    linux.unshare(linux.CLONE_NEWUSER)
+    write_maps("self", [(KERNEL_ID, uid, 1)], processes)
+
+
+def write_maps(process: str, rows: Sequence[tuple[int, ...]], processes: int) -> None:
+    """Write the id maps of a new user namespace: first id inside, first outside, count.
+
+    `process` is its name in the /proc that `processes` is a handle of. A process that maps its own
+    id has to give up setgroups(2) first.
+    """
+    content = "".join(" ".join(map(str, row)) + "\n" for row in rows)
+    if process == "self":
+        _write("self/setgroups", "deny", processes)
+    _write(f"{process}/gid_map", content, processes)
+    _write(f"{process}/uid_map", content, processes)
+
+
+def _write(path: str, content: str, processes: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=processes)
+    try:
+        os.write(fd, content.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,94 @@
+"""`start.py enter CONTROL_FD [ID_MAPS]`: the first process inside the outer bubblewrap.
+
+A root server's template gives up being root first: it enters a user namespace whose root is an
+ordinary user of the host and which knows the user ids of kernels, but not the host's root. What
+packages do while they are imported is then done by nobody in particular.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernel_specs.template import cell, keeper, linux, packets
+
+START = str(Path(__file__).with_name("start.py"))
+_EVERYTHING = (
+    linux.CLONE_NEWUSER
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWNS
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+    | linux.CLONE_NEWNET
+)
+_HIDDEN = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+
+
+def main(argv: Sequence[str]) -> int:
+    """Become the keeper, in the user namespace that the id maps of the second argument describe."""
+    # a terminal's or a kernel's SIGINT is never meant for these processes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = int(argv[0])
+    if argv[1:]:
+        linux.mount("proc", "/proc", "proc", _HIDDEN)
+        first = _enter([tuple(map(int, row.split(":"))) for row in argv[1].split(",")])
+        if first:
+            os.close(control)
+            return _outlive(first)
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+        linux.mount("proc", "/proc", "proc", _HIDDEN)
+        # a program belongs to the user namespace that it was started in
+        os.set_inheritable(control, True)
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-B", START, "enter", argv[0]])
+    with socket.socket(fileno=control) as server:
+        server.set_inheritable(False)
+        start = packets.receive(server)
+        if start is not None:
+            keeper.Keeper(server, keeper.Start.parse(start[0])).run()
+    return 0
+
+
+def _enter(maps: Sequence[tuple[int, ...]]) -> int:
+    """Enter a user namespace with these id maps and fork its first process: the fork's result."""
+    ask_read, ask_write = os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
+        _write_when_asked(ask_read, ask_write, maps)
+    linux.unshare(_EVERYTHING)
+    os.close(ask_read)
+    os.write(ask_write, b"1")
+    os.close(ask_write)
+    _, status = os.waitpid(mapper, 0)
+    if status != 0:
+        raise RuntimeError("the id maps of the template could not be written")
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    return os.fork()
+
+
+def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, ...]]) -> None:
+    """The helper that stays in the old user namespace, whose root may write the maps."""
+    os.close(ask_write)
+    failed = 1
+    try:
+        if os.read(ask_read, 1):
+            processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+            cell.write_maps(str(os.getppid()), maps, processes)
+            failed = 0
+    finally:
+        os._exit(failed)
+
+
+def _outlive(first: int) -> int:
+    """Wait for the keeper without any right; the death of bubblewrap ends both."""
+    linux.clear_capabilities()
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    _, status = os.waitpid(first, 0)
+    return os.waitstatus_to_exitcode(status) & 0x7F

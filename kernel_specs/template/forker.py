@@ -1,0 +1,158 @@
+"""`start.py forker FD MODULE…`, the template proper: loads everything, then forks kernels.
+
+It has no thread, no ZMQ context and no event loop, so that forking is safe and single-threaded
+children may change namespaces. It runs no user code, ever.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from kernel_specs.restricted import config, confine, host
+from kernel_specs.template import cell, linux, packets, warmup
+from kernel_specs.template.children import ChildWatch
+
+CONNECTION_FILE = Path("/run/kernel/connection.json")
+READY_FD = 3
+"""Where a kernel finds its end of the ready socket; 0 is /dev/null, 1 and 2 the output pipe."""
+EXIT_CODE = 70  # EX_SOFTWARE
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a fresh child holds: descriptors, the first one a pidfd of its sandbox's init."""
+
+    init: int
+    done: int
+    ready: int
+    output: int
+
+
+class Forker:
+    """Forks a kernel for each message of the keeper and tells what becomes of it."""
+
+    def __init__(self, keeper: socket.socket) -> None:
+        """`keeper` is this end of the socket to the keeper."""
+        self._keeper = keeper
+        self._kernels: dict[int, int] = {}
+        self._children = ChildWatch()
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+
+    def run(self) -> Job | None:
+        """Serve until the keeper is gone: None; in a child, return its job at once."""
+        poll = select.poll()
+        poll.register(self._keeper.fileno(), select.POLLIN)
+        poll.register(self._children.fileno(), select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._children.fileno() in ready:
+                for pid, status in self._children.ended():
+                    self._on_ended(pid, status)
+            if self._keeper.fileno() not in ready:
+                continue
+            received = packets.receive(self._keeper)
+            if received is None:
+                return None
+            message, fds = received
+            job = Job(*fds)
+            try:
+                pid = self._fork(job)
+                if pid == 0:
+                    return job
+                self._report(message["id"], pid)
+            except OSError as error:
+                packets.send(
+                    self._keeper, {"op": "failed", "id": message["id"], "error": str(error)}
+                )
+            packets.close_all(fds)
+
+    def _fork(self, job: Job) -> int:
+        linux.setns(job.init, linux.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+        except BaseException:
+            linux.setns(self._own_pids, linux.CLONE_NEWPID)
+            raise
+        if pid == 0:
+            self._children.forget()
+            return 0
+        linux.setns(self._own_pids, linux.CLONE_NEWPID)
+        return pid
+
+    def _report(self, number: int, pid: int) -> None:
+        self._kernels[pid] = number
+        pidfd = os.pidfd_open(pid)
+        try:
+            packets.send(self._keeper, {"op": "forked", "id": number, "pid": pid}, [pidfd])
+        finally:
+            os.close(pidfd)
+
+    def _on_ended(self, pid: int, status: int) -> None:
+        number = self._kernels.pop(pid, 0)
+        if number:
+            packets.send(self._keeper, {"op": "exit", "id": number, "status": status})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Load, then fork until the keeper is gone; in a child: the exit code of its kernel."""
+    keeper = socket.socket(fileno=int(argv[0]))
+    linux.set_name("kernel-template")
+    kernel = host.KernelHost()
+    loaded = warmup.load(kernel, argv[1:])
+    if loaded.threaded:
+        # a fork would copy their locks in whatever state they are: start over without
+        left = [name for name in argv[1:] if name not in loaded.threaded]
+        os.execv(
+            sys.executable, [sys.executable, "-I", "-B", sys.argv[0], "forker", argv[0], *left]
+        )
+    keeper.set_inheritable(False)
+    start = packets.receive(keeper)
+    if start is None:
+        return 0
+    ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
+    forker = Forker(keeper)
+    kernel.freeze()
+    packets.send(keeper, {"op": "ready", "missing": loaded.missing})
+    job = forker.run()
+    if job is None:
+        return 0
+    keeper.detach()
+    return _serve(kernel, _arrange(job), ground)
+
+
+def _arrange(job: Job) -> Job:
+    """Put the descriptors of a kernel where it expects them, the others out of their way."""
+    above = READY_FD + 1
+    moved = Job(*(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above + 4) for fd in astuple(job)))
+    os.dup2(moved.output, 1)
+    os.dup2(moved.output, 2)
+    os.dup2(moved.ready, READY_FD, inheritable=False)
+    return moved
+
+
+def _serve(kernel: host.KernelHost, job: Job, ground: cell.Ground) -> int:
+    """Be a kernel: enter the sandbox, then do what the entry point of a cold start does."""
+    try:
+        cell.join(job.init, job.done, ground)
+        linux.close_from(READY_FD + 1)
+        linux.set_name("python")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        boot = config.load(CONNECTION_FILE)
+        confine.confine(boot)
+        kernel.serve(boot, CONNECTION_FILE)
+    except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
+        import traceback
+
+        traceback.print_exc(file=sys.__stderr__)
+        host.send_packet(READY_FD, {"ready": False, "error": f"{type(error).__name__}: {error}"})
+        return EXIT_CODE
+    return 0

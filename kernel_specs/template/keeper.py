@@ -1,0 +1,216 @@
+"""The keeper: PID 1 of the template. Small, stdlib only, and it outlives the forker.
+
+The server's requests, one packet each:
+
+    {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […]}
+        with descriptors: ready socket, output pipe, then the detached mounts of `places`
+
+What goes back:
+
+    {"op": "ready", "missing": {module: error}}          everything is loaded
+    {"op": "forked", "id": n}                            with pidfds: the init, the kernel
+    {"op": "failed", "id": n, "error": …}                there is no such kernel
+    {"op": "exit", "id": n, "status": …}                 wait status of the kernel
+    {"op": "forker-ended", "status": …}                  no more forks; kernels that run go on
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import select
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_specs.template import cell, linux, packets
+from kernel_specs.template.children import ChildWatch
+
+START = str(Path(__file__).with_name("start.py"))
+EXIT_CODE = 70  # EX_SOFTWARE
+_STREAMS = 2
+"""How many descriptors of a request come before the mounts."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first message from the server.
+
+    python   interpreter of the environment
+    preload  modules to import before the first fork
+    """
+
+    python: str
+    preload: tuple[str, ...]
+    ground: cell.Ground
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> Start:
+        """From the server's packet. Raises KeyError, ValueError."""
+        return cls(
+            python=str(data["python"]),
+            preload=tuple(map(str, data["preload"])),
+            ground=cell.Ground(
+                masks=tuple(map(str, data["masks"])),
+                kept=tuple(map(str, data["kept"])),
+                program=base64.b64decode(data["filter"]),
+            ),
+        )
+
+
+@dataclass
+class _Session:
+    """A kernel and its init, by their pids here: 0 before they are known and once they are gone.
+
+    `over` is set when there is no kernel any more.
+    """
+
+    init: int
+    init_pidfd: int
+    kernel: int = 0
+    over: bool = False
+
+
+class Keeper:
+    """Makes a sandbox for each request and has the forker put a kernel into it."""
+
+    def __init__(self, control: socket.socket, start: Start) -> None:
+        """Start the forker. `control` leads to the server."""
+        self._control = control
+        self._start = start
+        self._sessions: dict[int, _Session] = {}
+        self._children = ChildWatch()
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._forker, self._forker_pid = self._start_forker()
+
+    def run(self) -> None:
+        """Serve until the server is gone, or the forker and the last kernel are.
+
+        When this process ends, everything below it does.
+        """
+        poll = select.poll()
+        for source in (self._control, self._forker, self._children):
+            poll.register(source.fileno(), select.POLLIN)
+        with contextlib.suppress(BrokenPipeError):
+            while self._forker_pid or self._sessions:
+                ready = {fd for fd, _ in poll.poll()}
+                if self._forker.fileno() in ready and not self._on_forker():
+                    poll.unregister(self._forker)
+                if self._children.fileno() in ready:
+                    for pid, status in self._children.ended():
+                        self._on_ended(pid, status)
+                if self._control.fileno() in ready and not self._on_request():
+                    return
+
+    def _start_forker(self) -> tuple[socket.socket, int]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                linux.unshare(linux.CLONE_NEWNS)
+                cell.hide_parents()
+                theirs.set_inheritable(True)
+                python = self._start.python
+                arguments = [START, "forker", str(theirs.fileno()), *self._start.preload]
+                os.execv(python, [python, "-I", "-B", *arguments])
+            finally:
+                os._exit(EXIT_CODE)
+        theirs.close()
+        program = base64.b64encode(self._start.ground.program).decode()
+        packets.send(ours, {"filter": program})
+        return ours, pid
+
+    def _on_request(self) -> bool:
+        """Handle one request; False when the server is gone."""
+        received = packets.receive(self._control)
+        if received is None:
+            return False
+        request, fds = received
+        number = int(request["id"])
+        try:
+            self._fork(number, cell.Cell.parse(request, fds[_STREAMS:]), fds[:_STREAMS])
+        except (OSError, KeyError, ValueError) as error:
+            self._tell({"op": "failed", "id": number, "error": f"{type(error).__name__}: {error}"})
+            self._over(number)
+        finally:
+            packets.close_all(fds)
+        return True
+
+    def _fork(self, number: int, wanted: cell.Cell, streams: Sequence[int]) -> None:
+        if not self._forker_pid:
+            raise OSError("the template has ended")
+        done_read, done_write = os.pipe()
+        try:
+            # without going back first, a second unshare is refused
+            linux.setns(self._own_pids, linux.CLONE_NEWPID)
+            linux.unshare(linux.CLONE_NEWPID)
+            init = os.fork()
+            if init == 0:
+                cell.hold(wanted, self._start.ground, done_write)
+            session = self._sessions[number] = _Session(init, os.pidfd_open(init))
+            packets.send(self._forker, {"id": number}, [session.init_pidfd, done_read, *streams])
+        finally:
+            os.close(done_read)
+            os.close(done_write)
+
+    def _on_forker(self) -> bool:
+        """Pass on what the forker says; False when it says nothing any more."""
+        try:
+            received = packets.receive(self._forker, wait=False)
+        except BlockingIOError:
+            return False
+        if received is None:
+            return False
+        message, fds = received
+        number = message.get("id", 0)
+        session = self._sessions.get(number)
+        if message["op"] == "forked" and session is not None:
+            session.kernel = message.pop("pid")
+            self._tell(message, [session.init_pidfd, *fds])
+        else:
+            self._tell(message)
+            self._over(number)
+        packets.close_all(fds)
+        return True
+
+    def _on_ended(self, pid: int, status: int) -> None:
+        """A child has ended: the forker, an init, or a kernel that the forker has left behind."""
+        if pid == self._forker_pid:
+            self._forker_pid = 0
+            while self._on_forker():
+                pass
+            self._tell({"op": "forker-ended", "status": status})
+            for number, session in list(self._sessions.items()):
+                if not session.kernel:
+                    self._over(number)
+            return
+        for number, session in list(self._sessions.items()):
+            if pid == session.init:
+                session.init = 0
+                self._forget(number)
+            elif pid == session.kernel:
+                self._tell({"op": "exit", "id": number, "status": status})
+                self._over(number)
+
+    def _over(self, number: int) -> None:
+        """A session has no kernel any more: kill what is left of it."""
+        session = self._sessions.get(number)
+        if session is None:
+            return
+        session.over = True
+        if session.init:
+            signal.pidfd_send_signal(session.init_pidfd, signal.SIGKILL)
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        session = self._sessions[number]
+        if session.over and not session.init:
+            os.close(session.init_pidfd)
+            del self._sessions[number]
+
+    def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        packets.send(self._control, message, fds)

@@ -1,0 +1,158 @@
+"""The system calls that Python does not wrap (before 3.12), through ctypes.
+
+Every function raises OSError. Numbers: <sched.h>, <sys/mount.h>, <sys/prctl.h> and
+<linux/capability.h>.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_SET_SECCOMP = 22
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+SECCOMP_MODE_FILTER = 2
+
+_CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
+_SYS_MOVE_MOUNT = 429  # the same on every architecture, as all calls from 424 on
+_SYS_CLOSE_RANGE = 436
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_AT_FDCWD = -100
+_LAST_FD = 0x7FFFFFFF
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Filter(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def unshare(flags: int) -> None:
+    """Move this process (or for CLONE_NEWPID its next children) to new namespaces."""
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    """Join namespaces: those of a process given by pidfd, or one given by its own descriptor."""
+    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(flags)), "setns")
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    """Mount or change a mount; empty texts are ignored where they mean nothing."""
+    done = _libc.mount(
+        source.encode(),
+        target.encode(),
+        kind.encode(),
+        ctypes.c_ulong(flags),
+        data.encode() if data else None,
+    )
+    _check(done, f"mount {target}")
+
+
+def unmount(target: str) -> None:
+    """Detach a mount with everything below it."""
+    _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+
+
+def move_mount(tree: int, target: str) -> None:
+    """Attach a detached mount, as open_tree(2) makes them."""
+    done = _libc.syscall(
+        ctypes.c_long(_SYS_MOVE_MOUNT),
+        ctypes.c_int(tree),
+        b"",
+        ctypes.c_int(_AT_FDCWD),
+        target.encode(),
+        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+    )
+    _check(done, f"move_mount {target}")
+
+
+def prctl(option: int, first: int = 0, second: int = 0) -> int:
+    """Operate on this process, with integers as arguments."""
+    zero = ctypes.c_ulong(0)
+    done = _libc.prctl(
+        ctypes.c_int(option), ctypes.c_ulong(first), ctypes.c_ulong(second), zero, zero
+    )
+    return _check(done, f"prctl {option}")
+
+
+def set_name(name: str) -> None:
+    """What `ps` calls this process: at most 15 bytes."""
+    _check(_libc.prctl(ctypes.c_int(PR_SET_NAME), name.encode()[:15], 0, 0, 0), "prctl name")
+
+
+def clear_capabilities() -> None:
+    """Empty the effective, permitted and inheritable sets."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    _check(_libc.capset(header, bytes(24)), "capset")
+
+
+def install_filter(program: bytes) -> None:
+    """Put a seccomp program in force for good; takes no_new_privs."""
+    fprog = _Filter(len(program) // 8, program)
+    mode = ctypes.c_ulong(SECCOMP_MODE_FILTER)
+    done = _libc.prctl(ctypes.c_int(PR_SET_SECCOMP), mode, ctypes.byref(fprog), 0, 0)
+    _check(done, "seccomp")
+
+
+def set_hostname(name: str) -> None:
+    """sethostname(2)."""
+    content = name.encode()
+    _check(_libc.sethostname(content, ctypes.c_size_t(len(content))), "sethostname")
+
+
+def close_from(first: int) -> None:
+    """Close every descriptor from `first` on."""
+    done = _libc.syscall(
+        ctypes.c_long(_SYS_CLOSE_RANGE),
+        ctypes.c_uint(first),
+        ctypes.c_uint(_LAST_FD),
+        ctypes.c_uint(0),
+    )
+    _check(done, "close_range")
+
+
+def loopback_up() -> None:
+    """Bring up the loopback interface of this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack("16xH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[0]
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result

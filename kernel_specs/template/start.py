@@ -1,0 +1,29 @@
+"""Entry point of a template's processes: `python -I -B start.py enter|forker ARGUMENT…`.
+
+As boot.py, it is compiled at every start, and its siblings come from the bytecode cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main(argv: list[str]) -> int:
+    """Run one of the two; its exit code."""
+    folder = str(Path(__file__).resolve().parent.parent.parent)
+    sys.path.insert(0, folder)
+    if argv[0] == "enter":
+        from kernel_specs.template import enter
+
+        run = enter.main
+    else:
+        from kernel_specs.template import forker
+
+        run = forker.main
+    sys.path.remove(folder)
+    return run(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""What a template loads before its first fork."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kernel_specs.restricted import confine, host
+from kernel_specs.restricted.config import BootConfig
+
+COMPANIONS = {"matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inline")}
+"""What nearly every use of a module loads with it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """missing: modules that cannot be imported, and why; threaded: modules that start threads."""
+
+    missing: dict[str, str] = field(default_factory=dict)
+    threaded: tuple[str, ...] = ()
+
+
+def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
+    """Import the kernel and `names`; native thread pools stay empty."""
+    os.environ.clear()
+    os.environ.update(
+        confine.environment(BootConfig(workspace="/workspace", tmp="/tmp"), threads=1)
+    )
+    kernel.preload()
+    missing: dict[str, str] = {}
+    threaded: list[str] = []
+    threads = _threads()
+    for name in names:
+        try:
+            for module in (name, *COMPANIONS.get(name, ())):
+                importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
+            missing[name] = f"{type(error).__name__}: {error}"
+        found = _threads()
+        if found > threads:
+            threaded.append(name)
+            threads = found
+    return Loaded(missing, tuple(threaded))
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
