@@ -32,14 +32,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the operator decides; built by `cli` from flags, environment and TOML.
+    """Everything the operator decides; built by `configuration` from flags, environment and TOML.
 
     allow           import or distribution names, with optional version specifiers; `*` allows all
     timeout_s       default hard limit of a cell (wall clock)
     wait_s          default time after which `execute` answers `running`
     grace_s         time between an interrupt and the kill that follows it
-    idle_timeout_s  idle time after which a session's kernel is collected
+    start_timeout_s time a kernel may take from its launch to being ready
+    idle_timeout_s  idle time after which a session's kernel is collected; infinity for never
     max_sessions    sessions per server
+    warm            kernels kept in reserve for new sessions; 0 for none
     workspace       parent folder of the session folders, kept when sessions end; None for a
                     private folder that is removed with the server
     state_dir       where the server keeps sockets and logs of this run; None for the default
@@ -57,6 +59,7 @@ class Settings:
     start_timeout_s: float = 60.0
     idle_timeout_s: float = 3600.0
     max_sessions: int = 16
+    warm: int = 2
     workspace: Path | None = None
     state_dir: Path | None = None
     cache_dir: Path | None = None
