@@ -75,6 +75,9 @@ class Screen:
         if tail := _UNFINISHED.search(text, max(0, len(text) - SEQUENCE_CHARS)):
             self._unfinished = tail.group()
             text = text[: tail.start()]
+        return self._apply(text)
+
+    def _apply(self, text: str) -> str:
         text = _reduce(text)
         if not self._at_end() or "\x08" in text or "\x1b" in text:
             return self._type(text)
@@ -90,18 +93,21 @@ class Screen:
 
     def flush(self) -> str:
         """Make everything final and begin with an empty row."""
-        rest = _REMOVED.sub("", _ESCAPE.sub("", self._unfinished))
-        self._unfinished = ""
-        return self._scroll(len(self._rows)) + rest
+        rest, self._unfinished = self._unfinished, ""
+        return self._apply(rest) + self._scroll(len(self._rows))
 
     def _at_end(self) -> bool:
         return self._row == len(self._rows) - 1 and self._column == len(self._rows[-1])
 
     def _append(self, text: str) -> str:
         """Add text that only moves forward, at the end of the last row."""
-        if "\n" in text:
+        if self._redrawn is not None and "\n" in text:
+            row, text = text.split("\n", 1)
+            self._rows[-1] += row
+            text = f"{self.live}\n{text}"
             self._redrawn = None
-        text = self.live + text
+        else:
+            text = "\n".join(self._rows) + text
         start = len(text)
         for _ in range(LIVE_ROWS):
             start = text.rfind("\n", 0, start)
