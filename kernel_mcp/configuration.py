@@ -133,6 +133,10 @@ OPTIONS: tuple[Option, ...] = (
         "sessions open at once", "16",
     ),
     Option(
+        "warm", "warm", count, "Running the server", "N",
+        "kernels started ahead, so that a new session has one at once; 0 for none", "2",
+    ),
+    Option(
         "log-level", "log_level", choice(*LOG_LEVELS), "Running the server", "LEVEL",
         "what goes to stderr: " + ", ".join(LOG_LEVELS), "warning",
     ),

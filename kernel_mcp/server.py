@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 import zmq
@@ -23,6 +24,7 @@ from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.manager import Folders, SessionManager
 from kernel_mcp.policy import Policy
+from kernel_mcp.pool import WarmPool
 from kernel_mcp.reaper import Reaper
 from kernel_mcp.resources import Library, ResourceServer
 from kernel_mcp.sandbox.base import Sandbox
@@ -69,15 +71,18 @@ async def parts(settings: Settings) -> AsyncIterator[Parts]:
                 records=run.path / "r",
                 keep=settings.workspace is not None,
             )
+            pool = WarmPool(
+                factory, size=_spares(settings, sandbox, run.path), folder=folders.workspaces
+            )
             manager = SessionManager(
                 settings=settings,
-                source=factory,
+                source=pool,
                 folders=folders,
                 workspace=Workspace,
                 clock=time.monotonic,
             )
             try:
-                async with manager.running(), anyio.create_task_group() as tasks:
+                async with pool.running(), manager.running(), anyio.create_task_group() as tasks:
                     reaper = Reaper(manager, settings.idle_timeout_s, time.monotonic)
                     tasks.start_soon(reaper.run)
                     desk = Desk(
@@ -94,6 +99,12 @@ async def parts(settings: Settings) -> AsyncIterator[Parts]:
                     await launcher.aclose()
     finally:
         context.destroy(linger=0)
+
+
+def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
+    """How many kernels to keep in reserve: none where they would see their folder by its name."""
+    remapped = sandbox.guest_paths(folder, folder).workspace != str(folder)
+    return settings.warm if remapped else 0
 
 
 def build_mcp(built: Parts) -> ResourceServer:

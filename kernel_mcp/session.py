@@ -46,6 +46,11 @@ class Demand:
     python: str = ""
     packages: tuple[str, ...] = ()
 
+    @property
+    def ordinary(self) -> bool:
+        """Whether any kernel of the server will do."""
+        return not (self.python or self.packages)
+
 
 class KernelSource(Protocol):
     """Makes kernels that are ready to run cells."""

@@ -1,0 +1,122 @@
+"""Kernels started ahead of need, so that a new session gets one by a hand-over.
+
+A spare is complete: in its sandbox, its channels connected, waiting in an empty workspace of its
+own. The session that takes it gets the folder with it, by a rename that the kernel does not
+notice because it holds the folder itself and not its name. No user code runs before that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.kernel import Kernel
+from kernel_mcp.launch.trees import give_tree, remove_tree
+from kernel_mcp.session import Demand, KernelSource
+
+logger = logging.getLogger(__name__)
+
+REFILL_DELAY_S = 0.02
+"""A pause before a spare is replaced, in which the session that took it can run its cell."""
+RETRY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    kernel: Kernel
+    workspace: Path
+
+
+class WarmPool:
+    """A `KernelSource` in front of another that keeps `size` spares, while `running`.
+
+    Spares are made below `folder`, which has to lie on the same file system as the workspaces.
+    """
+
+    def __init__(self, source: KernelSource, *, size: int, folder: Path) -> None:
+        self._source = source
+        self._size = size
+        self._folder = folder
+        self._spares: deque[_Spare] = deque()
+        self._taken = anyio.Event()
+
+    @property
+    def ready(self) -> int:
+        """Spares that can be taken now."""
+        return len(self._spares)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the pool filled inside this block; leaving it ends the spares."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._fill)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    while self._spares:
+                        await self._drop(self._spares.popleft())
+
+    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+        """A spare when one fits the demand, else a kernel started now. Raises KernelMcpError."""
+        while demand.ordinary and self._spares:
+            spare = self._spares.popleft()
+            self._taken.set()
+            if spare.kernel.exit is None:
+                await _hand_over(spare, demand.workspace)
+                return spare.kernel
+            await self._drop(spare)
+        return await self._source.start(demand, tell)
+
+    async def _fill(self) -> None:
+        while True:
+            self._taken = anyio.Event()
+            try:
+                while len(self._spares) < self._size:
+                    self._spares.append(await self._make())
+            except (KernelMcpError, OSError) as error:
+                logger.warning("cannot keep kernels in reserve: %s", error)
+                await anyio.sleep(RETRY_S)
+                continue
+            await self._taken.wait()
+            await anyio.sleep(REFILL_DELAY_S)
+
+    async def _make(self) -> _Spare:
+        name = secrets.token_hex(8)
+        workspace = self._folder / name
+        workspace.mkdir(mode=0o700, parents=True)
+        try:
+            kernel = await self._source.start(Demand(name, workspace), logger.info)
+        except BaseException:
+            workspace.rmdir()
+            raise
+        return _Spare(kernel, workspace)
+
+    async def _drop(self, spare: _Spare) -> None:
+        await spare.kernel.aclose()
+        await anyio.to_thread.run_sync(remove_tree, spare.workspace)
+
+
+async def _hand_over(spare: _Spare, workspace: Path) -> None:
+    """Let the spare's folder take the place of the session's, with what is in that already."""
+    if any(workspace.iterdir()):
+        await anyio.to_thread.run_sync(_move_content, workspace, spare.workspace)
+    spare.workspace.rename(workspace)  # takes the place of the empty folder in one step
+
+
+def _move_content(source: Path, target: Path) -> None:
+    for entry in list(source.iterdir()):
+        entry.rename(target / entry.name)
+    owner = target.stat()
+    if owner.st_uid != os.geteuid():
+        give_tree(target, uid=owner.st_uid, gid=owner.st_gid)
