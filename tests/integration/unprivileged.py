@@ -38,7 +38,7 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         *("bwrap", "--dev-bind", "/", "/", *options, "--chdir", str(REPOSITORY), "--"),
         *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
         *("--inh-caps=-all", "--bounding-set=-all", "--"),
-        *("env", "-i", "HOME=/tmp", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
+        *("env", "-i", "HOME=/var/tmp", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
         f"PYTHONPATH={REPOSITORY}",
         *argv,
     ]

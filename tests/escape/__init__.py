@@ -1,0 +1,1 @@
+"""Attacks on the sandbox, run inside it; none may succeed."""

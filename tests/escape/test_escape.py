@@ -1,0 +1,59 @@
+"""No attack succeeds in the sandbox; those that can be shown without harm succeed outside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.escape.host import control_names, run_attacks
+from tests.escape.inside import ATTACKS
+from tests.integration.unprivileged import as_ordinary_user
+
+NAMES = [attack.name for attack in ATTACKS]
+CONTROLS = [
+    attack.name
+    for attack in ATTACKS
+    if attack.control != "maybe" and attack.name in control_names()
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return run_attacks("bwrap", NAMES)
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_an_ordinary_user() -> dict[str, str]:
+    if os.geteuid() != 0:
+        pytest.skip("the tests run as an ordinary user already")
+    command = as_ordinary_user([sys.executable, "-m", "tests.escape.host", "bwrap", "json"])
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes_without_a_sandbox() -> dict[str, str]:
+    return run_attacks("none", control_names())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_held(name: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[name].startswith("held")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_held_for_an_ordinary_user(name: str, outcomes_of_an_ordinary_user: dict[str, str]) -> None:
+    assert outcomes_of_an_ordinary_user[name].startswith("held")
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_control_succeeds_without_a_sandbox(
+    name: str, outcomes_without_a_sandbox: dict[str, str]
+) -> None:
+    assert outcomes_without_a_sandbox[name].startswith("ESCAPED")
