@@ -27,7 +27,7 @@ from kernel_mcp.models import (
 )
 from kernel_mcp.outputs import Position
 from kernel_mcp.paging import page_of
-from kernel_mcp.policy import check
+from kernel_mcp.policy import check, own_modules
 from kernel_mcp.render import Budget
 from kernel_mcp.resources import cell_of, cell_uri_number
 from kernel_mcp.sandbox.base import Sandbox
@@ -106,7 +106,16 @@ class Desk:
         session = await self._manager.resolve(caller, handle)
         policy = self._factory.policy(session.demand)
         names = await self._known_names(session)
-        found = await anyio.to_thread.run_sync(partial(check, code, policy, known_names=names))
+        found = await anyio.to_thread.run_sync(
+            partial(
+                check,
+                code,
+                policy,
+                known_names=names,
+                own_modules=own_modules(session.demand.workspace),
+                python=session.kernel.environment.version if session.kernel else "",
+            )
+        )
         return describe.syntax(session, found)
 
     async def reset(

@@ -284,7 +284,7 @@ class Session:
         cell.watch_stop(None)
         if scope.cancelled_caught:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
-        refusal = await refuse(cell.code, kernel.policy)
+        refusal = await refuse(cell.code, kernel.policy, self.demand.workspace)
         if refusal is not None:
             cell.take(refusal)
             return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
