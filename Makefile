@@ -44,7 +44,7 @@ fmt: $(READY) ## Format the code and apply safe fixes
 	@$(BIN)/ruff check --fix --exit-zero --quiet .
 	@$(BIN)/ruff format .
 
-bench: $(READY) sandbox ## Measure start-up, round trips and memory
+bench: $(READY) sandbox ## Measure what a client waits for
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 lock: $(READY) ## Resolve requirements-dev.lock anew, keeping versions that still fit
@@ -54,4 +54,4 @@ lock: $(READY) ## Resolve requirements-dev.lock anew, keeping versions that stil
 clean: ## Remove everything the other targets made
 	@rm -rf .venv .bootstrap demo-output dist build benchmarks/results
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@find kernel_mcp kernel_specs tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	@find . -path ./.git -prune -o -name __pycache__ -prune -exec rm -rf {} +

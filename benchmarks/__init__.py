@@ -1,0 +1,1 @@
+"""Measurements of kernel-mcp as a client sees it: `make bench`."""
