@@ -197,13 +197,16 @@ def _normalised(image: Image) -> Image:
 
 def _encode(image: Image, max_bytes: int, *, lossy: bool) -> tuple[bytes, str, Image]:
     """The best encoding within `max_bytes`, smaller and smaller. Raises ImageError."""
+    if not lossy:
+        png = _saved(image, "PNG")
+        if len(png) > max_bytes and image.mode != "L" and len(png) < 8 * max_bytes:
+            png = _saved(image.quantize(256), "PNG")
+        if len(png) <= max_bytes:
+            return png, "image/png", image
+    image = _opaque(image)
     while True:
-        if not lossy:
-            for candidate in (image, image.quantize(256) if image.mode != "L" else None):
-                if candidate is not None and len(png := _saved(candidate, "PNG")) <= max_bytes:
-                    return png, "image/png", image
         for quality in (85, 65):
-            jpeg = _saved(_opaque(image), "JPEG", quality=quality)
+            jpeg = _saved(image, "JPEG", quality=quality)
             if len(jpeg) <= max_bytes:
                 return jpeg, "image/jpeg", image
         factor = max(0.3, min(0.8, 0.9 * (max_bytes / len(jpeg)) ** 0.5))
@@ -215,6 +218,8 @@ def _encode(image: Image, max_bytes: int, *, lossy: bool) -> tuple[bytes, str, I
 
 def _saved(image: Image, kind: str, **options: int) -> bytes:
     buffer = io.BytesIO()
+    if kind == "PNG":
+        options["compress_level"] = 4
     image.save(buffer, kind, **options)
     return buffer.getvalue()
 
