@@ -41,7 +41,7 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that ended the cell. `traceback` is one string per frame, ANSI codes included."""
+    """An exception that ended the cell. `traceback` has one string a frame, with ANSI codes."""
 
     name: str
     value: str
