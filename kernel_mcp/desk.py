@@ -6,7 +6,7 @@ import math
 from functools import partial
 
 import anyio
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, ResourceLink
 
 from kernel_mcp import describe
 from kernel_mcp.answers import answer, say
@@ -25,6 +25,7 @@ from kernel_mcp.models import (
     VariableList,
     Written,
 )
+from kernel_mcp.notebook import NOTEBOOK_MIME, notebook_json
 from kernel_mcp.outputs import Position
 from kernel_mcp.paging import page_of
 from kernel_mcp.policy import check, own_modules
@@ -162,6 +163,24 @@ class Desk:
         return VariableList(
             session=session.handle, variables=variables, omitted=reply["omitted"], note=note
         )
+
+    async def export_notebook(self, caller: Caller, handle: str, path: str) -> CallToolResult:
+        """Write all cells with their outputs into the workspace as a notebook."""
+        session = await self._manager.resolve(caller, handle)
+        if not path.endswith(".ipynb"):
+            raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")
+        text = await anyio.to_thread.run_sync(notebook_json, session)
+        size = await anyio.to_thread.run_sync(session.workspace.write_file, path, text)
+        said = say(f"Wrote {len(session.cells)} cells with their outputs to {path!r}.")
+        said.content.append(
+            ResourceLink(
+                uri=f"kernel://{session.handle}/notebook",
+                name=path,
+                mime_type=NOTEBOOK_MIME,
+                size=size,
+            )
+        )
+        return said
 
     async def list_files(self, caller: Caller, handle: str, path: str) -> FileList:
         """List a folder of the workspace."""

@@ -17,12 +17,13 @@ from mcp_types import ResourceTemplate
 from kernel_mcp.cell import Cell
 from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound
 from kernel_mcp.manager import Caller, SessionManager
+from kernel_mcp.notebook import NOTEBOOK_MIME, notebook_json
 from kernel_mcp.session import Session
 
-NOTEBOOK_MIME = "application/x-ipynb+json"
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
 
+_TEXTUAL = re.compile(r"text/|application/(.*\+)?(json|javascript|xml)$|image/svg\+xml$")
 _URI = re.compile(
     r"kernel://(?P<session>[^/]+)/"
     r"(?:files/(?P<path>.+)|cells/(?P<cell>\d{1,9})(?:/outputs/(?P<output>[\w.]+))?|(?P<notebook>notebook))"
@@ -58,7 +59,7 @@ class Library:
             path = unquote(match["path"])
             return await anyio.to_thread.run_sync(session.workspace.read_resource, path)
         if match["notebook"]:
-            return await anyio.to_thread.run_sync(_notebook, session), NOTEBOOK_MIME
+            return await anyio.to_thread.run_sync(notebook_json, session), NOTEBOOK_MIME
         cell = cell_of(session, int(match["cell"]))
         if match["output"]:
             return await anyio.to_thread.run_sync(_output, cell, match["output"])
@@ -82,12 +83,6 @@ def cell_of(session: Session, number: int) -> Cell:
     return session.cells[number - 1]
 
 
-def _notebook(session: Session) -> str:
-    from kernel_mcp.notebook import notebook_json  # loads nbformat, which most servers never need
-
-    return notebook_json(session)
-
-
 def _text(cell: Cell) -> str:
     parts: list[str] = []
     left = MAX_TEXT_CHARS
@@ -106,7 +101,10 @@ def _output(cell: Cell, key: str) -> tuple[str | bytes, str]:
     part = cell.log.output(key)
     if part is None:
         raise ResourceNotFoundError(f"Cell {cell.number} has no output {key!r}.")
-    return part.data(), part.mime
+    data = part.data()
+    if _TEXTUAL.match(part.mime):
+        return data.decode("utf-8", "replace"), part.mime
+    return data, part.mime
 
 
 class ResourceServer(MCPServer[Any]):

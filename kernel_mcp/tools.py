@@ -187,6 +187,14 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """Write a file into the workspace, where code finds it under the same path."""
         return await desk.write_file(_caller(ctx), session, path, content, encoding)
 
+    @mcp.tool(annotations=CHANGES, structured_output=False)
+    @_readable
+    async def export_notebook(
+        ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
+    ) -> CallToolResult:
+        """Save all cells with their outputs as a Jupyter notebook in the workspace."""
+        return await desk.export_notebook(_caller(ctx), session, path)
+
     @mcp.tool(annotations=READS)
     @_readable
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:

@@ -108,6 +108,7 @@ def command(*flags: str, env: dict[str, str] | None = None) -> StdioServerParame
 
 @asynccontextmanager
 async def agent(*flags: str, era: str = "auto") -> AsyncIterator[Agent]:
-    """A client of a fresh server with these flags."""
-    async with Client(command(*flags), mode=era) as client:
+    """A client of a fresh server with these flags; without kernels in reserve unless asked for."""
+    reserve = () if "--warm" in flags else ("--warm", "0")
+    async with Client(command(*flags, *reserve), mode=era) as client:
         yield Agent(client)

@@ -1,0 +1,133 @@
+"""Output of every size and kind through a real client."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import nbformat
+import pytest
+
+from tests.integration.agent import agent
+
+pytestmark = [pytest.mark.anyio]
+
+
+async def test_progress_bars_show_their_last_state_and_escapes_vanish() -> None:
+    async with agent() as notebook:
+        answer = await notebook.run(
+            "for i in range(5): print(f'\\r{i * 25}%', end='')\n"
+            "print()\nprint('\\x1b[31mred\\x1b[0m \\x07bell')"
+        )
+        assert answer.text.splitlines() == ["100%", "red bell"]
+
+
+async def test_surrogates_and_bidi_controls_are_made_safe() -> None:
+    async with agent() as notebook:
+        answer = await notebook.run("print('\\ud800 \\u202e abc')\n'\\ud800'")
+        answer.text.encode("utf-8")
+        assert "\u202e" not in answer.text
+
+
+async def test_long_output_keeps_head_and_tail_and_the_whole_can_be_read() -> None:
+    async with agent() as notebook:
+        answer = await notebook.run("for i in range(100_000): print('row', i)")
+        assert len(answer.text) < 31_000
+        assert answer.text.startswith("row 0\n")
+        assert "row 99999" in answer.text
+        whole = sum(len(f"row {i}\n") for i in range(100_000))
+        shown = sum(len(line) + 1 for line in answer.text.splitlines() if line.startswith("row "))
+        assert answer.cell["omitted"] == whole - shown
+        uri = answer.links[0].uri
+        content = (await notebook.client.read_resource(uri)).contents[0]
+        assert len(content.text) == whole  # type: ignore[union-attr]
+        page = await notebook.call("read_file", path=uri, offset=50_000, limit=2)
+        assert page.text.startswith("row 50000\nrow 50001")
+
+
+async def test_a_million_lines_arrive() -> None:
+    async with agent() as notebook:
+        answer = await notebook.run("for i in range(10**6): print(i)")
+        assert answer.status == "ok"
+        assert "999999" in answer.text
+        assert answer.cell["omitted"] > 6_000_000
+
+
+async def test_several_figures_of_one_cell_come_back_in_order() -> None:
+    async with agent("--allow", "matplotlib") as notebook:
+        answer = await notebook.run(
+            "import matplotlib.pyplot as plt\n"
+            "for n in range(3):\n    plt.figure()\n    plt.plot(range(n + 2))\n"
+            "plt.show()"
+        )
+        assert len(answer.images) == 3
+
+
+async def test_a_large_picture_is_shrunk_and_its_original_kept() -> None:
+    async with agent("--allow", "numpy,pillow") as notebook:
+        answer = await notebook.run(
+            "import numpy as np\nfrom PIL import Image\n"
+            "rng = np.random.default_rng(1)\n"
+            "Image.fromarray(rng.integers(0, 255, (1200, 1600, 3), dtype=np.uint8))"
+        )
+        assert len(base64.b64decode(answer.images[0].data)) <= 650_000
+        original = (await notebook.client.read_resource(answer.links[0].uri)).contents[0]
+        assert len(base64.b64decode(original.blob)) > 1_000_000  # type: ignore[union-attr]
+
+
+async def test_a_table_comes_as_text_with_its_html_as_a_resource() -> None:
+    async with agent("--allow", "pandas") as notebook:
+        answer = await notebook.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})")
+        assert "a" in answer.text
+        assert "<table" not in answer.text
+        html = [link for link in answer.links if link.mime_type == "text/html"]
+        content = (await notebook.client.read_resource(html[0].uri)).contents[0]
+        assert "<table" in content.text  # type: ignore[union-attr]
+        assert content.mime_type == "text/html"
+
+
+async def test_displays_can_be_updated_and_cleared() -> None:
+    async with agent() as notebook:
+        answer = await notebook.run(
+            "from IPython.display import display, clear_output\n"
+            "print('gone')\nclear_output()\n"
+            "shown = display('first', display_id=True)\nshown.update('second')"
+        )
+        assert "gone" not in answer.text
+        assert "first" not in answer.text
+        assert "second" in answer.text
+
+
+async def test_the_exported_notebook_is_valid_and_has_all_outputs(tmp_path: Path) -> None:
+    async with agent("--allow", "matplotlib") as notebook:
+        await notebook.run("x = 1\nprint('printed')\nx")
+        await notebook.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()")
+        await notebook.run("1/0")
+        answer = await notebook.call("export_notebook", path="out.ipynb")
+        assert not answer.failed
+        text = (await notebook.client.read_resource(answer.links[0].uri)).contents[0].text  # type: ignore[union-attr]
+        nbformat.validate(nbformat.reads(text, as_version=4))
+        book = json.loads(text)
+        kinds = [[out["output_type"] for out in cell["outputs"]] for cell in book["cells"]]
+        assert kinds[0] == ["stream", "execute_result"]
+        assert "image/png" in book["cells"][1]["outputs"][-1]["data"]
+        assert kinds[2] == ["error"]
+
+
+async def test_a_flood_leaves_other_sessions_responsive() -> None:
+    async with agent("--grace", "1") as notebook:
+        calm = (await notebook.call("create_session")).data["session"]
+        await notebook.run("1", session=calm)
+        await notebook.run("while True: print('x' * 1000)", wait=0.5)
+        times = []
+        for _ in range(20):
+            start = monotonic()
+            with anyio.fail_after(10):
+                await notebook.run("1", session=calm)
+            times.append(monotonic() - start)
+        assert sorted(times)[10] < 1.0
+        stopped = await notebook.call("interrupt")
+        assert stopped.status in ("interrupted", "killed")
