@@ -64,22 +64,12 @@ def argv(request: KernelRequest, guest: GuestPaths) -> list[str]:
 
 
 def environment(request: KernelRequest, guest: GuestPaths) -> dict[str, str]:
-    """All environment variables of the kernel; nothing is passed on from the server's."""
-    binaries = request.environment.python.parent
+    """What the interpreter starts with; nothing is passed on, and the boot sets the rest."""
     return {
-        "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{request.environment.python.parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": guest.workspace,
         "LANG": "C.UTF-8",
         "TMPDIR": guest.tmp,
-        "SHELL": "/bin/sh",
-        "VIRTUAL_ENV": str(binaries.parent),
-        "XDG_CACHE_HOME": f"{guest.tmp}/.cache",
-        "XDG_CONFIG_HOME": f"{guest.tmp}/.config",
-        "XDG_DATA_HOME": f"{guest.tmp}/.local/share",
-        "MPLCONFIGDIR": f"{guest.tmp}/.matplotlib",
-        "IPYTHONDIR": f"{guest.tmp}/.ipython",
-        # reserves 1 GiB of address space otherwise
-        "ARROW_DEFAULT_MEMORY_POOL": "system",
     }
 
 

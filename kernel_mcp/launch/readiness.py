@@ -59,6 +59,6 @@ class ReadinessChannel:
 def _parse(packet: bytes) -> dict[str, Any]:
     try:
         said = json.loads(packet)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     return said if isinstance(said, dict) else {"error": "its readiness message is not JSON"}
