@@ -14,6 +14,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp_types import ResourceTemplate
 
+from kernel_mcp.bundles import is_binary
 from kernel_mcp.cell import Cell
 from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound
 from kernel_mcp.manager import Caller, SessionManager
@@ -23,7 +24,6 @@ from kernel_mcp.session import Session
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
 
-_TEXTUAL = re.compile(r"text/|application/(.*\+)?(json|javascript|xml)$|image/svg\+xml$")
 _URI = re.compile(
     r"kernel://(?P<session>[^/]+)/"
     r"(?:files/(?P<path>.+)|cells/(?P<cell>\d{1,9})(?:/outputs/(?P<output>[\w.]+))?|(?P<notebook>notebook))"
@@ -101,10 +101,12 @@ def _output(cell: Cell, key: str) -> tuple[str | bytes, str]:
     part = cell.log.output(key)
     if part is None:
         raise ResourceNotFoundError(f"Cell {cell.number} has no output {key!r}.")
-    data = part.data()
-    if _TEXTUAL.match(part.mime):
-        return data.decode("utf-8", "replace"), part.mime
-    return data, part.mime
+    try:
+        return part.data() if is_binary(part.mime) else part.read(), part.mime
+    except ValueError as error:
+        raise ResourceNotFoundError(
+            f"Output {key!r} of cell {cell.number} was not kept: {error}."
+        ) from error
 
 
 class ResourceServer(MCPServer[Any]):
