@@ -57,7 +57,7 @@ _TO_BUILD = (
     "CAP_SETGID",
     "CAP_SETPCAP",
     "CAP_KILL",
-    "CAP_DAC_OVERRIDE",
+    "CAP_SETFCAP",  # to map the template's own user into a namespace below
 )
 """What the template needs in its own user namespace: bubblewrap's, when the server is not root."""
 

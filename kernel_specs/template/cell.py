@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import stat
@@ -18,6 +17,7 @@ KERNEL_ID = 1000
 PARENTS = ("/sessions/k", "/sessions/w")
 """Where the template of an unprivileged server finds all socket folders and all workspaces."""
 READY = b"ready"
+IDLE = "/usr/bin/sleep"
 
 _SHARED = (
     linux.CLONE_NEWNS
@@ -76,6 +76,15 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Joining:
+    """What a kernel needs to join its cell: the init's pidfd, the pipe it tells about itself."""
+
+    uid: int
+    init: int
+    done: int
+
+
+@dataclass(frozen=True)
 class Ground:
     """What all cells of a template share.
 
@@ -90,42 +99,37 @@ class Ground:
 
 
 def hold(cell: Cell, ground: Ground, done: int) -> NoReturn:
-    """Be the init of a new pid namespace: build the sandbox, tell `done`, reap until killed.
+    """Be the init of a new pid namespace: build the sandbox, tell `done`, stay until killed.
 
-    What goes wrong is told to `done` instead and ends the process.
+    What goes wrong is told to `done` instead, and the kernel will end of it.
     """
     try:
         os.setsid()
-        processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         _build(cell, ground)
-        _become(cell.uid, processes)
         privileges.drop(ground.program)
-        linux.prctl(linux.PR_SET_DUMPABLE, 0)
         # the operating system reaps for a parent that ignores this signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         os.write(done, READY)
-        linux.close_from(0)
+        _rest()
     except OSError as error:
         os.write(done, f"the sandbox could not be built: {error}".encode())
-        os._exit(70)
     while True:
         signal.pause()
 
 
-def join(init: int, done: int, ground: Ground) -> None:
-    """Enter the sandbox that the process of pidfd `init` builds; done for good.
+def join(sandbox: Joining, ground: Ground) -> None:
+    """Enter the sandbox that an init builds, for good, as a user without any right.
 
     Raises RuntimeError when it was not built, OSError.
     """
-    word = os.read(done, 4096)
+    word = os.read(sandbox.done, 4096)
     if word != READY:
         raise RuntimeError(word.decode("utf-8", "replace") or "the sandbox's init has ended")
-    linux.setns(init, _SHARED | linux.CLONE_NEWUSER)
-    os.setresgid(KERNEL_ID, KERNEL_ID, KERNEL_ID)
-    os.setresuid(KERNEL_ID, KERNEL_ID, KERNEL_ID)
+    # the sandbox's own is read-only
+    processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    linux.setns(sandbox.init, _SHARED)
+    _become(sandbox.uid, processes)
     privileges.drop(ground.program)
-    # changing ids has cleared it, and without it /proc/self belongs to somebody else
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
 
 def _build(cell: Cell, ground: Ground) -> None:
@@ -148,7 +152,7 @@ def _build(cell: Cell, ground: Ground) -> None:
 def hide_parents() -> None:
     """Take the folders of all sessions out of this mount namespace."""
     for parent in PARENTS:
-        if os.path.ismount(parent):
+        if os.path.isdir(parent):  # noqa: PTH112
             linux.unmount(parent)
 
 
@@ -187,15 +191,22 @@ def _tmpfs_options(size: int) -> str:
 def _become(uid: int, processes: int) -> None:
     """Take a user id of the template's and make it KERNEL_ID in a user namespace of its own.
 
-    `processes` is the template's /proc: that of the sandbox is read-only.
+    The init stays in the template's, where nothing that a kernel does can reach it. `processes` is
+    a handle of a /proc that can be written to.
     """
-    with contextlib.suppress(PermissionError):  # an unprivileged server cannot change its groups
-        os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else the files below belong to root
+    # changing ids has cleared it, and without it /proc/self belongs to somebody else
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
     linux.unshare(linux.CLONE_NEWUSER)
     write_maps("self", [(KERNEL_ID, uid, 1)], processes)
+
+
+def _rest() -> None:
+    """Become a small program that does nothing: the memory of this one is worth more."""
+    linux.close_from(3)
+    if Path(IDLE).exists():
+        os.execv(IDLE, ["init", "infinity"])
 
 
 def write_maps(process: str, rows: Sequence[tuple[int, ...]], processes: int) -> None:

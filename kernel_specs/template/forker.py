@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_specs.restricted import config, confine, host
@@ -29,10 +29,9 @@ EXIT_CODE = 70  # EX_SOFTWARE
 
 @dataclass(frozen=True)
 class Job:
-    """What a fresh child holds: descriptors, the first one a pidfd of its sandbox's init."""
+    """What a fresh child is given: its sandbox, its ready socket, its output pipe."""
 
-    init: int
-    done: int
+    sandbox: cell.Joining
     ready: int
     output: int
 
@@ -63,7 +62,8 @@ class Forker:
             if received is None:
                 return None
             message, fds = received
-            job = Job(*fds)
+            init, done, ready_fd, output = fds
+            job = Job(cell.Joining(message["uid"], init, done), ready_fd, output)
             try:
                 pid = self._fork(job)
                 if pid == 0:
@@ -76,7 +76,7 @@ class Forker:
             packets.close_all(fds)
 
     def _fork(self, job: Job) -> int:
-        linux.setns(job.init, linux.CLONE_NEWPID)
+        linux.setns(job.sandbox.init, linux.CLONE_NEWPID)
         try:
             pid = os.fork()
         except BaseException:
@@ -131,18 +131,26 @@ def main(argv: Sequence[str]) -> int:
 
 def _arrange(job: Job) -> Job:
     """Put the descriptors of a kernel where it expects them, the others out of their way."""
-    above = READY_FD + 1
-    moved = Job(*(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above + 4) for fd in astuple(job)))
-    os.dup2(moved.output, 1)
-    os.dup2(moved.output, 2)
-    os.dup2(moved.ready, READY_FD, inheritable=False)
-    return moved
+
+    def moved(fd: int) -> int:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, READY_FD + 1)
+
+    sandbox = job.sandbox
+    arranged = Job(
+        cell.Joining(sandbox.uid, moved(sandbox.init), moved(sandbox.done)),
+        moved(job.ready),
+        job.output,
+    )
+    os.dup2(job.output, 1)
+    os.dup2(job.output, 2)
+    os.dup2(arranged.ready, READY_FD, inheritable=False)
+    return arranged
 
 
 def _serve(kernel: host.KernelHost, job: Job, ground: cell.Ground) -> int:
     """Be a kernel: enter the sandbox, then do what the entry point of a cold start does."""
     try:
-        cell.join(job.init, job.done, ground)
+        cell.join(job.sandbox, ground)
         linux.close_from(READY_FD + 1)
         linux.set_name("python")
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -152,7 +152,11 @@ class Keeper:
             if init == 0:
                 cell.hold(wanted, self._start.ground, done_write)
             session = self._sessions[number] = _Session(init, os.pidfd_open(init))
-            packets.send(self._forker, {"id": number}, [session.init_pidfd, done_read, *streams])
+            packets.send(
+                self._forker,
+                {"id": number, "uid": wanted.uid},
+                [session.init_pidfd, done_read, *streams],
+            )
         finally:
             os.close(done_read)
             os.close(done_write)
