@@ -24,7 +24,8 @@ _REPEATED = re.compile(r"\s*\[(?:\.\.\.|Previous line)")
 _ARROW = re.compile(r"-+> ?\d* ?(.*)")
 _NO_SOURCE = "'Could not get source"
 _BODY = re.compile(r"\s|-+>|$")
-_LIBRARY = re.compile(r"(?:site-packages|dist-packages|lib/python[\d.]+t?)/([^/]+)")
+_PACKAGES = r"(?:site|dist)-packages/"
+_LIBRARY = re.compile(rf"(?:/lib/python[\d.]+t?/(?:{_PACKAGES})?|{_PACKAGES})([^/]+)")
 _FOREIGN = re.compile(r"site-packages|dist-packages|/lib/python|/\.venv/|/\.cache/")
 
 
