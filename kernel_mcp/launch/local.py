@@ -98,6 +98,17 @@ class LocalLauncher:
         folder has to be in this launcher's run directory and not to exist. A start that fails or
         is cancelled leaves no process and no file. Raises LaunchError, SandboxUnavailable.
         """
+        try:
+            return await self._launch(request, connection)
+        except OSError as reason:
+            raise LaunchError(
+                f"the kernel's files could not be prepared: {reason}. Check the free space and the "
+                "permissions of the server's folders, then try again."
+            ) from reason
+
+    async def _launch(
+        self, request: KernelRequest, connection: ConnectionInfo | None
+    ) -> LocalKernel:
         async with AsyncExitStack() as undo:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)

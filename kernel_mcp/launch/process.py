@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -19,10 +20,14 @@ from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.sandbox.base import SandboxCommand
 
+logger = logging.getLogger(__name__)
+
 PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2
 """<linux/pidfd.h>; Linux 6.9 and later."""
 STATUS_WAIT_S = 1.0
 """How long an end waits to learn the sandbox's first process: known some ms after the start."""
+END_WAIT_S = 10.0
+"""How long killed processes may take to end."""
 
 
 class ConfinedProcess:
@@ -108,15 +113,21 @@ class ConfinedProcess:
         return self.exit
 
     async def aclose(self) -> None:
-        """Kill what runs, wait until all of it is gone and close every descriptor."""
+        """Kill what runs, wait until all of it is gone and close every descriptor.
+
+        A process that hangs in a system call of a broken disk is left to itself after a while.
+        """
         with anyio.CancelScope(shield=True):
             if self._wrapped:
                 with anyio.move_on_after(STATUS_WAIT_S):
                     await self._status_known.wait()
             self.kill()
-            await self._ended.wait()
-            if self._first is not None:
-                await self._first.gone.wait()
+            with anyio.move_on_after(END_WAIT_S) as patience:
+                await self._ended.wait()
+                if self._first is not None:
+                    await self._first.gone.wait()
+            if patience.cancelled_caught:
+                logger.error("process %d does not end although it was killed", self._popen.pid)
         for watched in (self._outer, self._first, self._kernel):
             if watched is not None:
                 watched.close()

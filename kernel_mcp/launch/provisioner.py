@@ -77,21 +77,26 @@ class SandboxProvisioner(KernelProvisionerBase):
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Start the interpreter that `cmd` names; the launcher makes the rest of the command."""
+        try:
+            self._kernel = await self._launch(Path(cmd[0]))
+        except BaseException:
+            await self.cleanup()
+            raise
+        return self.connection_info
+
+    async def _launch(self, python: Path) -> LocalKernel:
         assert self._run is not None
         assert self._launcher is not None
         workspace = Path(self.workspace) if self.workspace else self._run.path / "w"
         workspace.mkdir(mode=0o700, exist_ok=True)
         request = KernelRequest(
             session=self.kernel_id or "",
-            environment=self._environment(Path(cmd[0])),
+            environment=self._environment(python),
             policy=Policy.for_allow(self.allow, self.profile),
             limits=Limits(memory_bytes=self.memory_mb * MIB) if self.memory_mb else Limits(),
             workspace=workspace,
         )
-        self._kernel = await self._launcher.launch(
-            request, connection=_connection(self.connection_info)
-        )
-        return self.connection_info
+        return await self._launcher.launch(request, connection=_connection(self.connection_info))
 
     async def poll(self) -> int | None:
         """None while the kernel runs, else its exit code, negative for a signal."""

@@ -8,7 +8,7 @@ import platform
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -35,6 +35,19 @@ class Check:
     passed: bool
     found: str
     remedy: str = _REPORT
+
+
+def require_boundary(sandbox: Sandbox, *, excused: Collection[str] = ()) -> None:
+    """Let a server start only where the quick checks pass; blocks for some 30 ms.
+
+    `excused` are checks that this backend does not promise. Raises SandboxUnavailable.
+    """
+    failed = [
+        check for check in quick_checks(sandbox) if not check.passed and check.name not in excused
+    ]
+    if failed:
+        told = "; ".join(f"{check.name}: {check.found} ({check.remedy})" for check in failed)
+        raise SandboxUnavailable(f"the {sandbox.name} sandbox does not hold here: {told}")
 
 
 def quick_checks(sandbox: Sandbox) -> list[Check]:

@@ -143,6 +143,19 @@ def running(pid: int) -> bool:
     return state not in "ZX"
 
 
+def held(pids: list[int]) -> list[int]:
+    """Handles of running processes."""
+    return [os.pidfd_open(pid) for pid in pids]
+
+
+async def ended(handles: list[int]) -> None:
+    """Wait until the processes are gone, for the three seconds a server may leave them."""
+    with anyio.fail_after(3):
+        for handle in handles:
+            await anyio.wait_readable(handle)
+            os.close(handle)
+
+
 def is_confined(sandbox: Sandbox) -> bool:
     return sandbox.name != "none"
 
@@ -217,6 +230,12 @@ async def test_an_interpreter_that_is_not_there_is_told(launch: Launch) -> None:
         await launch("ready()", python="/usr/bin/python-that-is-not-there")
 
 
+async def test_a_workspace_that_is_not_there_is_told(launch: Launch, workspace: Path) -> None:
+    workspace.rmdir()
+    with pytest.raises(LaunchError, match="workspace"):
+        await launch("ready()")
+
+
 async def test_a_cancelled_launch_leaves_no_process_and_no_folder(
     launch: Launch, runs: RunDirectory, workspace: Path
 ) -> None:
@@ -271,12 +290,12 @@ async def test_what_a_kernel_leaves_running_ends_with_it(
     )
     with anyio.fail_after(10):
         await anyio.to_thread.run_sync((workspace / "here").read_bytes)
-        started = descendants(os.getpid())
+        started = held(descendants(os.getpid()))
         os.kill(kernel.pid, signal.SIGTERM)
         assert (await kernel.wait()).signal == signal.SIGTERM
     await kernel.aclose()
     assert len(started) >= 2
-    assert not any(running(pid) for pid in started)
+    await ended(started)
 
 
 async def test_a_flood_on_standard_output_keeps_only_its_end(launch: Launch) -> None:
@@ -303,13 +322,10 @@ async def test_a_server_that_is_killed_leaves_no_process(
     assert server.stdout is not None
     with server, anyio.fail_after(20):
         await anyio.to_thread.run_sync(server.stdout.readline)
-        started = [os.pidfd_open(pid) for pid in descendants(server.pid)]
+        started = held(descendants(server.pid))
         assert started
         server.kill()
-        with anyio.fail_after(3):
-            for pidfd in started:
-                await anyio.wait_readable(pidfd)
-                os.close(pidfd)
+        await ended(started)
 
 
 SERVER = """

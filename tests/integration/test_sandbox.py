@@ -18,7 +18,7 @@ from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import NoSandbox
 from kernel_mcp.sandbox.run import run_confined
 from kernel_mcp.sandbox.select import select_sandbox
-from kernel_mcp.sandbox.selftest import quick_checks, thorough_checks
+from kernel_mcp.sandbox.selftest import quick_checks, require_boundary, thorough_checks
 from kernel_mcp.settings import MIB, Limits
 from tests.integration.unprivileged import as_ordinary_user
 
@@ -64,6 +64,12 @@ def test_an_ordinary_user_gets_the_same_boundary() -> None:
 def test_without_a_sandbox_the_self_test_says_what_is_missing() -> None:
     failed = {check.name for check in quick_checks(NoSandbox()) if not check.passed}
     assert {"system call filter", "network closed", "own namespaces", "/tmp limited"} <= failed
+
+
+def test_a_server_does_not_start_where_the_boundary_does_not_hold(sandbox: Sandbox) -> None:
+    require_boundary(sandbox)
+    with pytest.raises(SandboxUnavailable, match="network closed"):
+        require_boundary(NoSandbox())
 
 
 def test_the_short_self_test_is_short(sandbox: Sandbox) -> None:
