@@ -128,6 +128,8 @@ class ConfinedProcess:
                     await self._first.gone.wait()
             if patience.cancelled_caught:
                 logger.error("process %d does not end although it was killed", self._popen.pid)
+        if self._first is not None:
+            self._first.reap()
         for watched in (self._outer, self._first, self._kernel):
             if watched is not None:
                 watched.close()
@@ -210,6 +212,11 @@ class _Watched:
             if not self.gone.is_set():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
+
+    def reap(self) -> None:
+        """Take over an end that nobody waits for, where this server is the machine's process 1."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
 
     def close(self) -> None:
         """Stop watching."""

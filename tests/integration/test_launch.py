@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -353,6 +354,22 @@ async def main(name, boot, workspace, base):
 
 anyio.run(main, *sys.argv[1:])
 """
+
+
+@pytest.mark.parametrize("sandbox", ["bwrap"], indirect=True)
+async def test_a_server_that_is_process_1_reaps_the_sandbox_of_a_kernel_that_ended(
+    launch: Launch,
+) -> None:
+    prctl, set_subreaper = ctypes.CDLL(None).prctl, 36
+    kernel = await launch("on_interrupt(lambda: os._exit(0)); ready(); forever()")
+    prctl(set_subreaper, 1, 0, 0, 0)
+    try:
+        kernel.interrupt()
+        with anyio.fail_after(5):
+            await kernel.wait()
+        await kernel.aclose()
+    finally:
+        prctl(set_subreaper, 0, 0, 0, 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only a root server has user ids to give")
