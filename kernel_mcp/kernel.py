@@ -11,7 +11,7 @@ import zmq
 
 from kernel_mcp.channels import Channel, Channels
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.events import Event, Failure
+from kernel_mcp.events import Event, Failure, Stream
 from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, KernelHandle
 from kernel_mcp.policy import Policy
 from kernel_mcp.wire import Message, WireError, event_from, failure_from
@@ -76,6 +76,7 @@ class Kernel:
         self._stray: Sink | None = None
         self._asked: dict[str, _Answer] = {}
         self._closing = False
+        self._heard = 0
         self._channels = Channels(
             context, handle.connection, on_message=self._on_message, on_broken=self._on_broken
         )
@@ -98,6 +99,9 @@ class Kernel:
         """Return when the kernel has ended, after delivering what it still sent."""
         await self.handle.wait()
         await self._channels.drained(DRAIN_S)
+        last_words = self.handle.unheard(self._heard)
+        if last_words and self._stray is not None:
+            self._stray(Stream("stdout", last_words))
         self.dead.set()
         if self._run is not None:
             self._run.finished.set()
@@ -175,6 +179,8 @@ class Kernel:
                 run.on_idle()
         else:
             event = event_from(message)
+            if isinstance(event, Stream):
+                self._heard += len(event.text)
             if event is not None and self._stray is not None:
                 (run.sink if run is not None and mine else self._stray)(event)
 

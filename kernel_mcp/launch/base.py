@@ -103,6 +103,12 @@ class KernelHandle(Protocol):
     def usage(self) -> Usage:
         """What it uses, as far as the operating system tells; zeros once it has ended."""
 
+    def unheard(self, characters: int) -> str:
+        """What it printed after the first `characters`, as far as that is still known.
+
+        For the end of the output of a kernel that died before its messages had left it.
+        """
+
     def interrupt(self) -> None:
         """Send SIGINT to the kernel's process group; does nothing once it has ended."""
 

@@ -32,7 +32,9 @@ def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[st
     }
 
 
-def boot_content(request: KernelRequest, guest: GuestPaths, ready_fd: int) -> dict[str, Any]:
+def boot_content(
+    request: KernelRequest, guest: GuestPaths, ready_fd: int, recorder_fd: int = -1
+) -> dict[str, Any]:
     """The boot file: policy, limits and places."""
     limits = request.limits
     return {
@@ -49,6 +51,7 @@ def boot_content(request: KernelRequest, guest: GuestPaths, ready_fd: int) -> di
         "tmp": guest.tmp,
         "layers": [str(layer) for layer in request.layers],
         "ready_fd": ready_fd,
+        "recorder_fd": recorder_fd,
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
     }

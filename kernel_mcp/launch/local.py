@@ -14,6 +14,7 @@ from kernel_mcp.launch import guest
 from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, KernelRequest, Usage
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import ReadinessChannel
+from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.trees import give_tree, remove_tree
 from kernel_mcp.launch.usage import tree_usage
@@ -32,11 +33,13 @@ class LocalKernel:
         pid: int,
         connection: ConnectionInfo,
         process: ConfinedProcess,
+        recorder: Recorder,
         resources: AsyncExitStack,
     ) -> None:
         self._pid = pid
         self._connection = connection
         self._process = process
+        self._recorder = recorder
         self._resources = resources
 
     @property
@@ -57,6 +60,10 @@ class LocalKernel:
     def usage(self) -> Usage:
         """What it uses, children included; zeros once it has ended."""
         return tree_usage(self._pid) if self.exit is None else Usage()
+
+    def unheard(self, characters: int) -> str:
+        """What it printed after the first `characters`, as far as that is still known."""
+        return self._recorder.unheard(characters)
 
     def interrupt(self) -> None:
         """Send SIGINT to the kernel's process group; does nothing once it has ended."""
@@ -119,14 +126,21 @@ class LocalLauncher:
                 await hand_over(request.workspace, identity)
             channel = ReadinessChannel()
             undo.callback(channel.close)
-            process = self._start(request, folder, wanted, identity, channel.guest_fd)
+            recorder = Recorder()
+            undo.callback(recorder.close)
+            inherited = (channel.guest_fd, recorder.guest_fd())
+            process = self._start(request, folder, wanted, identity, inherited)
             undo.push_async_callback(process.aclose)
             pid = await self._ready(process, channel)
             channel.close()
             if identity is not None:
                 seal(folder, identity)
             return LocalKernel(
-                pid=pid, connection=wanted, process=process, resources=undo.pop_all()
+                pid=pid,
+                connection=wanted,
+                process=process,
+                recorder=recorder,
+                resources=undo.pop_all(),
             )
 
     async def aclose(self) -> None:
@@ -138,11 +152,11 @@ class LocalLauncher:
         folder: Path,
         connection: ConnectionInfo,
         identity: Identity | None,
-        ready_fd: int,
+        inherited: tuple[int, int],
     ) -> ConfinedProcess:
         paths = self._sandbox.guest_paths(request.workspace, folder)
         try:
-            _furnish(folder, request, connection, paths, identity, ready_fd)
+            _furnish(folder, request, connection, paths, identity, inherited)
             command = self._sandbox.command(
                 SandboxRequest(
                     argv=guest.argv(request, paths),
@@ -151,12 +165,13 @@ class LocalLauncher:
                     sockets=folder,
                     readonly=(*request.environment.readonly, *request.layers),
                     limits=request.limits,
-                    inherit=(ready_fd,),
+                    inherit=inherited,
                 ),
                 identity,
             )
         except BaseException:
-            os.close(ready_fd)
+            for fd in inherited:
+                os.close(fd)
             raise
         return ConfinedProcess(command)
 
@@ -191,11 +206,11 @@ def _furnish(
     connection: ConnectionInfo,
     paths: GuestPaths,
     identity: Identity | None,
-    ready_fd: int,
+    inherited: tuple[int, int],
 ) -> None:
     contents = {
         guest.CONNECTION_FILE: guest.connection_content(connection, paths),
-        guest.BOOT_FILE: guest.boot_content(request, paths, ready_fd),
+        guest.BOOT_FILE: guest.boot_content(request, paths, *inherited),
     }
     guest.write_files(folder, contents, identity)
     if identity is not None:

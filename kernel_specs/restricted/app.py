@@ -28,6 +28,7 @@ from kernel_specs.restricted.console import Console
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.iopub import IOPub
 from kernel_specs.restricted.kernel import SandboxKernel
+from kernel_specs.restricted.recorder import Recorder
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.session import LeanSession
 
@@ -76,7 +77,9 @@ class KernelApp(IPKernelApp):
         loop = cast(BaseAsyncIOLoop, IOLoop.current())
         publisher = self.context.socket(zmq.XPUB)
         publisher.linger = LINGER_MS
-        self.iopub = IOPub(publisher, self.session, boot.output, self.gate)
+        self.iopub = IOPub(
+            publisher, self.session, boot.output, self.gate, Recorder(boot.recorder_fd)
+        )
         self.console = Console(self.iopub)
         self._keep_stderr()
         self.console.redirect()

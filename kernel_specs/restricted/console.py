@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import sys
+import time
 from typing import Any, cast
 
 from kernel_specs.restricted.iopub import IOPub
@@ -24,6 +25,10 @@ from kernel_specs.restricted.iopub import IOPub
 CHUNK_BYTES = 64 * 1024
 PIPE_BYTES = 256 * 1024
 """A C library that prints more than this without releasing the GIL would wait for ever."""
+QUIET_SECONDS = 0.002
+"""After so long without a message a line is sent at once; in a burst the flush timer does it."""
+LINES_PER_TICK = 500
+"""Lines between two ticks of the flush timer beyond which text is taken in chunks."""
 DRAIN_BYTES = 1024 * 1024
 """Most that is taken from a pipe at once: a child may write without end."""
 _SPAWNS = frozenset(
@@ -67,6 +72,9 @@ class Console:
         self._current = "stdout"
         self._inside = False
         self._forked = False
+        self._line_by_line = False
+        self._lines = 0
+        self._sent = 0.0
         self._pipes: dict[int, tuple[str, codecs.IncrementalDecoder]] = {}
         self._poll = select.poll()
         self._streams = {
@@ -141,10 +149,33 @@ class Console:
             self._iopub.wait()
 
     def flushed(self) -> None:
-        """A stream was flushed: its text is with iopub already and is sent now."""
-        if not (self._inside or self._forked):
+        """A stream was flushed, by a line end or by name: its text is sent, but not too often.
+
+        What is not sent now is recorded, and sent by the flush timer.
+        """
+        if self._inside or self._forked:
+            return
+        self._lines += 1
+        now = time.monotonic()
+        if now - self._sent > QUIET_SECONDS:
+            self._sent = now
             self._iopub.pump()
             self._iopub.wait()
+
+    def by_line(self) -> None:
+        """Take text line by line from here on: code that dies or hangs next loses none of it."""
+        self._lines = 0
+        if not self._line_by_line:
+            self._line_by_line = True
+            self._streams[self._current].reconfigure(line_buffering=True)
+
+    def choose_pace(self) -> None:
+        """Take text in chunks when many lines came since the last look, else line by line."""
+        many = self._lines > LINES_PER_TICK
+        self._lines = 0
+        if many and self._line_by_line:
+            self._line_by_line = False
+            self._streams[self._current].reconfigure(line_buffering=False)
 
     def _switch(self, name: str) -> None:
         """Let the other stream collect: what the first one holds goes ahead of it."""
@@ -153,7 +184,9 @@ class Console:
             self._drain()
             self._flush(self._current)
             self._streams[self._current].reconfigure(write_through=True)
-            self._streams[name].reconfigure(write_through=False)
+            self._streams[name].reconfigure(
+                write_through=False, line_buffering=self._line_by_line
+            )
             self._current = name
         finally:
             self._inside = nested

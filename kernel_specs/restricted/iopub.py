@@ -19,6 +19,7 @@ import zmq
 
 from kernel_specs.restricted.config import Output
 from kernel_specs.restricted.interrupts import InterruptGate
+from kernel_specs.restricted.recorder import Recorder
 from kernel_specs.restricted.session import LeanSession
 
 SEND_HWM = 64
@@ -42,7 +43,12 @@ class IOPub:
     """Owner of the XPUB socket. Everything that is published goes through here, in order."""
 
     def __init__(
-        self, socket: Any, session: LeanSession, output: Output, gate: InterruptGate
+        self,
+        socket: Any,
+        session: LeanSession,
+        output: Output,
+        gate: InterruptGate,
+        recorder: Recorder,
     ) -> None:
         """Set up an already bound or still unbound XPUB socket."""
         # Without NODROP libzmq silently drops what does not fit; VERBOSE greets every subscriber.
@@ -58,6 +64,7 @@ class IOPub:
         self._session = session
         self._output = output
         self._gate = gate
+        self._recorder = recorder
         self._queue: deque[_Text | list[Any]] = deque()
         self._text_size = 0
         self._pumping = False
@@ -130,6 +137,7 @@ class IOPub:
     def _put_text(self, name: str, text: str) -> None:
         if self._stalled and self._text_size >= self._output.chunk_bytes:
             return
+        self._recorder.add(text)
         for start in range(0, len(text), self._output.chunk_bytes):
             piece = text[start : start + self._output.chunk_bytes]
             last = self._queue[-1] if self._queue else None

@@ -77,6 +77,7 @@ class ServiceThread(threading.Thread):
     def cell_started(self) -> None:
         """Text of the cell is now sent every `flush_seconds` (main thread)."""
         self._running = True
+        self._console.by_line()
         if not self._ticking:
             self._ticking = True
             self._later(self._flush_seconds, self._tick)
@@ -94,6 +95,7 @@ class ServiceThread(threading.Thread):
 
     def _tick(self) -> None:
         if self._iopub.pump():
+            self._console.choose_pace()
             self._console.hand_over()
             self._iopub.pump()
             self._watch_pipes()
