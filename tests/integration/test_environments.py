@@ -67,8 +67,10 @@ async def test_modules_with_another_name_than_their_package_are_found(cache: Pat
 
 @pytest.mark.parametrize("version", ["3.10", "3.12", "3.13", "3.14"])
 async def test_any_python_that_is_installed_makes_an_environment(cache: Path, version: str) -> None:
+    environ = {**os.environ, "UV_PYTHON_DOWNLOADS": "never"}
+    store = EnvironmentStore(cache, uv=Uv(uv.find_uv_bin(), environ, cache))
     try:
-        env = await EnvironmentStore(cache).ensure(EnvironmentSpec(python=version))
+        env = await store.ensure(EnvironmentSpec(python=version))
     except EnvironmentBuildError as error:
         if "there is no Python" in str(error):
             pytest.skip(f"Python {version} is not installed here")
