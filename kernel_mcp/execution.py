@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import anyio
 
 from kernel_mcp.cell import Cell, Outcome, Status, StopReason
-from kernel_mcp.kernel import Kernel, Run
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernel import Kernel, Run
 
 INTERRUPT_EVERY_S = 0.5
 """A kernel ignores an interrupt that arrives just before the cell begins, so it is repeated."""

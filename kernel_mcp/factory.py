@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import anyio
-import zmq
 
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
-from kernel_mcp.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelRequest, Launcher
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
 from kernel_mcp.policy import Policy
 from kernel_mcp.session import Demand
 from kernel_mcp.settings import Settings
+
+if TYPE_CHECKING:
+    import zmq
+
+    from kernel_mcp.kernel import Kernel
+
+KERNEL_MODULE = "kernel_mcp.kernel"
+"""Imported by the first start, in a thread: what it needs would delay a server's first answer."""
 
 
 class KernelFactory:
@@ -25,14 +33,18 @@ class KernelFactory:
         policy: Policy,
         environments: EnvironmentStore,
         launcher: Launcher,
-        context: zmq.Context[zmq.Socket[bytes]],
     ) -> None:
         self._settings = settings
         self._policy = policy
         self._environments = environments
         self._launcher = launcher
-        self._context = context
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._built: dict[EnvironmentSpec, KernelEnvironment] = {}
+
+    def close(self) -> None:
+        """Give back what all kernels shared."""
+        if self._context is not None:
+            self._context.destroy(linger=0)
 
     async def environment(
         self, demand: Demand, tell: Callable[[str], None]
@@ -60,6 +72,7 @@ class KernelFactory:
 
     async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
         """Start a kernel for `demand`. Raises EnvironmentBuildError, LaunchError."""
+        await anyio.to_thread.run_sync(import_module, KERNEL_MODULE)
         environment, policy = await self.environment(demand, tell)
         handle = await self._launcher.launch(
             KernelRequest(
@@ -70,7 +83,7 @@ class KernelFactory:
                 workspace=demand.workspace,
             )
         )
-        kernel = Kernel(handle, environment=environment, policy=policy, context=self._context)
+        kernel = self._connect(handle, environment, policy)
         try:
             await kernel.ready(self._settings.start_timeout_s)
         except BaseException:
@@ -78,6 +91,17 @@ class KernelFactory:
                 await kernel.aclose()
             raise
         return kernel
+
+    def _connect(
+        self, handle: KernelHandle, environment: KernelEnvironment, policy: Policy
+    ) -> Kernel:
+        import zmq
+
+        from kernel_mcp.kernel import Kernel
+
+        if self._context is None:
+            self._context = zmq.Context()
+        return Kernel(handle, environment=environment, policy=policy, context=self._context)
 
     def _spec(self, demand: Demand) -> EnvironmentSpec:
         return EnvironmentSpec.for_allow(

@@ -11,17 +11,19 @@ import logging
 import os
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.kernel import Kernel
 from kernel_mcp.launch.trees import give_tree, remove_tree
 from kernel_mcp.session import Demand, KernelSource
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernel import Kernel
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class _Spare:
 
 
 class WarmPool:
-    """A `KernelSource` in front of another that keeps `size` spares, while `running`.
+    """A `KernelSource` in front of another that keeps `size` spares.
 
     Spares are made below `folder`, which has to lie on the same file system as the workspaces.
     """
@@ -54,18 +56,25 @@ class WarmPool:
         """Spares that can be taken now."""
         return len(self._spares)
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Keep the pool filled inside this block; leaving it ends the spares."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._fill)
+    async def fill(self) -> None:
+        """Keep the pool filled for ever; has to be run as a task."""
+        while self._size:
+            self._taken = anyio.Event()
             try:
-                yield
-            finally:
-                tasks.cancel_scope.cancel()
-                with anyio.CancelScope(shield=True):
-                    while self._spares:
-                        await self._drop(self._spares.popleft())
+                while len(self._spares) < self._size:
+                    self._spares.append(await self._make())
+            except (KernelMcpError, OSError) as error:
+                logger.warning("cannot keep kernels in reserve: %s", error)
+                await anyio.sleep(RETRY_S)
+                continue
+            await self._taken.wait()
+            await anyio.sleep(REFILL_DELAY_S)
+
+    async def aclose(self) -> None:
+        """End the spares."""
+        with anyio.CancelScope(shield=True):
+            while self._spares:
+                await self._drop(self._spares.popleft())
 
     async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
         """A spare when one fits the demand, else a kernel started now. Raises KernelMcpError."""
@@ -77,19 +86,6 @@ class WarmPool:
                 return spare.kernel
             await self._drop(spare)
         return await self._source.start(demand, tell)
-
-    async def _fill(self) -> None:
-        while True:
-            self._taken = anyio.Event()
-            try:
-                while len(self._spares) < self._size:
-                    self._spares.append(await self._make())
-            except (KernelMcpError, OSError) as error:
-                logger.warning("cannot keep kernels in reserve: %s", error)
-                await anyio.sleep(RETRY_S)
-                continue
-            await self._taken.wait()
-            await anyio.sleep(REFILL_DELAY_S)
 
     async def _make(self) -> _Spare:
         name = secrets.token_hex(8)

@@ -7,12 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
-import zmq
+from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 
 from kernel_mcp import __version__
 from kernel_mcp.desk import Desk
@@ -46,59 +47,50 @@ class Parts:
 
     settings: Settings
     sandbox: Sandbox
+    pool: WarmPool
     manager: SessionManager
     desk: Desk
 
 
 @asynccontextmanager
 async def parts(settings: Settings) -> AsyncIterator[Parts]:
-    """Build all parts and take them down again in order. Raises KernelMcpError."""
+    """Build all parts and take them down again in reverse order. Raises KernelMcpError."""
     sandbox = await anyio.to_thread.run_sync(select_sandbox, settings.sandbox)
-    policy = Policy.for_allow(settings.allow)
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        with RunDirectory.create(settings.state_dir) as run:
-            launcher = LocalLauncher(sandbox, run, start_timeout_s=settings.start_timeout_s)
-            factory = KernelFactory(
-                settings=settings,
-                policy=policy,
-                environments=EnvironmentStore(settings.cache_dir),
-                launcher=launcher,
-                context=context,
-            )
-            folders = Folders(
-                workspaces=settings.workspace or run.path / "w",
-                records=run.path / "r",
-                keep=settings.workspace is not None,
-            )
-            pool = WarmPool(
-                factory, size=_spares(settings, sandbox, run.path), folder=folders.workspaces
-            )
-            manager = SessionManager(
-                settings=settings,
-                source=pool,
-                folders=folders,
-                workspace=Workspace,
-                clock=time.monotonic,
-            )
-            try:
-                async with pool.running(), manager.running(), anyio.create_task_group() as tasks:
-                    reaper = Reaper(manager, settings.idle_timeout_s, time.monotonic)
-                    tasks.start_soon(reaper.run)
-                    desk = Desk(
-                        settings=settings,
-                        manager=manager,
-                        factory=factory,
-                        sandbox=sandbox,
-                        clock=time.monotonic,
-                    )
-                    yield Parts(settings, sandbox, manager, desk)
-                    tasks.cancel_scope.cancel()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await launcher.aclose()
-    finally:
-        context.destroy(linger=0)
+    async with AsyncExitStack() as stack:
+        run = stack.enter_context(RunDirectory.create(settings.state_dir))
+        launcher = LocalLauncher(sandbox, run, start_timeout_s=settings.start_timeout_s)
+        stack.push_async_callback(launcher.aclose)
+        factory = KernelFactory(
+            settings=settings,
+            policy=Policy.for_allow(settings.allow),
+            environments=EnvironmentStore(settings.cache_dir),
+            launcher=launcher,
+        )
+        stack.callback(factory.close)
+        folders = Folders(
+            workspaces=settings.workspace or run.path / "w",
+            records=run.path / "r",
+            keep=settings.workspace is not None,
+        )
+        spares = _spares(settings, sandbox, run.path)
+        pool = WarmPool(factory, size=spares, folder=folders.workspaces)
+        stack.push_async_callback(pool.aclose)
+        manager = SessionManager(
+            settings=settings,
+            source=pool,
+            folders=folders,
+            workspace=Workspace,
+            clock=time.monotonic,
+        )
+        await stack.enter_async_context(manager.running())
+        desk = Desk(
+            settings=settings,
+            manager=manager,
+            factory=factory,
+            sandbox=sandbox,
+            clock=time.monotonic,
+        )
+        yield Parts(settings, sandbox, pool, manager, desk)
 
 
 def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
@@ -125,11 +117,30 @@ async def run_stdio(settings: Settings) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
     async with parts(settings) as built:
         mcp = build_mcp(built)
+        greeted = anyio.Event()
+        mcp.middleware.append(_tell_when_answered(greeted))
         async with anyio.create_task_group() as tasks, stdio_streams() as (read, write):
             tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
+            tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
+            tasks.start_soon(_warm_up, built.pool, greeted)
             lowlevel = mcp._lowlevel_server
             await lowlevel.run(read, write, lowlevel.create_initialization_options())
             tasks.cancel_scope.cancel()
+
+
+async def _warm_up(pool: WarmPool, greeted: anyio.Event) -> None:
+    """Fill the pool once the client has its first answer, which must not wait for it."""
+    await greeted.wait()
+    await pool.fill()
+
+
+def _tell_when_answered(event: anyio.Event) -> ServerMiddleware[Any]:
+    async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
+        result = await call_next(ctx)
+        event.set()
+        return result
+
+    return pass_on
 
 
 async def _cancel_on_signal(scope: anyio.CancelScope) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.abc
@@ -21,9 +21,11 @@ from kernel_mcp.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.errors import KernelMcpError, LaunchError, SessionNotFound
 from kernel_mcp.execution import run_cell
 from kernel_mcp.gate import refuse
-from kernel_mcp.kernel import Kernel
 from kernel_mcp.outputs import DisplayIndex, OutputLog
 from kernel_mcp.workspace import Workspace
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernel import Kernel
 
 logger = logging.getLogger(__name__)
 
