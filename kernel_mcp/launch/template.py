@@ -23,6 +23,7 @@ from kernel_mcp.launch.base import (
     Launcher,
 )
 from kernel_mcp.launch.readiness import ReadinessChannel
+from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.launch.template_kernel import ForkedKernel, ForkedProcess
@@ -35,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 READY_S = 15.0
 """A forked kernel is ready after some 20 ms; past this a cold start is tried."""
-READY_FD = 3
-"""The descriptor that a forked kernel finds its ready socket at."""
+READY_FD, RECORDER_FD = 3, 4
+"""The descriptors that a forked kernel finds its ready socket and its recorder at."""
 
 
 class TemplateLauncher:
@@ -82,6 +83,11 @@ class TemplateLauncher:
         self._supervisors[environment] = TemplateSupervisor(
             self._sandbox, self._parents, environment, preload
         )
+
+    def template(self, environment: KernelEnvironment) -> TemplateProcess | None:
+        """The template that can fork kernels of `environment` now, if there is one."""
+        supervisor = self._supervisors.get(environment)
+        return None if supervisor is None else supervisor.template
 
     async def ready(self, environment: KernelEnvironment) -> bool:
         """Wait until the template of `environment` is ready or has failed; whether it can fork."""
@@ -135,13 +141,21 @@ class TemplateLauncher:
             self._furnish(folder, request, connection, identity)
             channel = ReadinessChannel()
             undo.callback(channel.close)
-            process = await self._start(template, request, folder, identity, channel.guest_fd)
+            recorder = Recorder()
+            undo.callback(recorder.close)
+            inherited = (channel.guest_fd, recorder.guest_fd())
+            process = await self._start(template, request, folder, identity, inherited)
             undo.push_async_callback(process.aclose)
             await _ready(process, channel)
             channel.close()
             if identity is not None:
                 local.seal(folder, identity)
-            return ForkedKernel(connection=connection, process=process, resources=undo.pop_all())
+            return ForkedKernel(
+                connection=connection,
+                process=process,
+                recorder=recorder,
+                resources=undo.pop_all(),
+            )
 
     async def _start(
         self,
@@ -149,10 +163,11 @@ class TemplateLauncher:
         request: KernelRequest,
         folder: Path,
         identity: Identity | None,
-        ready_fd: int,
+        inherited: tuple[int, int],
     ) -> ForkedProcess:
         with ExitStack() as sent, ExitStack() as undo:
-            sent.callback(os.close, ready_fd)
+            for fd in inherited:
+                sent.callback(os.close, fd)
             read, write = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, read)
             sent.callback(os.close, write)
@@ -163,7 +178,7 @@ class TemplateLauncher:
                 "tmp_bytes": request.limits.tmp_bytes,
                 "places": places,
             }
-            fork = await template.fork(message, [ready_fd, write, *trees])
+            fork = await template.fork(message, [*inherited, write, *trees])
             undo.pop_all()
             return ForkedProcess(fork, OutputTail(read, asyncio.get_running_loop()))
 
@@ -206,7 +221,7 @@ class TemplateLauncher:
         identity: Identity | None,
     ) -> None:
         paths = self._sandbox.guest_paths(request.workspace, folder)
-        boot = guest.boot_content(request, paths, READY_FD)
+        boot = guest.boot_content(request, paths, READY_FD, RECORDER_FD)
         boot["layers"] = template_outer.layer_paths(len(request.layers))
         contents = {
             guest.CONNECTION_FILE: guest.connection_content(connection, paths),

@@ -13,6 +13,7 @@ import anyio
 
 from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, Usage
 from kernel_mcp.launch.process import PIDFD_SIGNAL_PROCESS_GROUP, fatal_line
+from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.launch.template_process import Fork
 from kernel_mcp.launch.usage import tree_usage
@@ -116,10 +117,16 @@ class ForkedKernel:
     """One kernel that `TemplateLauncher` has forked."""
 
     def __init__(
-        self, *, connection: ConnectionInfo, process: ForkedProcess, resources: AsyncExitStack
+        self,
+        *,
+        connection: ConnectionInfo,
+        process: ForkedProcess,
+        recorder: Recorder,
+        resources: AsyncExitStack,
     ) -> None:
         self._connection = connection
         self._process = process
+        self._recorder = recorder
         self._resources = resources
 
     @property
@@ -140,6 +147,10 @@ class ForkedKernel:
     def usage(self) -> Usage:
         """What it uses, children included; zeros once it has ended."""
         return self._process.usage()
+
+    def unheard(self, characters: int) -> str:
+        """What it printed after the first `characters`, as far as that is still known."""
+        return self._recorder.unheard(characters)
 
     def interrupt(self) -> None:
         """Send SIGINT to the kernel's process group; does nothing once it has ended."""

@@ -88,6 +88,7 @@ def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, .
 
 def _outlive(first: int) -> int:
     """Wait for the keeper without any right; the death of bubblewrap ends both."""
+    linux.set_name("kernel-outer")
     linux.clear_capabilities()
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     _, status = os.waitpid(first, 0)

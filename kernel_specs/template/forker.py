@@ -22,17 +22,18 @@ from kernel_specs.template import cell, linux, packets, warmup
 from kernel_specs.template.children import ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
-READY_FD = 3
-"""Where a kernel finds its end of the ready socket; 0 is /dev/null, 1 and 2 the output pipe."""
+READY_FD, RECORDER_FD = 3, 4
+"""Where a kernel finds these; 0 is /dev/null, 1 and 2 are the output pipe."""
 EXIT_CODE = 70  # EX_SOFTWARE
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a fresh child is given: its sandbox, its ready socket, its output pipe."""
+    """What a fresh child is given: its sandbox and the descriptors from `READY_FD` on."""
 
     sandbox: cell.Joining
     ready: int
+    recorder: int
     output: int
 
 
@@ -62,8 +63,8 @@ class Forker:
             if received is None:
                 return None
             message, fds = received
-            init, done, ready_fd, output = fds
-            job = Job(cell.Joining(message["uid"], init, done), ready_fd, output)
+            init, done, *streams = fds
+            job = Job(cell.Joining(message["uid"], init, done), *streams)
             try:
                 pid = self._fork(job)
                 if pid == 0:
@@ -126,36 +127,40 @@ def main(argv: Sequence[str]) -> int:
     if job is None:
         return 0
     keeper.detach()
-    return _serve(kernel, _arrange(job), ground)
+    return _serve(kernel, _arrange(job), ground, loaded.folders)
 
 
 def _arrange(job: Job) -> Job:
     """Put the descriptors of a kernel where it expects them, the others out of their way."""
 
     def moved(fd: int) -> int:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, READY_FD + 1)
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RECORDER_FD + 1)
 
     sandbox = job.sandbox
     arranged = Job(
         cell.Joining(sandbox.uid, moved(sandbox.init), moved(sandbox.done)),
         moved(job.ready),
+        moved(job.recorder),
         job.output,
     )
     os.dup2(job.output, 1)
     os.dup2(job.output, 2)
     os.dup2(arranged.ready, READY_FD, inheritable=False)
+    os.dup2(arranged.recorder, RECORDER_FD, inheritable=False)
     return arranged
 
 
-def _serve(kernel: host.KernelHost, job: Job, ground: cell.Ground) -> int:
+def _serve(kernel: host.KernelHost, job: Job, ground: cell.Ground, folders: Sequence[str]) -> int:
     """Be a kernel: enter the sandbox, then do what the entry point of a cold start does."""
     try:
         cell.join(job.sandbox, ground)
-        linux.close_from(READY_FD + 1)
+        linux.close_from(RECORDER_FD + 1)
         linux.set_name("python")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         boot = config.load(CONNECTION_FILE)
         confine.confine(boot)
+        for folder in folders:
+            os.mkdir(folder, 0o700)  # noqa: PTH102
         kernel.serve(boot, CONNECTION_FILE)
     except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
         import traceback

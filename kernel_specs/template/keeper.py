@@ -3,7 +3,7 @@
 The server's requests, one packet each:
 
     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […]}
-        with descriptors: ready socket, output pipe, then the detached mounts of `places`
+        with descriptors: ready socket, recorder, output pipe, then the mounts of `places`
 
 What goes back:
 
@@ -32,7 +32,7 @@ from kernel_specs.template.children import ChildWatch
 
 START = str(Path(__file__).with_name("start.py"))
 EXIT_CODE = 70  # EX_SOFTWARE
-_STREAMS = 2
+_STREAMS = 3
 """How many descriptors of a request come before the mounts."""
 
 
@@ -92,6 +92,7 @@ class Keeper:
 
         When this process ends, everything below it does.
         """
+        linux.set_name("kernel-keeper")
         poll = select.poll()
         for source in (self._control, self._forker, self._children):
             poll.register(source.fileno(), select.POLLIN)

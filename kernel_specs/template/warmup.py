@@ -16,10 +16,16 @@ COMPANIONS = {"matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inl
 
 @dataclass(frozen=True)
 class Loaded:
-    """missing: modules that cannot be imported, and why; threaded: modules that start threads."""
+    """What came of it.
+
+    missing   modules that cannot be imported, and why
+    threaded  modules that start threads
+    folders   hidden folders that were made in /tmp, and that memory refers to
+    """
 
     missing: dict[str, str] = field(default_factory=dict)
     threaded: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
 
 def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
@@ -42,7 +48,16 @@ def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
         if found > threads:
             threaded.append(name)
             threads = found
-    return Loaded(missing, tuple(threaded))
+    return Loaded(missing, tuple(threaded), _hidden_folders())
+
+
+def _hidden_folders() -> tuple[str, ...]:
+    with os.scandir("/tmp") as entries:
+        return tuple(
+            entry.path
+            for entry in entries
+            if entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+        )
 
 
 def _threads() -> int:
