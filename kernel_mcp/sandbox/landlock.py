@@ -83,9 +83,11 @@ class LandlockSandbox:
                 f"the landlock sandbox cannot be used: {reason}. `--sandbox none` runs kernels "
                 "unconfined, at your own risk."
             )
+        identities = _identities()
+        own_user = identities is not None
         return cls(
-            filters=(compile_filter(arch), compile_landlock_filter(arch)),
-            identities=_identities(),
+            filters=(compile_filter(arch), compile_landlock_filter(arch, own_user=own_user)),
+            identities=identities,
             boot=boot,
         )
 

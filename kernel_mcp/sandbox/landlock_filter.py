@@ -16,13 +16,15 @@ from kernel_mcp.sandbox.syscalls import Architecture
 
 _Table: TypeAlias = dict[str, tuple[int | None, int | None]]
 
-_IGNORED: _Table = {
-    # Landlock does not govern modes and times, and the kernel may be the owner of files outside
-    # its folders. ipykernel and copying programs stop when these calls fail.
+# Landlock does not govern modes and times, and a kernel that shares the server's user owns files
+# outside its folders. ipykernel and copying programs stop when these calls fail.
+_MODES: _Table = {
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
     "fchmodat2": (452, 452),
+}
+_TIMES: _Table = {
     "futimesat": (261, None),
     "utime": (132, None),
     "utimensat": (280, 88),
@@ -117,13 +119,17 @@ FILE_IOCTLS = (
 def numbers(arch: Architecture) -> dict[str, int]:
     """The calls this filter knows, by name."""
     column = 0 if arch.machine == "x86_64" else 1
-    tables = _IGNORED | _WITHOUT_ATTRIBUTES | _REFUSED | _ONLY_ITSELF | _CHECKED
+    tables = _MODES | _TIMES | _WITHOUT_ATTRIBUTES | _REFUSED | _ONLY_ITSELF | _CHECKED
     return {name: number for name, pair in tables.items() if (number := pair[column]) is not None}
 
 
-def compile_landlock_filter(arch: Architecture) -> bytes:
-    """The filter for one architecture as a `struct sock_filter` array."""
-    rules = _rules()
+def compile_landlock_filter(arch: Architecture, *, own_user: bool) -> bytes:
+    """The filter for one architecture as a `struct sock_filter` array.
+
+    `own_user`: no file outside the kernel's folders belongs to its user, so that it may change
+    modes and times.
+    """
+    rules = _rules() | (dict.fromkeys([*_MODES, *_TIMES], bpf.give(ALLOW)) if own_user else {})
     known = {number: rules[name] for name, number in numbers(arch).items()}
     allow = bpf.give(ALLOW)
     starts: list[tuple[int, bpf.Program]] = [(0, known.get(0, allow))]
@@ -167,7 +173,9 @@ def _rules() -> dict[str, bpf.Program]:
         otherwise=allow,
     )
     return {
-        **dict.fromkeys(_IGNORED, bpf.give(fail(0))),
+        **dict.fromkeys(_MODES, bpf.give(fail(0))),
+        **dict.fromkeys(("futimesat", "utimensat"), _times(path=1, times=2)),
+        **dict.fromkeys(("utime", "utimes"), _times(path=0, times=1)),
         **dict.fromkeys(_WITHOUT_ATTRIBUTES, bpf.give(fail(errno.EOPNOTSUPP))),
         **dict.fromkeys(_REFUSED, refuse),
         **dict.fromkeys(
@@ -185,6 +193,18 @@ def _rules() -> dict[str, bpf.Program]:
         "socket": unix_only,
         "socketpair": unix_only,
     }
+
+
+def _times(*, path: int, times: int) -> bpf.Program:
+    """Pretend to set times; refuse "now" for a path, as Path.touch takes success for existence."""
+    silent, refuse = bpf.give(fail(0)), bpf.give(fail(errno.EPERM))
+    return _if_null(path, silent, _if_null(times, refuse, silent))
+
+
+def _if_null(index: int, then: bpf.Program, otherwise: bpf.Program) -> bpf.Program:
+    """Look at both words of an argument that is a pointer."""
+    high = bpf.load(20 + 8 * index) + bpf.branch(bpf.JUMP_EQ, 0, then=then, otherwise=otherwise)
+    return _argument(index) + bpf.branch(bpf.JUMP_EQ, 0, then=high, otherwise=otherwise)
 
 
 def _argument(index: int, bits: int = 0xFFFFFFFF) -> bpf.Program:
