@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ async def parts(settings: Settings) -> AsyncIterator[Parts]:
             settings=settings,
             source=pool,
             folders=folders,
-            workspace=Workspace,
+            workspace=partial(Workspace, disk_bytes=settings.limits.disk_bytes),
             clock=time.monotonic,
         )
         await stack.enter_async_context(manager.running())
