@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 import zmq
@@ -16,16 +17,20 @@ class Channel:
         """Watch a bound socket from the given loop."""
         self.socket = socket
         self.io_loop = io_loop
+        self.held: deque[list[bytes]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         io_loop.asyncio_loop.add_reader(socket.getsockopt(zmq.FD), self._on_event)
 
     def receive(self) -> list[bytes] | None:
-        """The next message, or None when there is none."""
-        try:
-            frames: list[bytes] = self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return frames
+        """The next message, or None when there is none; first what `hold` took."""
+        if self.held:
+            return self.held.popleft()
+        return self._next()
+
+    def hold(self) -> None:
+        """Take in all messages that have arrived by now."""
+        while (message := self._next()) is not None:
+            self.held.append(message)
 
     async def readable(self) -> None:
         """Return when a message may have arrived, after `receive` found none."""
@@ -52,3 +57,10 @@ class Channel:
             waiter, self._waiter = self._waiter, None
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _next(self) -> list[bytes] | None:
+        try:
+            frames: list[bytes] = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return frames

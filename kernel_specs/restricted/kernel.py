@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ClassVar
 
 from ipykernel.ipkernel import IPythonKernel
@@ -17,6 +17,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 
 from kernel_specs.restricted import tracebacks, variables
+from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console import Console
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.iopub import IOPub
@@ -41,6 +42,9 @@ class SandboxKernel(IPythonKernel):
     console: Console = AnyTrait()
     iopub: IOPub = AnyTrait()
     service: ServiceThread = AnyTrait()
+    boot: BootConfig = AnyTrait()
+    allow_imports: Callable[[Iterable[str]], None] = AnyTrait(default_value=frozenset)
+    """Extends the import guard, where there is one."""
 
     _execute_sleep = 0.0
     """Output is sent before the reply by construction: there is nothing to wait for."""
@@ -48,6 +52,7 @@ class SandboxKernel(IPythonKernel):
     control_msg_types: ClassVar = [
         *(name for name in IPythonKernel.control_msg_types if name not in MAIN_THREAD_REQUESTS),
         "kernel_mcp_variables_request",
+        "kernel_mcp_packages_request",
     ]
 
     def start(self) -> None:
@@ -56,6 +61,7 @@ class SandboxKernel(IPythonKernel):
         self._control_lock = asyncio.Lock()
         self.shell.exit_now = False
         self._pid = os.getpid()
+        self._answers: set[asyncio.Task[None]] = set()
         self._tasks = [
             self.io_loop.asyncio_loop.create_task(self._serve_shell()),
             self.service.io_loop.asyncio_loop.create_task(self._serve_control()),
@@ -65,9 +71,10 @@ class SandboxKernel(IPythonKernel):
     async def _serve_shell(self) -> None:
         """Handle shell requests in order; one task, so that context variables live on."""
         while True:
+            if self._aborting and not self.shell_stream.held:
+                self._aborting = False  # all that was queued when a cell failed is answered
             message = self.shell_stream.receive()
             if message is None:
-                self._aborting = False  # all that was queued when a cell failed is answered
                 await self.shell_stream.readable()
                 continue
             try:
@@ -138,6 +145,7 @@ class SandboxKernel(IPythonKernel):
             reply["status"] = "ok"
             reply["user_expressions"] = shell.user_expressions(user_expressions or {})
         else:
+            self.shell_stream.hold()  # queued behind it; what comes after the reply is not
             reply["status"] = "error"
             reply["ename"] = type(error).__name__
             reply["evalue"] = tracebacks.safe_str(error)
@@ -168,6 +176,22 @@ class SandboxKernel(IPythonKernel):
         content = variables.describe(self.shell.user_ns, self.shell.user_ns_hidden)
         self.session.send(stream, "kernel_mcp_variables_reply", content, parent, ident)
 
+    async def kernel_mcp_packages_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Take in new packages and import them; other requests are answered meanwhile."""
+        from kernel_specs.restricted.imports import LiveImports
+
+        live = LiveImports(self.boot, self.allow_imports, self.gate, self.io_loop.asyncio_loop)
+        wanted = parent["content"]
+
+        async def answer() -> None:
+            modules = await live.take(wanted["allow"], wanted["modules"])
+            content = {"modules": modules}
+            self.session.send(stream, "kernel_mcp_packages_reply", content, parent, ident)
+
+        task = asyncio.get_running_loop().create_task(answer())
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
     def _abort_queues(self, subshell_id: str | None = None) -> None:
-        """Refuse the execute requests queued behind a failed one (see `_serve_shell`)."""
+        """Refuse the execute requests that were queued when a cell failed, and no others."""
         self._aborting = True
