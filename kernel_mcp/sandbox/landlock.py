@@ -6,6 +6,8 @@ user namespaces. Paths are the host's own. A root server gives each kernel a hos
 
 from __future__ import annotations
 
+import importlib.util
+import marshal
 import os
 import platform
 import resource
@@ -70,6 +72,7 @@ class LandlockSandbox:
         boot: Path = BOOT_FOLDER,
     ) -> None:
         self._filters = filters
+        self._program = _bytecode(_ENTER)
         self._identities = identities
         self._boot = boot
 
@@ -128,20 +131,25 @@ class LandlockSandbox:
             # import looks for the package by listing the folder it is in
             rules.allow(str(self._boot.parent), Access.READ_DIR)
             options = ["--ruleset", str(rules.fd), "--parent", str(os.getpid())]
-            for program in self._filters:
+
+            def memory_file(content: bytes) -> int:
                 fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
                 undo.callback(os.close, fd)
                 passed.append(fd)
-                os.write(fd, program)
+                os.write(fd, content)
                 os.lseek(fd, 0, os.SEEK_SET)
-                options += ["--filter", str(fd)]
+                return fd
+
+            program = f"/proc/self/fd/{memory_file(self._program)}"
+            for calls in self._filters:
+                options += ["--filter", str(memory_file(calls))]
             for kept in request.inherit:
                 options += ["--keep", str(kept)]
             for kind, value in resource_limits(request.limits, identity).items():
                 options += ["--limit", f"{kind}:{value}"]
             options += self._user_options(request, identity)
             command = SandboxCommand(
-                argv=[sys.executable, "-I", "-S", "-B", str(_ENTER), *options, "--", *request.argv],
+                argv=[sys.executable, "-I", "-S", "-B", program, *options, "--", *request.argv],
                 pass_fds=[*passed, *request.inherit],
                 env={**request.env, "TMPDIR": str(scratch)},
             )
@@ -190,6 +198,12 @@ def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, int]
         others = _threads_of(os.geteuid()) if identity is None else 1  # its watcher
         found[resource.RLIMIT_NPROC] = limits.pids + others
     return found
+
+
+def _bytecode(source: Path) -> bytes:
+    """A script as the content of a .pyc file, which an interpreter starts some ms sooner."""
+    code = compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
+    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
 def _threads_of(uid: int) -> int:

@@ -10,8 +10,6 @@ unless every step has succeeded.
 import ctypes
 import errno
 import os
-import resource
-import select
 import sys
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,6 +38,7 @@ RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 
 SIGKILL = 9
+POLLIN = 1
 CAPABILITY_VERSION_3 = 0x20080522
 CAP_DAC_READ_SEARCH = 2
 EXIT_FAILED = 71
@@ -93,6 +92,14 @@ class _Capabilities(ctypes.Structure):
 
 class _CapabilityHeader(ctypes.Structure):
     _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _PollRequest(ctypes.Structure):
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+class _ResourceLimit(ctypes.Structure):
+    _fields_ = (("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64))
 
 
 class _FilterProgram(ctypes.Structure):
@@ -164,9 +171,9 @@ def _watch(leader: int, uid: int) -> None:
     _close_all_but({leader})
     os.chdir("/")
     _drop_privileges(uid, search=False)
-    poll = select.poll()
-    poll.register(leader, select.POLLIN)
-    poll.poll()
+    ended = _PollRequest(leader, POLLIN, 0)
+    while _libc.poll(ctypes.byref(ended), 1, -1) != 1:
+        continue  # a signal
     _syscall(SYS_PIDFD_SEND_SIGNAL, leader, SIGKILL, None, PIDFD_SIGNAL_PROCESS_GROUP)
 
 
@@ -198,10 +205,11 @@ def _filter_calls(program: bytes) -> None:
 
 
 def _lower(kind: int, value: int) -> None:
-    ceiling = resource.getrlimit(kind)[1]
-    if ceiling != resource.RLIM_INFINITY:
-        value = min(value, ceiling)
-    resource.setrlimit(kind, (value, value))
+    limit = _ResourceLimit()
+    _check(_libc.getrlimit(kind, ctypes.byref(limit)))
+    limit.hard = min(value, limit.hard)  # no limit is the largest number
+    limit.soft = limit.hard
+    _check(_libc.setrlimit(kind, ctypes.byref(limit)))
 
 
 def _close_all_but(kept: set[int]) -> None:
