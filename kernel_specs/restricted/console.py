@@ -174,8 +174,10 @@ class Console:
         many = self._lines > LINES_PER_TICK
         self._lines = 0
         if many and self._line_by_line:
-            self._line_by_line = False
-            self._streams[self._current].reconfigure(line_buffering=False)
+            # Under the lock: reconfigure flushes, and text flushed here must not be overtaken.
+            with self._iopub.lock:
+                self._line_by_line = False
+                self._streams[self._current].reconfigure(line_buffering=False)
 
     def _switch(self, name: str) -> None:
         """Let the other stream collect: what the first one holds goes ahead of it."""
@@ -184,9 +186,7 @@ class Console:
             self._drain()
             self._flush(self._current)
             self._streams[self._current].reconfigure(write_through=True)
-            self._streams[name].reconfigure(
-                write_through=False, line_buffering=self._line_by_line
-            )
+            self._streams[name].reconfigure(write_through=False, line_buffering=self._line_by_line)
             self._current = name
         finally:
             self._inside = nested

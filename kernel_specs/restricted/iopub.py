@@ -69,6 +69,7 @@ class IOPub:
         self._text_size = 0
         self._pumping = False
         self._stalled = False
+        self._forgotten = False
 
     @property
     def blocked(self) -> bool:
@@ -121,8 +122,9 @@ class IOPub:
             poller.poll(POLL_SECONDS * 1000)
 
     def forget(self) -> None:
-        """Drop everything in a forked child, where the socket must not be touched."""
+        """Drop everything in a forked child: the socket still belongs to the parent there."""
         self.lock = threading.RLock()
+        self._forgotten = True
         self._queue.clear()
         self._text_size = 0
 
@@ -133,6 +135,7 @@ class IOPub:
             self._pump()
             self._queue.clear()
             self._socket.close()
+            self._forgotten = True
 
     def _put_text(self, name: str, text: str) -> None:
         if self._stalled and self._text_size >= self._output.chunk_bytes:
@@ -159,6 +162,8 @@ class IOPub:
         A garbage collection or a signal handler may print while a message is being sent:
         what it prints is queued, and sent by the call that is already at work.
         """
+        if self._forgotten:
+            return True
         if self._pumping:
             return False
         self._pumping = True

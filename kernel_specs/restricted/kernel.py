@@ -139,7 +139,9 @@ class SandboxKernel(IPythonKernel):
         self.console.flush()
         if os.getpid() != self._pid:
             os._exit(0)  # user code forked and fell through: only the parent is the kernel
-        error = result.error_before_exec or result.error_in_exec
+        error = result.error_before_exec
+        if error is None:
+            error = result.error_in_exec
         reply: dict[str, Any] = {"execution_count": shell.execution_count - 1}
         if error is None and not shell._last_traceback_during_displayhook:
             reply["status"] = "ok"
@@ -147,10 +149,13 @@ class SandboxKernel(IPythonKernel):
         else:
             self.shell_stream.hold()  # queued behind it; what comes after the reply is not
             reply["status"] = "error"
-            reply["ename"] = type(error).__name__
-            reply["evalue"] = tracebacks.safe_str(error)
-            reply["traceback"] = shell._last_traceback or []
             reply["user_expressions"] = {}
+            if error is None:  # while the result was being displayed
+                reply.update(shell.last_error or {})
+            else:
+                reply["ename"] = type(error).__name__
+                reply["evalue"] = tracebacks.safe_str(error)
+                reply["traceback"] = shell._last_traceback or []
         reply["payload"] = shell.payload_manager.read_payload()
         shell.payload_manager.clear_payload()
         return reply

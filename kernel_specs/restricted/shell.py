@@ -64,6 +64,8 @@ class Shell(ZMQInteractiveShell):
     gate = AnyTrait()
 
     commands_allowed = True
+    last_error: dict[str, Any] | None = None
+    """Content of the last error message of this cell."""
     _interrupted = False
 
     async def run_request(
@@ -72,6 +74,7 @@ class Shell(ZMQInteractiveShell):
         """Run one cell as `run_cell` does, transforming it once and without the tee."""
         self._last_traceback = None
         self._last_traceback_during_displayhook = False
+        self.last_error = None
         self._interrupted = False
         failure = None
         try:
@@ -155,6 +158,7 @@ class Shell(ZMQInteractiveShell):
             hook.pub_socket, "error", json_clean(content), hook.parent_header, ident=topic
         )
         self._last_traceback = content["traceback"]
+        self.last_error = content
 
     def system_piped(self, cmd: str) -> None:
         """Run a shell command; its output comes through the captured file descriptors."""
