@@ -42,7 +42,7 @@ def boot_content(
         "policy": request.policy.to_json(),
         "limits": {
             "memory_bytes": limits.memory_bytes,
-            "pids": limits.pids,
+            "pids": limits.pids if guest.own_process_count else 0,
             "open_files": limits.open_files,
             "file_bytes": limits.disk_bytes,
             "cpu_seconds": 0,  # RLIMIT_CPU adds up over cells: the server counts per cell instead

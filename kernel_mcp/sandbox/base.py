@@ -19,13 +19,15 @@ BOOT_FOLDER = Path(kernel_specs.__file__).parent
 class GuestPaths:
     """Where the kernel sees its folders; equal to the host's paths when nothing is remapped.
 
-    `boot` is the folder of the package `kernel_specs`.
+    `boot` is the folder of the package `kernel_specs`. Without `own_process_count` Linux counts
+    other processes of the user in, and the sandbox limits their number itself.
     """
 
     workspace: str
     sockets: str
     boot: str
     tmp: str = "/tmp"
+    own_process_count: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class LandlockSandbox:
             sockets=str(sockets),
             boot=str(self._boot),
             tmp=str(sockets / _SCRATCH),
+            own_process_count=self._identities is not None,
         )
 
     def identity(self, workspace: Path | None = None) -> Identity | None:

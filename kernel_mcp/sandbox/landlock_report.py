@@ -36,6 +36,7 @@ _GAPS = (
         "no file namespace: whether a path that the server's user can reach exists, and its owner, "
         "size, times and link target, can be asked for one by one (no listing, no contents)"
     ),
+    "the names of files in the folder that kernel-mcp is installed in can be listed",
     (
         "no process namespace: which process ids exist can be probed (command lines and "
         "environments are hidden)"

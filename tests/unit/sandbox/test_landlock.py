@@ -179,6 +179,7 @@ def test_temporary_files_go_beside_the_sockets(
     command: SandboxCommand = sandbox.command(request_for, None)
     command.close_passed()
     assert paths.tmp == command.env["TMPDIR"]
+    assert not paths.own_process_count
     assert Path(paths.tmp).stat().st_mode & 0o777 == 0o700
     assert Path(paths.tmp).parent == request_for.sockets
     assert command.status_fd == -1
