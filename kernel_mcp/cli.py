@@ -125,9 +125,12 @@ def _help(option: Option) -> str:
 def _serve(argv: Sequence[str]) -> int:
     epilog = f"{_EPILOG}\n{_COMMANDS_HELP}"
     settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog), argv)
+    from kernel_mcp.boundary import begin_proof
+
+    sandbox = begin_proof(settings.sandbox)  # runs while the import below takes its time
     from kernel_mcp.server import serve
 
-    return serve(settings)
+    return serve(settings, sandbox)
 
 
 def _demo(argv: Sequence[str]) -> int:

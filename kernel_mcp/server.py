@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,6 @@ from kernel_mcp.pool import WarmPool
 from kernel_mcp.reaper import Reaper
 from kernel_mcp.resources import Library, ResourceServer
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.settings import Settings
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import register
@@ -54,9 +54,8 @@ class Parts:
 
 
 @asynccontextmanager
-async def parts(settings: Settings) -> AsyncIterator[Parts]:
+async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
     """Build all parts and take them down again in reverse order. Raises KernelMcpError."""
-    sandbox = await anyio.to_thread.run_sync(select_sandbox, settings.sandbox)
     async with AsyncExitStack() as stack:
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
         launcher = LocalLauncher(sandbox, run, start_timeout_s=settings.start_timeout_s)
@@ -114,9 +113,9 @@ def build_mcp(built: Parts) -> ResourceServer:
     return mcp
 
 
-async def run_stdio(settings: Settings) -> None:
+async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
-    async with parts(settings) as built:
+    async with parts(settings, sandbox) as built:
         mcp = build_mcp(built)
         greeted = anyio.Event()
         mcp.middleware.append(_tell_when_answered(greeted))
@@ -152,7 +151,7 @@ async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
             scope.cancel()
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
     """Run the server until it is told to stop; the process's exit code."""
     logging.basicConfig(
         level=settings.log_level.upper(),
@@ -160,7 +159,7 @@ def serve(settings: Settings) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     try:
-        anyio.run(run_stdio, settings)
+        anyio.run(run_stdio, settings, sandbox.result())
     except KernelMcpError as error:
         print(f"kernel-mcp: {error}", file=sys.stderr)
         return 1

@@ -90,6 +90,7 @@ class ConfinedProcess:
     def interrupt(self) -> None:
         """Send SIGINT to the kernel's process group."""
         if self._kernel is not None and self.exit is None:
+            self._kernel.signal_group(signal.SIGCONT)  # a stopped process would not react
             self._kernel.signal_group(signal.SIGINT)
 
     def signal(self, number: int) -> None:

@@ -1,0 +1,31 @@
+"""The sandbox a server is going to use, chosen and proven while the rest is still being loaded."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.select import select_sandbox
+from kernel_mcp.sandbox.selftest import require_boundary
+
+UNCONFINED = "none"
+
+
+def proven_sandbox(name: str) -> Sandbox:
+    """The backend `name`, after its promises were checked; blocks for some 40 ms.
+
+    `none` promises nothing. Raises SandboxUnavailable, ConfigError.
+    """
+    sandbox = select_sandbox(name)
+    if sandbox.name != UNCONFINED:
+        require_boundary(sandbox)
+    return sandbox
+
+
+def begin_proof(name: str) -> Future[Sandbox]:
+    """Start `proven_sandbox` in a thread of its own."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="sandbox-proof")
+    try:
+        return executor.submit(proven_sandbox, name)
+    finally:
+        executor.shutdown(wait=False)
