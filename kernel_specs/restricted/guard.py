@@ -55,16 +55,23 @@ class ImportGuard:
 
     def __init__(self, boot: BootConfig) -> None:
         """Take policy and trusted prefixes from boot.json; `install` puts it to work."""
-        self._allowed = frozenset(boot.policy.modules)
-        self._parents = frozenset(
-            name.rsplit(".", depth)[0]
-            for name in self._allowed
-            for depth in range(1, name.count(".") + 1)
-        )
+        self._allowed: frozenset[str] = frozenset()
+        self._parents: frozenset[str] = frozenset()
         self._trusted_folders = _folders([*boot.runtime, *boot.layers, *_interpreter_folders()])
         self._own_folders = _folders([boot.workspace] if boot.workspace else [])
         self._open_names: dict[str, bool] = dict.fromkeys(IMPLICIT, True)
         self._trusted_files: dict[str, bool | None] = {}
+        self.allow(boot.policy.modules)
+
+    def allow(self, names: Iterable[str]) -> None:
+        """Add modules to those that user code may import; safe from any thread."""
+        added = frozenset(names)
+        self._parents |= {
+            name.rsplit(".", depth)[0] for name in added for depth in range(1, name.count(".") + 1)
+        }
+        self._allowed |= added
+        for name in [name for name, known in list(self._open_names.items()) if not known]:
+            self._open_names.pop(name, None)
 
     def install(self) -> None:
         """Replace the import functions of this process."""

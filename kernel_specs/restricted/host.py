@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kernel_specs.restricted import layers
 from kernel_specs.restricted.config import BootConfig
 
 
@@ -47,8 +48,11 @@ class KernelHost:
         if not boot.policy.allow_all:
             from kernel_specs.restricted.guard import ImportGuard
 
-            ImportGuard(boot).install()
+            guard = ImportGuard(boot)
+            guard.install()
+            self._app.kernel.allow_imports = guard.allow
             self._app.shell.commands_allowed = False
+        self._app.kernel.boot = boot
         self._app.connect(boot, connection_file)
         _send_ready(boot.ready_fd)
         self._app.run()
@@ -72,12 +76,9 @@ def _send_ready(fd: int) -> None:
 
 def _extend_path(boot: BootConfig) -> None:
     """Put workspace and layers between the standard library and site-packages, as IPython does."""
-    index = next(
-        (i for i, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages"))),
-        len(sys.path),
-    )
+    place = layers.before_sites(sys.path)
     workspace = [boot.workspace] if boot.workspace else [""]
-    sys.path[index:index] = [*workspace, *boot.layers]
+    sys.path[place:place] = [*workspace, *layers.entries(boot.layers)]
 
 
 def _reseed() -> None:

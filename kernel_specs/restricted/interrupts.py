@@ -37,6 +37,11 @@ class InterruptGate:
         self.retry: Callable[[], None] = lambda: None
         self.cancel: Callable[[], None] | None = None
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being handled."""
+        return self._handling
+
     def __call__(self, _signum: int, frame: FrameType | None) -> None:
         """Handle one SIGINT. Raises KeyboardInterrupt in user code."""
         if not self._handling:

@@ -1,0 +1,134 @@
+"""Imports that the host asks for, to find out whether what it installed works in this kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.machinery
+import io
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from kernel_specs.restricted import layers
+from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.interrupts import InterruptGate
+
+MAIN_THREAD_WAIT_S = 0.05
+"""How long to wait for an idle main thread, which some packages insist on, before using another."""
+ERROR_CHARS = 500
+
+Report = dict[str, dict[str, str]]
+
+
+class LiveImports:
+    """Takes in what was added to the layers and tries it, in the session as it is."""
+
+    def __init__(
+        self,
+        boot: BootConfig,
+        allow: Callable[[Iterable[str]], None],
+        gate: InterruptGate,
+        main_loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`allow` extends the import guard."""
+        self._layers = boot.layers
+        self._workspace = f"{boot.workspace}/" if boot.workspace else "\0"
+        self._allow = allow
+        self._gate = gate
+        self._main_loop = main_loop
+
+    async def take(self, allowed: Iterable[str], modules: Sequence[str]) -> Report:
+        """Allow names, then import modules: `imported`, `earlier`, `shadowed` or `failed` each.
+
+        `earlier` is a module that stays the one loaded before from another place; `shadowed` one
+        that a file of the workspace hides.
+        """
+        layers.refresh(self._layers)
+        importlib.invalidate_caches()
+        self._allow(allowed)
+        return await self._in_main_thread(modules) if modules else {}
+
+    async def _in_main_thread(self, modules: Sequence[str]) -> Report:
+        """Import in the main thread when no cell runs, else in a thread of its own."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Report] = loop.create_future()
+        started = asyncio.Event()
+        once = threading.Lock()
+
+        def run() -> None:
+            report = {name: self._bring_in(name) for name in modules}
+            loop.call_soon_threadsafe(done.set_result, report)
+
+        def in_main_thread() -> None:
+            if not self._gate.busy and once.acquire(blocking=False):
+                loop.call_soon_threadsafe(started.set)
+                with self._interruptible(), _silence():
+                    run()
+
+        self._main_loop.call_soon_threadsafe(in_main_thread)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(started.wait(), MAIN_THREAD_WAIT_S)
+        if once.acquire(blocking=False):
+            threading.Thread(target=run, name="verify-imports", daemon=True).start()
+        return await done
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let an interrupt end an import that hangs, as it would end a cell."""
+        self._gate.begin()
+        try:
+            self._gate.open()
+            yield
+        except KeyboardInterrupt:
+            return  # it came after the last import
+        finally:
+            self._gate.close()
+            self._gate.end()
+
+    def _bring_in(self, name: str) -> dict[str, str]:
+        try:
+            place = _place(name)
+            loaded = sys.modules.get(name)
+            if loaded is not None and place and _loaded_from(loaded) != place:
+                return {"state": "earlier"}
+            if place.startswith(self._workspace):
+                return {"state": "shadowed", "detail": place[len(self._workspace) :]}
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001  # SystemExit and panics of extensions too
+            text = f"{type(error).__name__}: {error}".strip()
+            return {"state": "failed", "detail": text[:ERROR_CHARS]}
+        return {"state": "imported"}
+
+
+def _place(name: str) -> str:
+    """The file or folder that `name` would be imported from now; empty when there is none."""
+    parent = name.rpartition(".")[0]
+    path = None
+    if parent:
+        importlib.import_module(parent)
+        path = sys.modules[parent].__path__
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    if spec is None:
+        return ""
+    if spec.origin and spec.origin != "namespace":
+        return spec.origin
+    return next(iter(spec.submodule_search_locations or ()), "")
+
+
+def _loaded_from(module: Any) -> str:
+    spec = getattr(module, "__spec__", None)
+    origin = getattr(spec, "origin", None)
+    if origin and origin != "namespace":
+        return str(origin)
+    file = getattr(module, "__file__", None)
+    return str(file or next(iter(getattr(module, "__path__", ())), ""))
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what packages print while they are imported out of the last cell's output."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

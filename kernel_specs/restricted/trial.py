@@ -1,0 +1,47 @@
+"""Import modules in a process that is thrown away: `python -I -B trial.py REQUEST`.
+
+REQUEST is JSON: `paths` for sys.path, `modules` to import, `limits` as in boot.json, `tmp`. The
+last line of the output is JSON, each module with null or why it cannot be imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+ERROR_CHARS = 500
+
+
+def main(request: str) -> int:
+    """Import every module and say how it went."""
+    folder = str(Path(__file__).resolve().parent.parent.parent)
+    sys.path.insert(0, folder)
+    from kernel_specs.restricted import config, confine
+    from kernel_specs.restricted.layers import before_sites
+
+    sys.path.remove(folder)
+    task = json.loads(request)
+    boot = config.BootConfig(limits=config.Limits(**task["limits"]), tmp=task["tmp"])
+    confine.apply_limits(boot.limits)
+    os.environ.update(confine.environment(boot))
+    sys.path[(place := before_sites(sys.path)) : place] = task["paths"]
+    said = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    report = {name: _import(name) for name in task["modules"]}
+    os.write(said, f"\n{json.dumps(report)}\n".encode())
+    os._exit(0)  # not what packages do at exit
+
+
+def _import(name: str) -> str | None:
+    try:
+        __import__(name)
+    except BaseException as error:  # noqa: BLE001  # SystemExit and panics of extensions too
+        return f"{type(error).__name__}: {error}".strip()[:ERROR_CHARS]
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
