@@ -30,7 +30,7 @@ class ForkedProcess:
         self._loop = asyncio.get_running_loop()
         self._fork = fork
         self._tail = tail
-        self._init_pid, self.pid = _pid(fork.init), _pid(fork.kernel)
+        self.init_pid, self.pid = _pid(fork.init), _pid(fork.kernel)
         self._gone = {fd: anyio.Event() for fd in (fork.init, fork.kernel)}
         self._ended = anyio.Event()
         self._late: asyncio.TimerHandle | None = None
@@ -50,7 +50,7 @@ class ForkedProcess:
         """What the kernel, its children and those they left behind use."""
         if self.exit is not None:
             return Usage()
-        kernel, orphans = tree_usage(self.pid), tree_usage(self._init_pid)
+        kernel, orphans = tree_usage(self.pid), tree_usage(self.init_pid)
         return Usage(kernel.cpu_s + orphans.cpu_s, kernel.memory_bytes + orphans.memory_bytes)
 
     def interrupt(self) -> None:
@@ -133,6 +133,11 @@ class ForkedKernel:
     def pid(self) -> int:
         """Process id of the kernel itself, as the host sees it."""
         return self._process.pid
+
+    @property
+    def init_pid(self) -> int:
+        """Process id of the sandbox's first process, as the host sees it."""
+        return self._process.init_pid
 
     @property
     def connection(self) -> ConnectionInfo:

@@ -502,11 +502,9 @@ def process_named(name: str) -> int:
 def processes_named(name: str) -> list[int]:
     found = []
     for pid in descendants(os.getpid()):
-        try:
+        with contextlib.suppress(FileNotFoundError):
             if Path(f"/proc/{pid}/comm").read_text().strip() == name:
                 found.append(pid)
-        except FileNotFoundError:
-            continue
     return found
 
 

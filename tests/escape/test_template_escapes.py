@@ -1,0 +1,63 @@
+"""Kernels of one template reach neither the host nor each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import anyio
+import pytest
+
+from tests.escape import neighbours
+from tests.escape.inside import ATTACKS
+from tests.escape.template_host import forked_outcomes
+from tests.integration.unprivileged import as_ordinary_user
+
+NEIGHBOURS = list(neighbours.attacks())
+NAMES = [attack.name for attack in (*ATTACKS, *NEIGHBOURS)]
+CONTROLS = [attack.name for attack in NEIGHBOURS if attack.control == "anyone"]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    return anyio.run(forked_outcomes)
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_an_ordinary_user() -> dict[str, str]:
+    return outcomes_in_a_process_of_its_own()
+
+
+@pytest.fixture(scope="module")
+def outcomes_without_a_sandbox() -> dict[str, str]:
+    return outcomes_in_a_process_of_its_own("unconfined")
+
+
+def outcomes_in_a_process_of_its_own(*form: str) -> dict[str, str]:
+    """Run the attacks without any privilege of this process."""
+    command = [sys.executable, "-m", "tests.escape.template_host", *form]
+    if os.geteuid() == 0:
+        command = as_ordinary_user(command)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_held(name: str, outcomes: dict[str, str]) -> None:
+    assert outcomes[name].startswith("held"), outcomes[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_held_for_an_ordinary_user(name: str, outcomes_of_an_ordinary_user: dict[str, str]) -> None:
+    assert outcomes_of_an_ordinary_user[name].startswith("held")
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_control_succeeds_without_a_sandbox(
+    name: str, outcomes_without_a_sandbox: dict[str, str]
+) -> None:
+    assert outcomes_without_a_sandbox[name].startswith("ESCAPED")
