@@ -49,12 +49,19 @@ def boot_content(
         },
         "workspace": guest.workspace,
         "tmp": guest.tmp,
-        "layers": [str(layer) for layer in request.layers],
+        "layers": layer_paths(request, guest),
         "ready_fd": ready_fd,
         "recorder_fd": recorder_fd,
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
     }
+
+
+def layer_paths(request: KernelRequest, guest: GuestPaths) -> list[str]:
+    """Where the kernel sees the package layers of its session."""
+    if not guest.layers:
+        return [str(layer) for layer in request.layers]
+    return [f"{guest.layers}/{number}" for number in range(len(request.layers))]
 
 
 def argv(request: KernelRequest, guest: GuestPaths) -> list[str]:

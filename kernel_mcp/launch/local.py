@@ -155,6 +155,8 @@ class LocalLauncher:
         inherited: tuple[int, int],
     ) -> ConfinedProcess:
         paths = self._sandbox.guest_paths(request.workspace, folder)
+        layers = request.layers if paths.layers else ()
+        unmoved = () if paths.layers else request.layers
         try:
             _furnish(folder, request, connection, paths, identity, inherited)
             command = self._sandbox.command(
@@ -163,9 +165,10 @@ class LocalLauncher:
                     env=guest.environment(request, paths),
                     workspace=request.workspace,
                     sockets=folder,
-                    readonly=(*request.environment.readonly, *request.layers),
+                    readonly=(*request.environment.readonly, *unmoved),
                     limits=request.limits,
                     inherit=inherited,
+                    layers=layers,
                 ),
                 identity,
             )

@@ -20,7 +20,8 @@ class GuestPaths:
     """Where the kernel sees its folders; equal to the host's paths when nothing is remapped.
 
     `boot` is the folder of the package `kernel_specs`. Without `own_process_count` Linux counts
-    other processes of the user in, and the sandbox limits their number itself.
+    other processes of the user in, and the sandbox limits their number itself. `layers` holds the
+    package layers, named 0, 1, 2 …; empty where they are seen under their host paths.
     """
 
     workspace: str
@@ -28,6 +29,7 @@ class GuestPaths:
     boot: str
     tmp: str = "/tmp"
     own_process_count: bool = True
+    layers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class SandboxRequest:
     """One process to confine.
 
     `argv` and `env` are already in guest paths. `readonly` are host paths bound at the same place.
-    `inherit` are file descriptors the process keeps.
+    `inherit` are file descriptors the process keeps. `layers` are host paths bound read-only at
+    `GuestPaths.layers`.
     """
 
     argv: Sequence[str]
@@ -45,6 +48,7 @@ class SandboxRequest:
     readonly: Sequence[Path]
     limits: Limits
     inherit: Sequence[int] = ()
+    layers: Sequence[Path] = ()
 
 
 @dataclass(frozen=True, slots=True)

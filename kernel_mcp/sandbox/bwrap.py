@@ -117,7 +117,12 @@ class BwrapSandbox:
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         """Fixed places: nothing of the host's layout shows in them."""
-        return GuestPaths(workspace=rootfs.WORKSPACE, sockets=rootfs.SOCKETS, boot=rootfs.BOOT)
+        return GuestPaths(
+            workspace=rootfs.WORKSPACE,
+            sockets=rootfs.SOCKETS,
+            boot=rootfs.BOOT,
+            layers=rootfs.LAYERS,
+        )
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
         """Reserve a host user id for one kernel of a root server."""
@@ -162,6 +167,7 @@ class BwrapSandbox:
                 options += [f"/etc/{name}"]
             options += ["--bind", str(request.workspace), rootfs.WORKSPACE]
             options += ["--bind", str(request.sockets), rootfs.SOCKETS]
+            options += rootfs.layer_options(request.layers)
             options += _READ_ONLY
             options += ["--seccomp", memory_file(self._filter)]
             status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -12,6 +12,7 @@ from kernel_mcp.errors import LaunchError
 WORKSPACE = "/workspace"
 SOCKETS = "/run/kernel"
 BOOT = "/opt/kernel_specs"
+LAYERS = "/packages"
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
@@ -40,7 +41,7 @@ _MASKED = (
     "vmallocinfo",
 )
 """What /proc tells about the host's kernel rather than about processes of the sandbox."""
-_RESERVED = ("/", "/dev", "/proc", "/sys", "/tmp", "/etc", "/run", "/opt", WORKSPACE)
+_RESERVED = ("/", "/dev", "/proc", "/sys", "/tmp", "/etc", "/run", "/opt", WORKSPACE, LAYERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,14 @@ def runtime_options(paths: Iterable[Path]) -> list[str]:
         options += ["--ro-bind", name, name]
         bound.append(name)
     return options
+
+
+def layer_options(layers: Iterable[Path]) -> list[str]:
+    """Bind package layers read-only at fixed places; what the host adds to them shows at once."""
+    options: list[str] = []
+    for number, layer in enumerate(layers):
+        options += ["--ro-bind", str(layer), f"{LAYERS}/{number}"]
+    return ["--perms", "0755", "--dir", LAYERS, *options] if options else []
 
 
 def account_files(uid: int, gid: int) -> dict[str, str]:
