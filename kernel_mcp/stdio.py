@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import select
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from anyio import AsyncFile
+from anyio import AsyncFile, open_file
 from mcp.server.stdio import stdio_server
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
@@ -56,26 +57,57 @@ async def stdio_streams() -> AsyncIterator[tuple[Any, Any]]:
     Meanwhile descriptor 0 is the null device and 1 is stderr, so that nothing else in the process
     or its children can read from or write into the protocol.
     """
-    loop = asyncio.get_running_loop()
     wire_in = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     wire_out = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
+    async with (
+        _reading(wire_in) as lines,
+        _writing(wire_out) as writer,
+        stdio_server(cast(AsyncFile[str], lines), cast(AsyncFile[str], writer)) as streams,
+    ):
+        yield streams
+
+
+@asynccontextmanager
+async def _reading(fd: int) -> AsyncIterator[_Lines | AsyncFile[str]]:
+    if not _pollable(fd):
+        async with await open_file(fd, encoding="utf-8", errors="replace") as file:
+            yield file
+        return
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-    in_transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(wire_in, "rb", buffering=0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
     )
-    out_transport, out_protocol = await loop.connect_write_pipe(
-        asyncio.streams.FlowControlMixin, os.fdopen(wire_out, "wb", buffering=0)
-    )
-    writer = asyncio.StreamWriter(out_transport, out_protocol, None, loop)
     try:
-        async with stdio_server(
-            cast(AsyncFile[str], _Lines(reader)), cast(AsyncFile[str], _Writer(writer))
-        ) as streams:
-            yield streams
+        yield _Lines(reader)
     finally:
-        in_transport.close()
-        out_transport.close()
+        transport.close()
+
+
+@asynccontextmanager
+async def _writing(fd: int) -> AsyncIterator[_Writer | AsyncFile[str]]:
+    if not _pollable(fd):
+        async with await open_file(fd, "w", encoding="utf-8") as file:
+            yield file
+        return
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(
+        asyncio.streams.FlowControlMixin, os.fdopen(fd, "wb", buffering=0)
+    )
+    try:
+        yield _Writer(asyncio.StreamWriter(transport, protocol, None, loop))
+    finally:
+        transport.close()
+
+
+def _pollable(fd: int) -> bool:
+    """Whether the event loop can wait for it; files and the null device never block instead."""
+    with select.epoll() as poll:
+        try:
+            poll.register(fd)
+        except PermissionError:
+            return False
+    return True

@@ -152,3 +152,22 @@ def test_what_a_killed_server_left_is_swept_at_the_next_start(tmp_path: Path) ->
     finally:
         second.close()
         first.close()
+
+
+@pytest.mark.parametrize("stdin", [subprocess.DEVNULL, "a file"], ids=["nothing", "a file"])
+def test_a_server_whose_input_ends_at_once_ends_too(tmp_path: Path, stdin: object) -> None:
+    requests = tmp_path / "requests"
+    requests.write_text("".join(json.dumps(message) + "\n" for message in HELLO))
+    with requests.open() as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "kernel_mcp", "--warm", "0"],
+            stdin=file if stdin == "a file" else subprocess.DEVNULL,
+            capture_output=True,
+            cwd=ROOT,
+            check=False,
+            timeout=20,
+        )
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    if stdin == "a file":
+        assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "kernel-mcp"

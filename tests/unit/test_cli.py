@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import pytest
 from kernel_mcp import __version__, cli
 from kernel_mcp.configuration import OPTIONS
 from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.settings import GIB, Settings
 
 
@@ -79,7 +81,9 @@ def test_a_wrong_command_line_gets_one_clear_line(
     assert words in captured.err
 
 
-def _replace_server(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Settings], int]) -> None:
+def _replace_server(
+    monkeypatch: pytest.MonkeyPatch, serve: Callable[[Settings, Future[Sandbox]], int]
+) -> None:
     server = ModuleType("kernel_mcp.server")
     server.serve = serve  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kernel_mcp.server", server)
@@ -88,7 +92,7 @@ def _replace_server(monkeypatch: pytest.MonkeyPatch, serve: Callable[[Settings],
 def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, _sandbox: Future[Sandbox]) -> int:
         seen.append(settings)
         return 7
 
@@ -103,7 +107,7 @@ def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failure_the_server_explains_exits_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def serve(settings: Settings) -> int:
+    def serve(settings: Settings, _sandbox: Future[Sandbox]) -> int:
         raise EnvironmentBuildError("no network. Do this.")
 
     _replace_server(monkeypatch, serve)
