@@ -91,8 +91,10 @@ def _outcome(
         elif reason is not None:
             cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
         return Outcome(Status.KILLED, state_kept=False, cause=cause)
-    status = {None: Status.ERROR if run.status == "error" else Status.OK}.get(
-        reason,
-        Status.TIMEOUT if reason in (StopReason.TIMEOUT, StopReason.CPU) else Status.INTERRUPTED,
-    )
+    if reason is None:
+        status = Status.ERROR if run.status == "error" else Status.OK
+    elif reason in (StopReason.TIMEOUT, StopReason.CPU):
+        status = Status.TIMEOUT
+    else:
+        status = Status.INTERRUPTED
     return Outcome(status, cause=wish or None, execution_count=run.execution_count)

@@ -7,12 +7,13 @@ from datetime import datetime, timezone
 
 from mcp_types import CallToolResult, ImageContent, TextContent
 
+from kernel_mcp.folders import Listing
 from kernel_mcp.images import ImageError, fit
 from kernel_mcp.models import FileEntry, FileList
 from kernel_mcp.paging import Page
 from kernel_mcp.render import PICTURE_BYTES
 from kernel_mcp.session import Session
-from kernel_mcp.workspace import FileContent, Listing
+from kernel_mcp.workspace import FileContent
 
 
 def page_answer(page: Page) -> CallToolResult:

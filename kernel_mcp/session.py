@@ -21,7 +21,8 @@ from kernel_mcp.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.errors import KernelMcpError, LaunchError, SessionNotFound
 from kernel_mcp.execution import run_cell
 from kernel_mcp.gate import refuse
-from kernel_mcp.outputs import DisplayIndex, OutputLog
+from kernel_mcp.displayindex import DisplayIndex
+from kernel_mcp.outputs import OutputLog
 from kernel_mcp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Session:
         self.ended = anyio.Event()
         self.created = self.last_used = clock()
         self._cells_dir = cells_dir
-        self._displays = DisplayIndex()
+        self._displays: DisplayIndex[OutputLog] = DisplayIndex()
         self._source = source
         self._grace_s = grace_s
         self._cpu_s = cpu_s

@@ -72,13 +72,13 @@ class Agent:
     async def call(
         self, tool: str, *, on_progress: Progress | None = None, **arguments: Any
     ) -> Answer:
-        async def progress(value: float, total: float | None, message: str | None) -> None:
+        async def report(progress: float, total: float | None, message: str | None) -> None:
             if on_progress is not None:
-                on_progress(value, total, message)
+                on_progress(progress, total, message)
 
         return Answer(
             await self.client.call_tool(
-                tool, arguments, progress_callback=progress if on_progress else None
+                tool, arguments, progress_callback=report if on_progress else None
             )
         )
 

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -89,7 +90,7 @@ class RawServer:
 
 
 @pytest.fixture
-def server(tmp_path: Path):  # type: ignore[no-untyped-def]
+def server(tmp_path: Path) -> Iterator[RawServer]:
     running = RawServer(tmp_path / "s")
     yield running
     running.close()
@@ -116,7 +117,7 @@ def close_stdin(server: RawServer) -> None:
     server.process.stdin.close()
 
 
-WAYS = {
+WAYS: dict[str, Callable[[RawServer], object]] = {
     "stdin closed": close_stdin,
     "SIGTERM": lambda server: server.process.send_signal(signal.SIGTERM),
     "SIGINT": lambda server: server.process.send_signal(signal.SIGINT),

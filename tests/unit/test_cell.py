@@ -20,11 +20,12 @@ def new_cell(folder: Path) -> Cell:
 
 async def test_status_goes_from_queued_over_running_to_the_outcome(tmp_path: Path) -> None:
     cell = new_cell(tmp_path)
-    assert cell.status is Status.QUEUED
+    statuses = [cell.status]
     cell.begin(1.0)
-    assert cell.status is Status.RUNNING
+    statuses.append(cell.status)
     cell.finish(Outcome(Status.OK, execution_count=3), 3.5)
-    assert cell.status is Status.OK
+    statuses.append(cell.status)
+    assert statuses == [Status.QUEUED, Status.RUNNING, Status.OK]
     assert cell.duration_s == 2.5
     assert cell.meta("s", omitted=0, outputs=[])["execution_count"] == 3
 

@@ -22,7 +22,8 @@ def frames(
     """A signed message, as the kernel at the other end of `Wire(key)` would send it."""
     import hmac
 
-    parts = [json.dumps(part).encode() for part in (header, parent, {}, content)]
+    whole: tuple[Any, ...] = (header, parent, {}, content)
+    parts = [json.dumps(part).encode() for part in whole]
     digest = hmac.new(key.encode(), b"".join(parts), "sha256").hexdigest().encode()
     return [topic, DELIM, digest, *parts]
 
