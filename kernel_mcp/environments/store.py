@@ -28,12 +28,14 @@ from typing import Any
 import anyio
 from packaging.requirements import Requirement
 
+from kernel_mcp.environments.failures import UvResult
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.lock import exclusive
 from kernel_mcp.environments.metadata import MANIFEST, installed_modules, installed_versions
 from kernel_mcp.environments.names import normalise
+from kernel_mcp.environments.sources import Sources
 from kernel_mcp.environments.spec import EnvironmentSpec
-from kernel_mcp.environments.uv import Progress, Uv, UvResult
+from kernel_mcp.environments.uv import Progress, Uv
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
 
@@ -58,12 +60,18 @@ class StoredEnvironment:
 class EnvironmentStore:
     """Builds environments at most once each and hands them out."""
 
-    def __init__(self, cache_dir: Path | None = None, *, uv: Uv | None = None) -> None:
+    def __init__(
+        self,
+        cache_dir: Path | None = None,
+        *,
+        sources: Sources | None = None,
+        uv: Uv | None = None,
+    ) -> None:
         """`cache_dir` defaults to the user's cache folder. Raises EnvironmentBuildError."""
         self._root = _writable(cache_dir or _default_cache())
         self._envs = self._root / "envs"
-        self._uv = uv or Uv.installed(self._root)
-        self._interpreters = Interpreters(self._root / "interpreters", self._uv)
+        self.uv = uv or Uv.installed(self._root, sources)
+        self.interpreters = Interpreters(self._root / "interpreters", self.uv)
 
     async def ensure(
         self, spec: EnvironmentSpec, progress: Progress | None = None
@@ -76,7 +84,7 @@ class EnvironmentStore:
             packages = normalise(spec.packages)
         except ValueError as error:
             raise EnvironmentBuildError(str(error)) from None
-        interpreter = await self._interpreters.find(spec.python, progress)
+        interpreter = await self.interpreters.find(spec.python, progress)
         folder = self._envs / _name(interpreter, packages)
         ready = _load(folder)
         if ready is None:
@@ -134,7 +142,7 @@ class EnvironmentStore:
         if progress is not None:
             names = ", ".join(packages) or "the standard library only"
             await progress(f"Building a Python {interpreter.version} environment: {names}")
-        result = await self._uv.run(
+        result = await self.uv.run(
             [
                 "venv",
                 "--no-project",
@@ -162,9 +170,10 @@ class EnvironmentStore:
         asked = {Requirement(package).name for package in packages}
         excludes = folder / "excludes.txt"
         excludes.write_text("\n".join(sorted(set(LEFT_OUT) - asked)), encoding="utf-8")
-        return await self._uv.run(
+        return await self.uv.run(
             [
-                "pip", "install", "--no-build", "--link-mode", "copy", "--compile-bytecode",
+                "pip", "install", "--no-build", *self.uv.sources.options(),
+                "--link-mode", "copy", "--compile-bytecode",
                 "--excludes", str(excludes), "--python", str(folder / "bin/python"),
                 "--", *BASE_PACKAGES, *packages,
             ],
