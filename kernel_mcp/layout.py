@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from kernel_mcp.bundles import INLINE_IMAGES, Part, extension, primary, readable
+from kernel_mcp.images import shares
 from kernel_mcp.items import DisplayItem, FailureItem, GapItem, Item, NoteItem, TextItem
 from kernel_mcp.settings import KIB
 from kernel_mcp.text import cut, head_of, tail_of
@@ -17,7 +18,8 @@ MAX_PICTURES = 12
 MAX_LINKS = 24
 READ_CHARS = 256 * KIB
 """Text of one display that is considered; its middle is counted."""
-_UNLINKED = ("text/plain", "application/vnd.jupyter.widget-view+json")
+_UNLINKED = ("text/plain", "text/markdown", "application/vnd.jupyter.widget-view+json")
+"""What is shown as it is, and what means nothing outside the session."""
 _OBJECT = re.compile(r"<[^\n]*>")
 
 
@@ -100,7 +102,7 @@ def lay_out(items: Sequence[Item], *, cell: int, uri: str, characters: int) -> L
         del layout.links[MAX_LINKS:]
     layout.units = _fewer_pictures(layout.units)
     if _length(layout.units) > characters:
-        layout.units = _ends(_shorter_blocks(layout.units, characters // 3), characters)
+        layout.units = _ends(_shorter_blocks(layout.units, characters), characters)
     return layout
 
 
@@ -111,7 +113,8 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
     first = primary(item.parts)
     picture = next((p for mime in INLINE_IMAGES for p in item.parts if p.mime == mime), None)
     for part in item.parts:
-        if part.mime in _UNLINKED or part is picture or (part.text is None and part.path is None):
+        shown = part.mime in _UNLINKED or part is picture or part.mime in INLINE_IMAGES
+        if shown or (part.text is None and part.path is None):
             continue
         address = here if part is first else f"{here}.{extension(part.mime)}"
         title = f"cell {cell}, output {item.number} ({part.mime})"
@@ -148,12 +151,22 @@ def _length(units: Sequence[Unit]) -> int:
 
 
 def _shorter_blocks(units: Sequence[Unit], limit: int) -> list[Unit]:
-    """`units` with both ends of each display or traceback that is longer than `limit`."""
+    """`units` with both ends of displays and tracebacks that are too long for `limit` in all.
+
+    Together they get what stream text leaves of it, or half of it; none gets less than a third.
+    """
+    blocks = [unit for unit in units if isinstance(unit, Text) and unit.apart]
+    lengths = [len(block.text) for block in blocks]
+    room = max(limit // 2, limit - (_length(units) - sum(lengths)))
     shorter: list[Unit] = []
+    allowed = iter(shares(lengths, room))
     for unit in units:
-        if isinstance(unit, Text) and unit.apart and len(unit.text) > limit:
-            ends = cut(unit.text, limit // 2, limit - limit // 2)
-            shorter += [Text(ends.head, apart=True), Gap(ends.omitted), Text(ends.tail)]
+        if isinstance(unit, Text) and unit.apart:
+            most = max(next(allowed), limit // 3)
+            ends = cut(unit.text, most // 2, most - most // 2)
+            shorter.append(Text(ends.head, apart=True))
+            if ends.omitted:
+                shorter += [Gap(ends.omitted), Text(ends.tail)]
         else:
             shorter.append(unit)
     return shorter

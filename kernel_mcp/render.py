@@ -126,6 +126,7 @@ def _content(
     uri: str,
 ) -> list[ContentBlock]:
     page = _Page()
+    pointed = False
     links: list[Link] = []
     if layout.omitted:
         links.append(Link(uri, "the whole output", "text/plain", 0))
@@ -133,7 +134,8 @@ def _content(
         if isinstance(unit, Text):
             page.text(unit.text, apart=unit.apart)
         elif isinstance(unit, Gap):
-            page.line(omission(unit.characters, f"the whole: {uri}"))
+            page.line(omission(unit.characters, "" if pointed else f"the whole: {uri}"))
+            pointed = True
         elif isinstance(unit, PictureAt):
             if link := _show(page, unit, pictures[unit]):
                 links.append(link)

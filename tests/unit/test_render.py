@@ -230,6 +230,18 @@ async def test_a_long_result_does_not_push_out_the_print_before_it(tmp_path: Pat
     assert len(text) < 3300
 
 
+async def test_a_long_result_alone_gets_the_whole_budget(tmp_path: Path) -> None:
+    log = log_of(tmp_path, Display({"text/plain": "x" * 100_000}, {}, result=True))
+    rendered = await shown(log, characters=3000)
+    assert rendered.omitted == 97_000
+
+
+async def test_only_the_picture_that_is_shown_of_two_forms_is_offered(tmp_path: Path) -> None:
+    data = {"image/png": picture(), "image/jpeg": picture(kind="JPEG"), "text/markdown": "# T"}
+    rendered = await shown(log_of(tmp_path, Display(data, {})))
+    assert kinds(rendered) == ["image", "text"]
+
+
 async def test_the_exception_is_always_shown(tmp_path: Path) -> None:
     log = log_of(
         tmp_path,
