@@ -53,17 +53,17 @@ class TemplateLauncher:
         runs: RunDirectory,
         *,
         cold: Launcher,
-        workspaces: Path,
+        shared: Sequence[Path],
         templates: int = 4,
     ) -> None:
-        """`workspaces` is the folder below which all workspaces are.
+        """`shared` are the folders below which all workspaces and package layers are.
 
         When more than `templates` environments were prepared, the least recently used lose theirs.
         """
         self._sandbox = sandbox
         self._runs = runs
         self._cold = cold
-        self._parents = template_outer.Parents(sockets=runs.kernels, workspaces=workspaces)
+        self._shared = template_outer.Shared((runs.kernels, *shared))
         self._most = templates
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}
         self._retired: list[TemplateSupervisor] = []
@@ -81,7 +81,7 @@ class TemplateLauncher:
         while len(self._supervisors) >= self._most:
             self._retire(next(iter(self._supervisors)))
         self._supervisors[environment] = TemplateSupervisor(
-            self._sandbox, self._parents, environment, preload
+            self._sandbox, self._shared, environment, preload
         )
 
     def template(self, environment: KernelEnvironment) -> TemplateProcess | None:
@@ -198,7 +198,7 @@ class TemplateLauncher:
             *(
                 (layer, target, True)
                 for layer, target in zip(
-                    request.layers, template_outer.layer_paths(len(request.layers)), strict=True
+                    request.layers, guest.layer_paths(request, paths), strict=True
                 )
             ),
         ]
@@ -209,7 +209,7 @@ class TemplateLauncher:
                 tree = detached(source)
                 sent.callback(os.close, tree)
                 trees.append(tree)
-            inside = self._parents.inside(source) if bind else ""
+            inside = self._shared.inside(source) if bind else ""
             places.append({"target": target, "source": inside, "readonly": readonly})
         return places, trees
 
@@ -222,7 +222,6 @@ class TemplateLauncher:
     ) -> None:
         paths = self._sandbox.guest_paths(request.workspace, folder)
         boot = guest.boot_content(request, paths, READY_FD, RECORDER_FD)
-        boot["layers"] = template_outer.layer_paths(len(request.layers))
         contents = {
             guest.CONNECTION_FILE: guest.connection_content(connection, paths),
             guest.BOOT_FILE: boot,

@@ -25,10 +25,8 @@ from kernel_mcp.sandbox.identity import IdMap, find_block
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 
-SOCKETS_PARENT = "/sessions/k"
-WORKSPACES_PARENT = "/sessions/w"
+SESSIONS = "/sessions"
 """Where the template of an unprivileged server has the folders that it shares out."""
-LAYERS = "/packages"
 MOST_LAYERS = 8
 HOSTNAME = "sandbox"
 TEMPLATE_TMP_BYTES = 64 * 1024 * 1024
@@ -63,25 +61,29 @@ _TO_BUILD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Parents:
-    """The folders below which all socket folders and all workspaces of a server are."""
+class Shared:
+    """The folders below which everything lies that kernels get to see."""
 
-    sockets: Path
-    workspaces: Path
+    folders: tuple[Path, ...]
 
-    def inside(self, folder: Path) -> str:
-        """Where the template sees a folder directly below one of them. Raises LaunchError."""
-        for parent, place in (
-            (self.sockets, SOCKETS_PARENT),
-            (self.workspaces, WORKSPACES_PARENT),
-        ):
-            if folder.parent == parent:
-                return f"{place}/{folder.name}"
-        raise LaunchError(f"{folder} is not where the template can reach it")
+    def inside(self, path: Path) -> str:
+        """Where the template of an unprivileged server sees `path`. Raises LaunchError."""
+        for number, folder in enumerate(self.folders):
+            if path.is_relative_to(folder) and path != folder and ".." not in path.parts:
+                return f"{SESSIONS}/{number}/{path.relative_to(folder)}"
+        raise LaunchError(f"{path} is not below a folder that the template was given")
+
+    def options(self) -> list[str]:
+        """Bind all of them; those that are missing are made."""
+        options: list[str] = []
+        for number, folder in enumerate(self.folders):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            options += ["--bind", str(folder), f"{SESSIONS}/{number}"]
+        return options
 
 
 def outer_command(
-    environment: KernelEnvironment, control: int, parents: Parents, identity: Identity | None
+    environment: KernelEnvironment, control: int, shared: Shared, identity: Identity | None
 ) -> SandboxCommand:
     """How to start a template whose end of the control socket is the descriptor `control`.
 
@@ -94,7 +96,7 @@ def outer_command(
     entry = [f"{rootfs.BOOT}/template/start.py", "enter", str(control)]
     if identity is not None:
         entry += [",".join(":".join(map(str, row)) for row in _maps(identity))]
-    options = _options(environment, parents, root=identity is not None)
+    options = _options(environment, shared, root=identity is not None)
     with ExitStack() as undo:
         passed = [control]
         for name, content in rootfs.account_files(GUEST_ID, GUEST_ID).items():
@@ -136,12 +138,7 @@ def start_message(environment: KernelEnvironment, preload: Sequence[str]) -> dic
     }
 
 
-def layer_paths(count: int) -> list[str]:
-    """Where a kernel finds the first `count` package layers of its session."""
-    return [f"{LAYERS}/{number}" for number in range(count)]
-
-
-def _options(environment: KernelEnvironment, parents: Parents, *, root: bool) -> list[str]:
+def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> list[str]:
     features = rootfs.Features(size=True, disable_userns=False)
     options = [*_NAMESPACES]
     if not root:
@@ -156,11 +153,11 @@ def _options(environment: KernelEnvironment, parents: Parents, *, root: bool) ->
     # where something covers parts of /proc, a user namespace may not mount another one: no masks,
     # and as root no --proc either, which makes parts of it read-only by mounts
     options += ["--dir", "/proc"] if root else ["--proc", "/proc"]
-    for folder in (rootfs.WORKSPACE, rootfs.SOCKETS, LAYERS, *layer_paths(MOST_LAYERS)):
+    layers = [f"{rootfs.LAYERS}/{number}" for number in range(MOST_LAYERS)]
+    for folder in (rootfs.WORKSPACE, rootfs.SOCKETS, rootfs.LAYERS, *layers):
         options += ["--perms", "0755", "--dir", folder]
     if not root:
-        options += ["--bind", str(parents.sockets), SOCKETS_PARENT]
-        options += ["--bind", str(parents.workspaces), WORKSPACES_PARENT]
+        options += shared.options()
     return options
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.template_outer import Parents, outer_command, start_message
+from kernel_mcp.launch.template_outer import Shared, outer_command, start_message
 from kernel_mcp.launch.template_process import TemplateProcess
 from kernel_mcp.sandbox.base import Identity, Sandbox
 
@@ -29,13 +29,13 @@ class TemplateSupervisor:
     def __init__(
         self,
         sandbox: Sandbox,
-        parents: Parents,
+        shared: Shared,
         environment: KernelEnvironment,
         preload: Sequence[str],
     ) -> None:
         """Start a template at once."""
         self._sandbox = sandbox
-        self._parents = parents
+        self._shared = shared
         self.environment = environment
         self.preload = tuple(preload)
         self._current: TemplateProcess | None = None
@@ -92,7 +92,7 @@ class TemplateSupervisor:
         try:
             identity = self._sandbox.identity()
             template = TemplateProcess(
-                lambda control: outer_command(self.environment, control, self._parents, identity),
+                lambda control: outer_command(self.environment, control, self._shared, identity),
                 start_message(self.environment, self.preload),
                 self._on_change,
             )

@@ -14,8 +14,8 @@ from kernel_specs.template import linux, privileges
 
 KERNEL_ID = 1000
 """User and group id of every kernel inside its user namespace."""
-PARENTS = ("/sessions/k", "/sessions/w")
-"""Where the template of an unprivileged server finds all socket folders and all workspaces."""
+SESSIONS = "/sessions"
+"""Where the template of an unprivileged server has the folders of all sessions, each a mount."""
 READY = b"ready"
 IDLE = "/usr/bin/sleep"
 
@@ -138,7 +138,7 @@ def _build(cell: Cell, ground: Ground) -> None:
     linux.loopback_up()
     for place in cell.places:
         _put(place)
-    hide_parents()
+    hide_sessions()
     _new_tmp(cell.tmp_bytes, ground.kept)
     linux.mount("tmpfs", "/dev/shm", "tmpfs", _INERT, _tmpfs_options(cell.tmp_bytes))
     linux.mount(
@@ -149,11 +149,11 @@ def _build(cell: Cell, ground: Ground) -> None:
         linux.mount("/dev/null", path, "", linux.MS_BIND)
 
 
-def hide_parents() -> None:
+def hide_sessions() -> None:
     """Take the folders of all sessions out of this mount namespace."""
-    for parent in PARENTS:
-        if os.path.isdir(parent):  # noqa: PTH112
-            linux.unmount(parent)
+    folder = Path(SESSIONS)
+    for shared in folder.iterdir() if folder.is_dir() else ():
+        linux.unmount(str(shared))
 
 
 def _put(place: Place) -> None:

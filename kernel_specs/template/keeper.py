@@ -113,7 +113,7 @@ class Keeper:
         if pid == 0:
             try:
                 linux.unshare(linux.CLONE_NEWNS)
-                cell.hide_parents()
+                cell.hide_sessions()
                 theirs.set_inheritable(True)
                 python = self._start.python
                 arguments = [START, "forker", str(theirs.fileno()), *self._start.preload]

@@ -298,14 +298,14 @@ def read_the_neighbours_workspace(them: Any) -> bool:
 @attack()
 def find_the_neighbours_workspace_in_the_template(them: Any) -> list[str]:
     name = Path(them.workspace).name
-    places = ("/sessions", "/sessions/w", "/sessions/k", "/workspace/..", "/run/kernel/..", "/run")
+    places = ("/sessions", "/sessions/0", "/sessions/1", "/workspace/..", "/run/kernel/..", "/run")
     found = [f"{place}/{entry}" for place in places for entry in _listing(place)]
     return [entry for entry in found if entry.endswith((name, Path(them.sockets).name))]
 
 
 @attack()
 def find_anything_in_the_shared_folders(_: Any) -> list[str]:
-    return _listing("/sessions/w") + _listing("/sessions/k") + _listing("/packages/0")
+    return _listing("/sessions/0") + _listing("/sessions/1") + _listing("/packages/0")
 
 
 @attack()
@@ -356,7 +356,7 @@ def open_the_neighbours_terminal(them: Any) -> bool:
 
 @attack()
 def uncover_what_lies_beneath(_: Any) -> bool:
-    places = ("/proc", "/tmp", "/dev/shm", "/dev/pts", "/workspace", "/run/kernel", "/sessions/w")
+    places = ("/proc", "/tmp", "/dev/shm", "/dev/pts", "/workspace", "/run/kernel", "/sessions/0")
     return any(_calls("umount2", place.encode(), 2) for place in places)
 
 
@@ -364,7 +364,7 @@ def uncover_what_lies_beneath(_: Any) -> bool:
 def bind_the_shared_folders_again(_: Any) -> bool:
     return any(
         _calls("mount", source.encode(), b"/workspace", b"", 4096, None)
-        for source in ("/sessions/w", "/sessions", "/", "/proc/1/root")
+        for source in ("/sessions/0", "/sessions", "/", "/proc/1/root")
     )
 
 

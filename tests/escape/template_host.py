@@ -45,7 +45,7 @@ async def forked_outcomes() -> dict[str, str]:
     sandbox = BwrapSandbox.detect()
     with RunDirectory.create() as runs:
         cold = LocalLauncher(sandbox, runs)
-        launcher = TemplateLauncher(sandbox, runs, cold=cold, workspaces=runs.path / "w")
+        launcher = TemplateLauncher(sandbox, runs, cold=cold, shared=(runs.path / "w",))
         (runs.path / "w").mkdir(mode=0o700)
         try:
             launcher.prepare(ENVIRONMENT)

@@ -90,7 +90,7 @@ async def bench(preload: tuple[str, ...] = (), *, ready: bool = True) -> AsyncIt
         workspaces = runs.path / "w"
         workspaces.mkdir(mode=0o700)
         launcher = TemplateLauncher(
-            sandbox, runs, cold=LocalLauncher(sandbox, runs), workspaces=workspaces
+            sandbox, runs, cold=LocalLauncher(sandbox, runs), shared=(workspaces,)
         )
         made = Bench(launcher, runs, workspaces)
         try:
@@ -119,7 +119,7 @@ def nothing_is_left(anyio_backend: str) -> Iterator[None]:
     """Every test here ends without a child process and with the descriptors it began with."""
     descriptors = open_descriptors()
     yield
-    assert children(os.getpid()) == []
+    assert descendants(os.getpid()) == []
     assert open_descriptors() == descriptors
 
 
@@ -468,21 +468,23 @@ async def test_a_kernel_that_cannot_be_forked_starts_cold(
         assert "could not be forked" in caplog.text
 
 
-def children(pid: int) -> list[int]:
-    """Child processes, dead ones too, while threads come and go."""
-    found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
+def parents() -> dict[int, int]:
+    """The parent of every process, dead ones too."""
+    found: dict[int, int] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                found += map(int, (task / "children").read_text().split())
+                stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                found[int(folder.name)] = int(stat[1])
     return found
 
 
 def descendants(pid: int) -> list[int]:
-    below = children(pid)
-    for child in list(below):
-        below += descendants(child)
-    return below
+    table = parents()
+    below = [pid]
+    for known in below:
+        below += [child for child, parent in table.items() if parent == known]
+    return below[1:]
 
 
 def commands() -> set[bytes]:
