@@ -212,7 +212,9 @@ async def test_a_killed_kernel_takes_its_processes_with_it() -> None:
             "    if os.fork() == 0: os.execv('/usr/bin/sleep', ['sleep', '300'])\n"
             "    os._exit(0)",
         )
-        assert b"sleep\x00300\x00" in commands()
+        with anyio.fail_after(5):
+            while b"sleep\x00300\x00" not in commands():
+                await anyio.lowlevel.checkpoint()
         kernel.kill()
         with anyio.fail_after(5):
             assert (await kernel.handle.wait()).signal == signal.SIGKILL
@@ -228,8 +230,9 @@ async def test_what_a_kernel_leaves_running_ends_with_it() -> None:
         await run(
             kernel,
             "import subprocess\n"
-            "p = subprocess.Popen(['/usr/bin/sleep', '300'], start_new_session=True)",
+            "p = subprocess.Popen(['sleep', '300'], start_new_session=True)",
         )
+        assert b"sleep\x00300\x00" in commands()
         kernel.submit("import os; os._exit(0)", lambda _event: None)
         with anyio.fail_after(5):
             assert (await kernel.handle.wait()).code == 0
