@@ -37,7 +37,6 @@ _NAMESPACES = (
     "--unshare-pid",
     "--unshare-uts",
     "--unshare-cgroup-try",
-    "--unshare-net",
     *("--hostname", "sandbox"),
     "--new-session",
     "--die-with-parent",
@@ -63,10 +62,10 @@ class BwrapSandbox:
         identities: IdentityPool | None,
         boot: Path,
     ) -> None:
-        self._program = program
+        self.program = program
         self._setpriv = setpriv
-        self._features = features
-        self._filter = seccomp_filter
+        self.features = features
+        self.filter = seccomp_filter
         self._identities = identities
         self._boot = str(boot)
         self._system = rootfs.system_options()
@@ -152,13 +151,14 @@ class BwrapSandbox:
             files = rootfs.account_files(*self._ids(identity))
             options = [
                 *_NAMESPACES,
+                "--unshare-net",
                 *self._privilege_options(identity),
                 *self._system,
-                *rootfs.scratch_options("/tmp", request.limits.tmp_bytes, self._features),
+                *rootfs.scratch_options("/tmp", request.limits.tmp_bytes, self.features),
                 *rootfs.runtime_options(request.readonly),
                 *("--ro-bind", self._boot, rootfs.BOOT),
                 *("--dev", "/dev"),
-                *rootfs.scratch_options("/dev/shm", request.limits.tmp_bytes, self._features),
+                *rootfs.scratch_options("/dev/shm", request.limits.tmp_bytes, self.features),
                 *("--proc", "/proc"),
                 *self._masks,
             ]
@@ -169,7 +169,7 @@ class BwrapSandbox:
             options += ["--bind", str(request.sockets), rootfs.SOCKETS]
             options += rootfs.layer_options(request.layers)
             options += _READ_ONLY
-            options += ["--seccomp", memory_file(self._filter)]
+            options += ["--seccomp", memory_file(self.filter)]
             status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             undo.callback(os.close, status_read)
             undo.callback(os.close, status_write)
@@ -178,11 +178,11 @@ class BwrapSandbox:
             arguments = memory_file("\0".join([*options, ""]).encode())
             command = SandboxCommand(
                 argv=[
-                    self._program,
+                    self.program,
                     "--args",
                     arguments,
                     "--",
-                    *self._drop(identity),
+                    *self.drop(identity),
                     *request.argv,
                 ],
                 pass_fds=[*passed, *request.inherit],
@@ -202,7 +202,7 @@ class BwrapSandbox:
         gaps = ["shares the host's Linux kernel, so a kernel exploit leaves the sandbox"]
         if self._identities is None:
             gaps.append("a kernel can fill the disk through the folder of its sockets")
-        if not self._features.size:
+        if not self.features.size:
             gaps.append("/tmp has no size limit: bubblewrap here is older than 0.7")
         return SandboxReport(
             backend=self.name,
@@ -224,9 +224,19 @@ class BwrapSandbox:
         if identity is not None:
             return [*_FOR_SETPRIV]
         options = ["--unshare-user", "--uid", str(GUEST_ID), "--gid", str(GUEST_ID)]
-        return [*options, "--disable-userns"] if self._features.disable_userns else options
+        return [*options, "--disable-userns"] if self.features.disable_userns else options
 
-    def _drop(self, identity: Identity | None) -> list[str]:
+    def build_options(self, identity: Identity | None) -> list[str]:
+        """Namespaces and rights of an installer: as a kernel's, but with the host's network.
+
+        Without an identity it keeps the server's user, and a root server's has no capabilities.
+        """
+        if identity is None and self._identities is not None:
+            return [*_NAMESPACES]
+        return [*_NAMESPACES, *self._privilege_options(identity)]
+
+    def drop(self, identity: Identity | None) -> list[str]:
+        """The words that make a command run as `identity`."""
         if identity is None:
             return []
         return [

@@ -22,7 +22,6 @@ class NoSandbox:
 
     def __init__(self, boot: Path = BOOT_FOLDER) -> None:
         self._boot = str(boot)
-        self._setpriv = shutil.which("setpriv")
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         """The host's own paths."""
@@ -37,9 +36,8 @@ class NoSandbox:
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """The command itself; setpriv, where there is one, ties its life to the server's."""
-        prefix = [] if self._setpriv is None else [self._setpriv, "--pdeathsig", "KILL", "--"]
         return SandboxCommand(
-            argv=[*prefix, *request.argv], pass_fds=[*request.inherit], env=request.env
+            argv=[*tie_to_server(), *request.argv], pass_fds=[*request.inherit], env=request.env
         )
 
     def report(self) -> SandboxReport:
@@ -53,3 +51,9 @@ class NoSandbox:
                 "processes that a kernel moves to another session outlive it",
             ),
         )
+
+
+def tie_to_server() -> list[str]:
+    """The words that have a command end with the server, where there is setpriv."""
+    setpriv = shutil.which("setpriv")
+    return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]

@@ -1,0 +1,1 @@
+"""Packages that a session adds to its environment while it lives."""
