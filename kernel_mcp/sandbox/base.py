@@ -101,7 +101,8 @@ class Sandbox(Protocol):
     def identity(self, workspace: Path | None = None) -> Identity | None:
         """A host identity for one kernel, or None when it keeps the server's own.
 
-        The owner of `workspace` is taken again where it is free. Raises SandboxUnavailable when
+        The owner of `workspace` is taken again where it is free, or where another kernel with the
+        same workspace has it: kernels of one session are one user. Raises SandboxUnavailable when
         all identities are in use.
         """
 

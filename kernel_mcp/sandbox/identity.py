@@ -1,4 +1,4 @@
-"""Host user ids for kernels of a root server: one per kernel, unique on the machine."""
+"""Host user ids for kernels of a root server: one per session, unique on the machine."""
 
 from __future__ import annotations
 
@@ -54,20 +54,37 @@ def find_block(users: IdMap, groups: IdMap) -> range | None:
     return None
 
 
+@dataclass(slots=True)
+class _Reserved:
+    """A reserved id: its locked file, whose it is, and how many kernels use it."""
+
+    lock: int
+    holder: object
+    users: int = 1
+
+
 class IdentityPool:
     """Reserves ids of a block by locked files, so that servers on one machine share it safely."""
 
     def __init__(self, block: range, folder: Path) -> None:
         self._block = block
         self._folder = private_folder(folder)
-        self._locks: dict[int, int] = {}
+        self._reserved: dict[int, _Reserved] = {}
 
-    def acquire(self, preferred: int | None = None) -> Identity:
-        """Reserve a free id, `preferred` if possible. Raises SandboxUnavailable when none is."""
-        if preferred is not None and preferred in self._block and self._lock(preferred):
-            return Identity(uid=preferred, gid=preferred)
+    def acquire(self, preferred: int | None = None, holder: object = None) -> Identity:
+        """Reserve an id: `preferred` where it is free, or where the same `holder` has it already.
+
+        Raises SandboxUnavailable when there is none.
+        """
+        if preferred is not None and preferred in self._block:
+            reserved = self._reserved.get(preferred)
+            if reserved is not None and holder is not None and reserved.holder == holder:
+                reserved.users += 1
+                return Identity(uid=preferred, gid=preferred)
+            if self._reserve(preferred, holder):
+                return Identity(uid=preferred, gid=preferred)
         for number in self._block:
-            if self._lock(number):
+            if self._reserve(number, holder):
                 return Identity(uid=number, gid=number)
         raise SandboxUnavailable(
             f"all {len(self._block)} user ids for kernels are in use on this machine; "
@@ -75,13 +92,17 @@ class IdentityPool:
         )
 
     def release(self, identity: Identity) -> None:
-        """Give an id back."""
-        lock = self._locks.pop(identity.uid, None)
-        if lock is not None:
-            os.close(lock)
+        """Give an id back; it is free when nobody uses it any more."""
+        reserved = self._reserved.get(identity.uid)
+        if reserved is None:
+            return
+        reserved.users -= 1
+        if not reserved.users:
+            del self._reserved[identity.uid]
+            os.close(reserved.lock)
 
-    def _lock(self, number: int) -> bool:
-        if number in self._locks:
+    def _reserve(self, number: int, holder: object) -> bool:
+        if number in self._reserved:
             return False
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(self._folder / str(number), flags, 0o600)
@@ -90,5 +111,5 @@ class IdentityPool:
         except BlockingIOError:
             os.close(lock)
             return False
-        self._locks[number] = lock
+        self._reserved[number] = _Reserved(lock, holder)
         return True

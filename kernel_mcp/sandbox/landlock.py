@@ -105,11 +105,13 @@ class LandlockSandbox:
         )
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
-        """Reserve a host user id for one kernel of a root server."""
+        """Reserve a host user id of a root server: the same for all kernels of one workspace."""
         if self._identities is None:
             return None
-        owner = workspace.stat().st_uid if workspace is not None else None
-        return self._identities.acquire(owner)
+        if workspace is None:
+            return self._identities.acquire()
+        folder = workspace.stat()  # known by its inode, as it may be renamed while it is used
+        return self._identities.acquire(folder.st_uid, (folder.st_dev, folder.st_ino))
 
     def release(self, identity: Identity | None) -> None:
         """Give a host user id back."""

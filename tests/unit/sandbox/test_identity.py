@@ -80,3 +80,16 @@ def test_a_release_closes_the_lock(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     pool.release(pool.acquire())
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_kernels_of_one_holder_share_an_id_until_the_last_has_gone(tmp_path: Path) -> None:
+    pool = IdentityPool(range(5000, 5003), tmp_path / "uids")
+    first = pool.acquire(0, "a folder")
+    second = pool.acquire(first.uid, "a folder")
+    stranger = pool.acquire(first.uid, "another folder")
+    assert second == first
+    assert stranger.uid != first.uid
+    pool.release(first)
+    assert pool.acquire(first.uid, "another folder").uid != first.uid
+    pool.release(second)
+    assert pool.acquire(first.uid, "another folder").uid == first.uid
