@@ -23,6 +23,7 @@ from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.iopub import IOPub
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.shell import Shell
+from kernel_specs.restricted.snapshot import SnapshotRequests
 
 MAIN_THREAD_REQUESTS = frozenset(
     {"execute_request", "complete_request", "inspect_request", "history_request"}
@@ -30,7 +31,7 @@ MAIN_THREAD_REQUESTS = frozenset(
 """Requests that run user code, or read what it changes: never in the service thread."""
 
 
-class SandboxKernel(IPythonKernel):
+class SandboxKernel(SnapshotRequests, IPythonKernel):
     """IPythonKernel whose main thread reads, runs and answers, one request after the other."""
 
     shell_class = Type(Shell)
@@ -49,6 +50,7 @@ class SandboxKernel(IPythonKernel):
     _execute_sleep = 0.0
     """Output is sent before the reply by construction: there is nothing to wait for."""
 
+    msg_types: ClassVar = [*IPythonKernel.msg_types, *SnapshotRequests.SNAPSHOT_REQUESTS]
     control_msg_types: ClassVar = [
         *(name for name in IPythonKernel.control_msg_types if name not in MAIN_THREAD_REQUESTS),
         "kernel_mcp_variables_request",

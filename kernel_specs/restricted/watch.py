@@ -1,0 +1,116 @@
+"""Time limits and interrupts for code of objects that are being pickled or brought back."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+SHARE = 0.25
+"""How much of the time one variable may use."""
+REPEAT_SECONDS = 0.1
+"""A time limit that user code swallowed comes again after so long."""
+
+
+class TimeUpError(BaseException):
+    """The time of one variable is over."""
+
+
+class TooLargeError(Exception):
+    """There is no room left for a variable."""
+
+
+class Watch:
+    """Ends code that runs too long or that the host interrupts; for the main thread alone."""
+
+    def __init__(self) -> None:
+        """Signals are handled inside a `with` block."""
+        self.interrupted = False
+        self._end = float("inf")
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Watch:
+        """Take over SIGALRM and SIGINT."""
+        self._before = [
+            signal.signal(signal.SIGALRM, self._ring),
+            signal.signal(signal.SIGINT, self._interrupt),
+            signal.setitimer(signal.ITIMER_REAL, 0),
+        ]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give them back."""
+        alarm, interrupt, timer = self._before
+        self.rest()
+        signal.signal(signal.SIGALRM, alarm)
+        signal.signal(signal.SIGINT, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+    def run(self, action: Callable[[], R], seconds: float) -> R:
+        """What `action` returns. Raises TimeUpError, KeyboardInterrupt and what it raises."""
+        self.check()
+        try:
+            self._end = time.monotonic() + seconds
+            signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), REPEAT_SECONDS)
+            return action()
+        finally:
+            self.rest()
+
+    def rest(self) -> None:
+        """Nothing is being watched."""
+        self._end = float("inf")
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def check(self) -> None:
+        """Raise the KeyboardInterrupt that somebody swallowed."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def _ring(self, *_: Any) -> None:
+        if time.monotonic() >= self._end:
+            raise TimeUpError
+
+    def _interrupt(self, *_: Any) -> None:
+        self.interrupted = True
+        if self._end != float("inf"):
+            raise KeyboardInterrupt
+
+
+class Attempts:
+    """Does one thing for each name, within the time there is, and notes who failed and why."""
+
+    def __init__(self, watch: Watch, seconds: float) -> None:
+        """`seconds` for all names together."""
+        self.lost: dict[str, str] = {}
+        self._watch = watch
+        self._limit = seconds * SHARE
+        self._end = time.monotonic() + seconds
+
+    def do(self, name: str, action: Callable[[], object], value: object = None) -> bool:
+        """Whether `action` succeeded. Raises KeyboardInterrupt when the host interrupts."""
+        from kernel_specs.restricted.pickles import reason_for
+
+        left = self._end - time.monotonic()
+        if left <= 0:
+            self.lost[name] = "there was no time left"
+            return False
+        try:
+            self._watch.run(action, min(left, self._limit))
+        except TimeUpError:
+            self._watch.rest()
+            self.lost[name] = f"took longer than {min(left, self._limit):.1f} s"
+        except TooLargeError as error:
+            self.lost[name] = str(error)
+        except BaseException as error:  # noqa: BLE001  # user code may raise anything
+            self._watch.check()
+            self.lost[name] = reason_for(error, value)
+        return name not in self.lost
