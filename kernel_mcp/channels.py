@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Literal, TypeAlias, cast
 
@@ -87,7 +87,9 @@ class Channels:
             "Call reset to start a fresh one."
         )
 
-    def send(self, channel: Channel, kind: str, content: dict[str, Any]) -> str:
+    def send(
+        self, channel: Channel, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
+    ) -> str:
         """Send a request and return its id.
 
         Raises LaunchError when the channel is gone or the kernel has stopped reading it.
@@ -95,7 +97,7 @@ class Channels:
         msg_id, frames = self._wire.request(kind, content)
         socket = self._sockets[channel]
         try:
-            socket.send_multipart(frames, zmq.NOBLOCK)
+            socket.send_multipart([*frames, *buffers], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             raise LaunchError(
                 f"The kernel's {channel} channel takes no requests: {error}. Call reset."

@@ -108,7 +108,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "idle-timeout", "idle_timeout_s", idle_duration, "How long things take", "TIME",
-        "end a session that did nothing for this long; `never` keeps it", "1h",
+        "hibernate a session that did nothing for this long: its variables go to disk and come "
+        "back with its next cell; `never` keeps it as it is", "1h",
     ),
     Option(
         "workspace", "workspace", path, "Where things live", "DIR",
@@ -130,7 +131,19 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "max-sessions", "max_sessions", count, "Running the server", "N",
-        "sessions open at once", "16",
+        "sessions with a kernel at once; one more, and the longest idle one hibernates", "16",
+    ),
+    Option(
+        "hibernate-sessions", "hibernate_sessions", count, "Running the server", "N",
+        "hibernated sessions kept, the newest; 0 ends idle sessions instead", "64",
+    ),
+    Option(
+        "hibernate-size", "hibernate_bytes", size, "Running the server", "SIZE",
+        "variables of one hibernated session; what does not fit is lost", "256M",
+    ),
+    Option(
+        "hibernate-disk", "hibernate_total_bytes", size, "Running the server", "SIZE",
+        "variables of all hibernated sessions; the oldest sessions are dropped beyond it", "2G",
     ),
     Option(
         "warm", "warm", count, "Running the server", "N",

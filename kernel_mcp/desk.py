@@ -25,6 +25,7 @@ from kernel_mcp.models import (
     VariableList,
     Written,
 )
+from kernel_mcp.narration import Report
 from kernel_mcp.notebook import NOTEBOOK_MIME, notebook_json
 from kernel_mcp.outputs import Position
 from kernel_mcp.paging import page_of
@@ -32,7 +33,7 @@ from kernel_mcp.policy import check, own_modules
 from kernel_mcp.render import Budget
 from kernel_mcp.resources import cell_of, cell_uri_number
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.session import Clock, Report, Session
+from kernel_mcp.session import Clock, Session
 from kernel_mcp.settings import Settings
 
 MAX_CODE_CHARS = 1_000_000
@@ -160,6 +161,8 @@ class Desk:
         reply = await session.variables()
         variables = [Variable.model_validate(item) for item in reply["variables"]]
         note = "" if variables else "No variables have been defined in this session."
+        if session.sleep is not None:
+            note = session.sleep.remark()
         return VariableList(
             session=session.handle, variables=variables, omitted=reply["omitted"], note=note
         )

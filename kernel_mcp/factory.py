@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel_mcp.demand import Demand
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
 from kernel_mcp.policy import Policy
-from kernel_mcp.session import Demand
 from kernel_mcp.settings import Settings
 
 if TYPE_CHECKING:

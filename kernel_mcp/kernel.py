@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import anyio
@@ -54,6 +54,14 @@ class Run:
             self.finished.set()
 
 
+class Answer:
+    """What comes back for a request; no `message` but `done` when the kernel has died."""
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.done = anyio.Event()
+
+
 class Kernel:
     """A kernel that takes one cell at a time.
 
@@ -74,7 +82,7 @@ class Kernel:
         self.dead = anyio.Event()
         self._run: Run | None = None
         self._stray: Sink | None = None
-        self._asked: dict[str, _Answer] = {}
+        self._asked: dict[str, Answer] = {}
         self._closing = False
         self._heard = 0
         self._channels = Channels(
@@ -132,20 +140,31 @@ class Kernel:
 
         Raises LaunchError when no answer comes within `timeout` seconds.
         """
-        answer = _Answer()
-        msg_id = self._channels.send("control", kind, content)
-        self._asked[msg_id] = answer
-        try:
-            with anyio.move_on_after(timeout):
-                await answer.done.wait()
-        finally:
-            del self._asked[msg_id]
-        if answer.content is None:
+        with self.asking("control", kind, content) as answer, anyio.move_on_after(timeout):
+            await answer.done.wait()
+        if answer.message is None:
             raise LaunchError(
                 f"The kernel did not answer within {timeout:g} s: it is held up by code that does "
                 "not let other threads run. Wait for the cell to end, or interrupt it."
             )
-        return answer.content
+        return answer.message.content
+
+    @contextlib.contextmanager
+    def asking(
+        self, channel: Channel, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
+    ) -> Iterator[Answer]:
+        """Send a request and listen for its answer inside the block.
+
+        Requests on the shell channel wait for the cell that runs. Raises LaunchError when the
+        kernel takes no requests.
+        """
+        answer = Answer()
+        msg_id = self._channels.send(channel, kind, content, buffers)
+        self._asked[msg_id] = answer
+        try:
+            yield answer
+        finally:
+            del self._asked[msg_id]
 
     def interrupt(self) -> None:
         """Ask the running cell to stop."""
@@ -162,11 +181,10 @@ class Kernel:
         await self.handle.aclose()
 
     def _on_message(self, channel: Channel, message: Message) -> None:
+        if channel != "iopub" and (answer := self._asked.get(message.parent)) is not None:
+            answer.message = message
+            answer.done.set()
         if channel == "control":
-            answer = self._asked.get(message.parent)
-            if answer is not None:
-                answer.content = message.content
-                answer.done.set()
             return
         run = self._run
         mine = run is not None and message.parent == run.msg_id
@@ -188,9 +206,3 @@ class Kernel:
         """A kernel without its channels is of no use: end it, if it has not ended itself."""
         if not self._closing:
             self.handle.kill()
-
-
-class _Answer:
-    def __init__(self) -> None:
-        self.content: dict[str, Any] | None = None
-        self.done = anyio.Event()

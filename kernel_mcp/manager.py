@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,13 +12,19 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
-from kernel_mcp.errors import InputError, SessionLimitReached, SessionNotFound
-from kernel_mcp.session import Clock, Demand, KernelSource, Session
+from kernel_mcp.demand import Demand, KernelSource
+from kernel_mcp.errors import InputError, SessionNotFound
+from kernel_mcp.occupancy import Occupancy
+from kernel_mcp.session import Clock, Session
 from kernel_mcp.settings import Settings
 from kernel_mcp.workspace import Workspace
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_NAME_CHARS = 100
+DROPPED = (
+    "Your default session had been hibernated and was dropped by now, as this server keeps only so "
+    "many: its variables and files are gone. This is a new default session"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,9 @@ class SessionManager:
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
         self._default_lock = anyio.Lock()
+        self._occupancy = Occupancy(
+            settings, sessions=lambda: self.sessions, drop=self._drop, clock=clock
+        )
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
@@ -92,14 +102,18 @@ class SessionManager:
     async def create(
         self, caller: Caller, *, name: str = "", packages: tuple[str, ...] = (), python: str = ""
     ) -> Session:
-        """Open a session. Raises SessionLimitReached, InputError."""
+        """Open a session, for which the longest idle one may have to hibernate.
+
+        Raises SessionLimitReached, InputError.
+        """
         if len(name) > MAX_NAME_CHARS:
             raise InputError(f"The name has more than {MAX_NAME_CHARS} characters: choose another.")
-        if len(self._sessions) >= self._settings.max_sessions:
-            raise SessionLimitReached(
-                f"All {self._settings.max_sessions} sessions of this server are in use "
-                "(--max-sessions). Close one with close_session; list_sessions shows them."
-            )
+        async with self._occupancy.room():
+            return await self._open(caller, name, packages, python)
+
+    async def _open(
+        self, caller: Caller, name: str, packages: tuple[str, ...], python: str
+    ) -> Session:
         handle = "s-" + secrets.token_urlsafe(9)
         folder = self._folders.workspaces / handle
         records = self._folders.records / handle
@@ -113,8 +127,10 @@ class SessionManager:
             workspace=self._workspace(folder),
             cells_dir=records,
             source=self._source,
+            admit=self._occupancy.admit,
             grace_s=self._settings.grace_s,
             cpu_s=self._settings.limits.cpu_seconds,
+            hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
             clock=self._clock,
         )
         self._sessions[handle] = session
@@ -138,18 +154,35 @@ class SessionManager:
             return session
         key = (caller.principal, caller.default)
         async with self._default_lock:
-            session = self._sessions.get(self._defaults.get(key, ""))
+            former = self._defaults.get(key)
+            session = self._sessions.get(former or "")
             if session is None:
                 session = await self.create(caller)
+                if former == "":
+                    session.remark(DROPPED)
                 if caller.default:
                     self._defaults[key] = session.handle
         return session
+
+    async def retire(self, session: Session) -> None:
+        """Hibernate an idle session, or end it where hibernated sessions are not kept."""
+        if self._settings.hibernate_sessions:
+            await self._occupancy.hibernate(session)
+        else:
+            await self._drop(session)
 
     async def close(self, session: Session) -> None:
         """End a session with its kernel and, unless they are kept, its files."""
         session.close()
         with anyio.move_on_after(CLOSE_TIMEOUT_S):
             await session.ended.wait()
+
+    async def _drop(self, session: Session) -> None:
+        """End a session that its owner has not asked to end."""
+        for key, handle in self._defaults.items():
+            if handle == session.handle:
+                self._defaults[key] = ""
+        await self.close(session)
 
     async def _serve(self, session: Session, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel_mcp.demand import Demand, KernelSource
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.launch.trees import give_tree, remove_tree
-from kernel_mcp.session import Demand, KernelSource
 
 if TYPE_CHECKING:
     from kernel_mcp.kernel import Kernel

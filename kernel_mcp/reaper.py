@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import anyio
 
@@ -17,7 +18,7 @@ MIN_PAUSE_S = 0.05
 
 
 class Reaper:
-    """Closes idle sessions. A busy session is never idle; `idle_timeout_s` 0 collects none."""
+    """Hibernates idle sessions; none where `idle_timeout_s` is infinite. A busy one is not idle."""
 
     def __init__(self, manager: SessionManager, idle_timeout_s: float, clock: Clock) -> None:
         self._manager = manager
@@ -25,23 +26,26 @@ class Reaper:
         self._clock = clock
 
     def expired(self) -> list[Session]:
-        """The sessions whose time is over now."""
-        limit = self._clock() - self._idle_timeout_s
-        return [
+        """The sessions whose time is over now, longest idle first."""
+        now = self._clock()
+        found = [
             session
             for session in self._manager.sessions
-            if session.state in ("new", "idle") and session.last_used <= limit
+            if session.restful
+            and session.last_used <= now - self._idle_timeout_s
+            and session.spared_until <= now
         ]
+        return sorted(found, key=lambda session: session.last_used)
 
     async def collect(self) -> None:
-        """Close what has expired."""
+        """Put what has expired to sleep."""
         for session in self.expired():
-            logger.info("closing a session idle for %.0f s", self._clock() - session.last_used)
-            await self._manager.close(session)
+            logger.info("retiring a session idle for %.0f s", self._clock() - session.last_used)
+            await self._manager.retire(session)
 
     async def run(self) -> None:
         """Collect for ever, looking often enough to be late by a twentieth of the timeout."""
-        if not self._idle_timeout_s:
+        if math.isinf(self._idle_timeout_s):
             return
         pause = max(MIN_PAUSE_S, min(MAX_PAUSE_S, self._idle_timeout_s / LOOKS_PER_TIMEOUT))
         while True:

@@ -1,8 +1,8 @@
 """A session: a handle, a private workspace, a queue of cells and the kernel that runs them.
 
-States: `new` (no kernel yet) → `idle` ⇄ `busy`; a session outlives its kernel, and ends only as
-`closed`. Cells run one after the other in the session's own task, so that a call may give up
-waiting without its cell being lost.
+States: `new` (no kernel yet) → `idle` ⇄ `busy`, and `idle` → `hibernated` (no kernel, variables on
+disk) → `busy`; a session outlives its kernel, and ends only as `closed`. Cells run one after the
+other in the session's own task, so that a call may give up waiting without its cell being lost.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 
 from kernel_mcp.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.demand import Demand, KernelSource
+from kernel_mcp.displayindex import DisplayIndex
 from kernel_mcp.errors import KernelMcpError, LaunchError, SessionNotFound
 from kernel_mcp.execution import run_cell
 from kernel_mcp.gate import refuse
-from kernel_mcp.displayindex import DisplayIndex
+from kernel_mcp.hibernation import Sleep
+from kernel_mcp.keeper import KernelKeeper
+from kernel_mcp.narration import Report, narrate
 from kernel_mcp.outputs import OutputLog
 from kernel_mcp.workspace import Workspace
 
@@ -31,35 +35,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-Report = Callable[[str], Awaitable[None]]
 
 RESTART_S = 0.7
 """How long an answer about a death may wait for the fresh kernel."""
-PROGRESS_EVERY_S = 0.1
-PROGRESS_CHARS = 2000
 VARIABLES_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What a session asks of its kernels: python and packages empty for the server's own."""
-
-    session: str
-    workspace: Path
-    python: str = ""
-    packages: tuple[str, ...] = ()
-
-    @property
-    def ordinary(self) -> bool:
-        """Whether any kernel of the server will do."""
-        return not (self.python or self.packages)
-
-
-class KernelSource(Protocol):
-    """Makes kernels that are ready to run cells."""
-
-    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
-        """Start a kernel, telling what is being done meanwhile. Raises KernelMcpError."""
 
 
 class Session:
@@ -74,10 +53,13 @@ class Session:
         workspace: Workspace,
         cells_dir: Path,
         source: KernelSource,
+        admit: Callable[[Session], Awaitable[None]],
         grace_s: float,
         cpu_s: float,
+        hibernate_bytes: int,
         clock: Clock,
     ) -> None:
+        """`admit` lets a hibernated session have a kernel again."""
         self.handle = demand.session
         self.demand = demand
         self.owner = owner
@@ -86,30 +68,51 @@ class Session:
         self.cells: list[Cell] = []
         self.ended = anyio.Event()
         self.created = self.last_used = clock()
+        self.spared_until = 0.0
         self._cells_dir = cells_dir
         self._displays: DisplayIndex[OutputLog] = DisplayIndex()
-        self._source = source
+        self._keeper = KernelKeeper(
+            demand,
+            source,
+            folder=cells_dir,
+            max_bytes=hibernate_bytes,
+            admit=lambda: admit(self),
+        )
         self._grace_s = grace_s
         self._cpu_s = cpu_s
         self._clock = clock
         self._queue: deque[Cell] = deque()
         self._current: Cell | None = None
-        self._kernel: Kernel | None = None
-        self._ran_cells = False
-        self._lost: str | None = None
         self._turn = anyio.Lock()
+        self._dozing: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
-        self._tasks: anyio.abc.TaskGroup | None = None
 
     @property
     def state(self) -> str:
-        """One of new, idle, busy, closed."""
+        """One of new, idle, busy, hibernated, closed."""
         if self._closed:
             return "closed"
         if self._current is not None or self._queue:
             return "busy"
-        return "new" if self._kernel is None else "idle"
+        if not self._keeper.awake:
+            return "hibernated"
+        return "new" if self._keeper.kernel is None else "idle"
+
+    @property
+    def awake(self) -> bool:
+        """Whether the session has a kernel or may start one; False when it is hibernated."""
+        return self._keeper.awake
+
+    @property
+    def restful(self) -> bool:
+        """Whether the session could be hibernated: awake, and nothing is being done in it."""
+        return self.state in ("new", "idle") and not self._turn.locked()
+
+    @property
+    def sleep(self) -> Sleep | None:
+        """What a hibernated session has saved."""
+        return self._keeper.sleep
 
     @property
     def current(self) -> Cell | None:
@@ -129,13 +132,13 @@ class Session:
     @property
     def kernel(self) -> Kernel | None:
         """The live kernel, if one has been started."""
-        return self._kernel
+        return self._keeper.kernel
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Run queued cells until the session is closed; ends the kernel on the way out."""
         try:
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
+                self._keeper.watch_in(tasks)
                 task_status.started()
                 while not self._closed:
                     await self._wake.wait()
@@ -147,7 +150,8 @@ class Session:
         finally:
             self._closed = True
             with anyio.CancelScope(shield=True):
-                await self._drop_kernel()
+                async with self._turn:
+                    await self._keeper.drop()
 
     def submit(self, code: str, timeout_s: float) -> Cell:
         """Queue one cell. Raises SessionNotFound once the session is closed."""
@@ -159,6 +163,7 @@ class Session:
         )
         self.cells.append(cell)
         self._queue.append(cell)
+        self._stop_dozing()
         self._wake.set()
         self.last_used = self._clock()
         return cell
@@ -176,27 +181,9 @@ class Session:
                 if report is None:
                     await cell.finished.wait()
                 else:
-                    await self._narrate(cell, report)
+                    await narrate(cell, report)
         finally:
             self.last_used = self._clock()
-
-    async def _narrate(self, cell: Cell, report: Report) -> None:
-        told = cell.reported
-        steps = 0
-        ended = False
-        while not ended:
-            await cell.heard()
-            ended = cell.finished.is_set()
-            for step in cell.steps[steps:]:
-                await report(step)
-            steps = len(cell.steps)
-            text = cell.log.news(told, PROGRESS_CHARS).strip("\n")
-            told = cell.log.position()
-            if text:
-                await report(text)
-            if not ended:
-                with anyio.move_on_after(PROGRESS_EVERY_S):
-                    await cell.finished.wait()
 
     def abandon(self, cell: Cell) -> None:
         """Stop a cell whose caller has gone: at once when queued, by interrupt when running."""
@@ -224,12 +211,41 @@ class Session:
         """
         self._halt(StopReason.RESET)
         async with self._turn:
-            await self._drop_kernel()
-            self._ran_cells = False
+            await self._keeper.forget()
             if files:
                 await anyio.to_thread.run_sync(self.workspace.clear)
             self.last_used = self._clock()
-            return await self._ensure_kernel(lambda _text: None)
+            return await self._keeper.ensure(lambda _text: None)
+
+    async def hibernate(self, purpose: str = "") -> bool:
+        """Save the variables and end the kernel; False when the session is in use, or is by now.
+
+        Raises KernelMcpError or OSError when the server cannot do that now; nothing is lost then.
+        """
+        if not self.restful:
+            return False
+        now = self._clock()
+        async with self._turn:
+            with anyio.CancelScope() as scope:
+                self._dozing = scope
+                try:
+                    sleep = Sleep(now, now - self.last_used, purpose)
+                    sleep = await self._keeper.prepare_sleep(sleep)
+                finally:
+                    self._dozing = None
+            if scope.cancel_called:
+                await self._keeper.stay_awake()
+                return False
+            await self._keeper.fall_asleep(sleep)
+            return True
+
+    def rouse(self) -> None:
+        """Count as awake from now on, because room was made for a kernel."""
+        self._keeper.awake = True
+
+    def remark(self, text: str) -> None:
+        """Have the answer of the next cell say this too."""
+        self._keeper.news.append(text)
 
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
@@ -240,14 +256,22 @@ class Session:
     async def variables(self) -> dict[str, Any]:
         """The user's variables as the kernel describes them; no variables without a kernel.
 
-        Raises LaunchError when the kernel cannot answer because the running cell blocks it.
+        Those of a hibernated session are described as they were. Raises LaunchError when the kernel
+        cannot answer because the running cell blocks it.
         """
-        kernel = self._kernel
+        if self.sleep is not None:
+            return {"variables": self.sleep.variables, "omitted": 0}
+        kernel = self._keeper.kernel
         if kernel is None or kernel.exit is not None:
             return {"variables": [], "omitted": 0}
         return await kernel.ask("kernel_mcp_variables_request", {}, timeout=VARIABLES_TIMEOUT_S)
 
+    def _stop_dozing(self) -> None:
+        if self._dozing is not None:
+            self._dozing.cancel()
+
     def _halt(self, reason: StopReason) -> None:
+        self._stop_dozing()
         what = "reset" if reason is StopReason.RESET else "closed"
         while self._queue:
             cause = f"the session was {what} before this cell began"
@@ -266,7 +290,7 @@ class Session:
             cell.fail(error, self._clock())
         except Exception:
             logger.exception("cell %d of a session failed inside the server", cell.number)
-            await self._drop_kernel()
+            await self._keeper.drop()
             cell.fail(
                 LaunchError(
                     "The server failed while running this cell; its kernel was ended and the "
@@ -283,29 +307,31 @@ class Session:
     async def _run(self, cell: Cell) -> Outcome:
         with anyio.CancelScope() as scope:
             cell.watch_stop(scope)
-            kernel = await self._ensure_kernel(cell.step)
+            kernel = await self._keeper.ensure(cell.step)
         cell.watch_stop(None)
         if scope.cancelled_caught:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
+        keeper = self._keeper
+        for text in keeper.news:
+            cell.notice(text)
+        keeper.news.clear()
+        loss, keeper.loss = keeper.loss, None
+        outcome = await self._run_in(kernel, cell)
+        if loss is not None and outcome.state_kept:
+            outcome = replace(outcome, state_kept=False, cause=outcome.cause or loss)
+        return outcome
+
+    async def _run_in(self, kernel: Kernel, cell: Cell) -> Outcome:
         refusal = await refuse(cell.code, kernel.policy, self.demand.workspace)
         if refusal is not None:
             cell.take(refusal)
             return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
-        lost, self._lost = self._lost, None
-        if lost is not None:
-            cell.notice(
-                f"Before this cell, {lost}: all variables of earlier cells are lost, files in the "
-                "workspace are kept. This cell ran in a fresh kernel"
-            )
-        self._ran_cells = True
+        self._keeper.used = True
         outcome = await run_cell(
             kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s, clock=self._clock
         )
-        if lost is not None and outcome.state_kept:
-            outcome = replace(outcome, state_kept=False, cause=outcome.cause or lost)
         if outcome.status is Status.KILLED:
-            await self._drop_kernel()
-            self._ran_cells = False
+            await self._keeper.drop()
             if cell.stop_reason not in (StopReason.RESET, StopReason.CLOSE):
                 await self._replace_kernel(cell)
         return outcome
@@ -314,32 +340,6 @@ class Session:
         """Have a fresh kernel up by the time the answer about a death goes out, if it is quick."""
         try:
             with anyio.move_on_after(RESTART_S):
-                await self._ensure_kernel(lambda _text: None)
+                await self._keeper.ensure(lambda _text: None)
         except KernelMcpError as error:
             cell.notice(f"A fresh kernel could not be started: {error}")
-
-    async def _ensure_kernel(self, tell: Callable[[str], None]) -> Kernel:
-        kernel = self._kernel
-        if kernel is not None and kernel.exit is None:
-            return kernel
-        if kernel is not None:
-            await self._mourn(kernel)
-        kernel = await self._source.start(self.demand, tell)
-        self._kernel = kernel
-        assert self._tasks is not None
-        self._tasks.start_soon(kernel.watch)
-        return kernel
-
-    async def _mourn(self, kernel: Kernel) -> None:
-        """Remember for the next answer that a kernel died between cells."""
-        exit_status = kernel.exit
-        await self._drop_kernel()
-        if self._ran_cells and exit_status is not None:
-            self._ran_cells = False
-            self._lost = f"the kernel was {exit_status.describe()} between cells"
-
-    async def _drop_kernel(self) -> None:
-        kernel, self._kernel = self._kernel, None
-        if kernel is not None:
-            with anyio.CancelScope(shield=True):
-                await kernel.aclose()

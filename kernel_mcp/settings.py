@@ -40,7 +40,10 @@ class Settings:
     grace_s         time between an interrupt and the kill that follows it
     start_timeout_s time a kernel may take from its launch to being ready
     idle_timeout_s  idle time after which a session's kernel is collected; infinity for never
-    max_sessions    sessions per server
+    max_sessions    sessions per server that may have a kernel at once
+    hibernate_sessions     hibernated sessions kept beside them, the newest; 0 ends idle sessions
+    hibernate_bytes        variables of one hibernated session; 0 for no limit
+    hibernate_total_bytes  variables of all hibernated sessions; 0 for no limit
     warm            kernels kept in reserve for new sessions; 0 for none
     workspace       parent folder of the session folders, kept when sessions end; None for a
                     private folder that is removed with the server
@@ -59,6 +62,9 @@ class Settings:
     start_timeout_s: float = 60.0
     idle_timeout_s: float = 3600.0
     max_sessions: int = 16
+    hibernate_sessions: int = 64
+    hibernate_bytes: int = 256 * MIB
+    hibernate_total_bytes: int = 2 * GIB
     warm: int = 2
     workspace: Path | None = None
     state_dir: Path | None = None

@@ -28,7 +28,7 @@ from kernel_mcp.models import (
     VariableList,
     Written,
 )
-from kernel_mcp.session import Report
+from kernel_mcp.narration import Report
 from kernel_mcp.settings import Settings
 
 P = ParamSpec("P")

@@ -26,11 +26,15 @@ class WireError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of checked shape: its type, the id of the request it answers, its content."""
+    """A message of checked shape: its type, the id of the request it answers, its content.
+
+    `buffers` are bytes that came with it, as they are: no signature covers them.
+    """
 
     kind: str
     parent: str
     content: dict[str, Any]
+    buffers: tuple[bytes, ...] = ()
 
 
 class Wire:
@@ -54,7 +58,7 @@ class Wire:
             start = frames.index(DELIM) + 1
         except ValueError:
             raise WireError("no delimiter") from None
-        parts = frames[start + 1 : start + 5]
+        parts, buffers = frames[start + 1 : start + 5], frames[start + 5 :]
         if len(parts) != 4:
             raise WireError("too few frames")
         digest = self._digest.copy()
@@ -71,7 +75,7 @@ class Wire:
         kind, parent_id = header.get("msg_type"), parent.get("msg_id", "")
         if not (isinstance(kind, str) and isinstance(parent_id, str)):
             raise WireError("message type or parent id is not a string")
-        return Message(kind, parent_id, content)
+        return Message(kind, parent_id, content, tuple(buffers))
 
 
 def event_from(message: Message) -> Event | None:

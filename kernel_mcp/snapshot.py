@@ -1,0 +1,196 @@
+"""A kernel's variables as a file, and the way back: the host's half of the guest's `snapshot`.
+
+A dump is hostile data. It is bounded, stored and sent to another sandboxed kernel; nothing here
+looks into it, and what the kernel says about it is checked before it is believed or shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from kernel_mcp.errors import HibernationError, LaunchError
+from kernel_mcp.settings import MIB
+from kernel_mcp.text import one_line
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernel import Kernel
+    from kernel_mcp.wire import Message
+
+SECONDS = 20.0
+"""Time the kernel gives itself for all variables together."""
+ANSWER_S = 5.0
+"""How much later its answer may come, and how long any other answer may take."""
+SETTLE_S = 0.5
+"""How long an interrupted kernel may take to say that it has stopped."""
+PART_BYTES = 4 * MIB
+EXTRA_BYTES = 32 * MIB
+"""Room for what is not variables: code of cells, names."""
+MAX_NAMES = 2100
+MAX_NAME_CHARS = 200
+MAX_REASON_CHARS = 200
+MAX_DESCRIBED = 500
+MAX_DIMENSIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Variables in a file of `size` bytes.
+
+    `lost` maps names that are not in it to reasons, `variables` describes those that are.
+    """
+
+    path: Path
+    size: int
+    names: tuple[str, ...]
+    lost: Mapping[str, str]
+    variables: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a kernel has brought back, and what not: `lost` for a reason, `behind` because of it."""
+
+    names: tuple[str, ...]
+    lost: Mapping[str, str]
+    behind: tuple[str, ...]
+
+
+async def take(
+    kernel: Kernel, path: Path, *, max_bytes: int, shared: bool, leave: Iterable[str] = ()
+) -> Dump:
+    """Write the variables of an idle kernel to `path`, without those named in `leave`.
+
+    `shared` keeps objects shared that several variables hold; a variable that cannot be read back
+    then costs those behind it. Raises HibernationError for what is the kernel's fault, OSError.
+    """
+    content: dict[str, Any] = {
+        "max_bytes": max_bytes,
+        "seconds": SECONDS,
+        "shared": shared,
+        "leave": sorted(leave),
+    }
+    reply = (await _ask(kernel, "kernel_mcp_dump_request", content, SECONDS + ANSWER_S)).content
+    size = reply.get("size")
+    if not isinstance(size, int) or not 0 < size <= max_bytes + EXTRA_BYTES:
+        raise HibernationError("its kernel said something impossible about its variables")
+    await _store(kernel, path, size)
+    return Dump(
+        path=path,
+        size=size,
+        names=_names(reply.get("names")),
+        lost=_reasons(reply.get("lost")),
+        variables=_descriptions(reply.get("variables")),
+    )
+
+
+async def give(kernel: Kernel, dump: Dump, *, leave: Iterable[str] = ()) -> Loaded:
+    """Bring the variables of a dump back in `kernel`, without those named in `leave`.
+
+    Raises HibernationError for what is the kernel's fault, OSError.
+    """
+    descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        while part := await anyio.to_thread.run_sync(file.read, PART_BYTES):
+            await _ask(kernel, "kernel_mcp_load_part_request", {}, ANSWER_S, part)
+    content: dict[str, Any] = {"seconds": SECONDS, "leave": sorted(leave)}
+    reply = (await _ask(kernel, "kernel_mcp_load_request", content, SECONDS + ANSWER_S)).content
+    return Loaded(
+        names=_names(reply.get("names")),
+        lost=_reasons(reply.get("lost")),
+        behind=_names(reply.get("behind")),
+    )
+
+
+async def _store(kernel: Kernel, path: Path, size: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+        left = size
+        while left:
+            content = {"bytes": min(PART_BYTES, left)}
+            answer = await _ask(kernel, "kernel_mcp_dump_part_request", content, ANSWER_S)
+            part = b"".join(answer.buffers)
+            if not 0 < len(part) <= left:
+                raise HibernationError("its kernel sent something else than it had announced")
+            await anyio.to_thread.run_sync(_write, file.fileno(), part)
+            left -= len(part)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+async def _ask(
+    kernel: Kernel, kind: str, content: dict[str, Any], seconds: float, *buffers: bytes
+) -> Message:
+    """The answer to a request on the shell channel, interrupted when it is late or not wanted.
+
+    Raises HibernationError.
+    """
+    try:
+        with kernel.asking("shell", kind, content, buffers) as answer:
+            try:
+                with anyio.move_on_after(seconds) as scope:
+                    await answer.done.wait()
+            finally:
+                if not answer.done.is_set():
+                    kernel.interrupt()
+                    with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+                        await answer.done.wait()
+    except LaunchError as error:
+        raise HibernationError("its kernel took no requests") from error
+    message = answer.message
+    if message is None and kernel.exit is not None:
+        raise HibernationError(f"its kernel was {kernel.exit.describe()} meanwhile")
+    if message is None or scope.cancelled_caught:
+        raise HibernationError(f"its kernel did not answer within {seconds:g} s")
+    if message.content.get("status") != "ok":
+        reason = message.content.get("reason")
+        text = one_line(reason, MAX_REASON_CHARS) if isinstance(reason, str) else "no reason given"
+        raise HibernationError(f"its kernel could not do it: {text}")
+    return message
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if (
+        not isinstance(value, list)
+        or len(value) > MAX_NAMES
+        or not all(isinstance(name, str) and len(name) <= MAX_NAME_CHARS for name in value)
+    ):
+        raise HibernationError("its kernel named its variables in an impossible way")
+    return tuple(value)
+
+
+def _reasons(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise HibernationError("its kernel named its variables in an impossible way")
+    return {
+        name: one_line(text, MAX_REASON_CHARS)
+        for name, text in zip(_names(list(value)), value.values(), strict=True)
+    }
+
+
+def _descriptions(value: object) -> tuple[dict[str, Any], ...]:
+    """What the kernel says about single variables, cut to what `list_variables` shows."""
+    items = value[:MAX_DESCRIBED] if isinstance(value, list) else []
+    return tuple(_description(item) for item in items if isinstance(item, dict))
+
+
+def _description(item: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {key: one_line(str(item.get(key, ""))) for key in ("name", "type", "preview")}
+    counts = {key: _count(item.get(key)) for key in ("length", "size")}
+    shape = item.get("shape")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or None in map(_count, shape):
+        shape = None
+    return {**texts, **counts, "shape": shape}
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else None
