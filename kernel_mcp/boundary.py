@@ -11,21 +11,21 @@ from kernel_mcp.sandbox.selftest import require_boundary
 UNCONFINED = "none"
 
 
-def proven_sandbox(name: str) -> Sandbox:
+def proven_sandbox(name: str, *, allow_weaker: bool = False) -> Sandbox:
     """The backend `name`, after its promises were checked; blocks for some 40 ms.
 
     `none` promises nothing. Raises SandboxUnavailable, ConfigError.
     """
-    sandbox = select_sandbox(name)
+    sandbox = select_sandbox(name, allow_weaker=allow_weaker)
     if sandbox.name != UNCONFINED:
         require_boundary(sandbox)
     return sandbox
 
 
-def begin_proof(name: str) -> Future[Sandbox]:
+def begin_proof(name: str, *, allow_weaker: bool = False) -> Future[Sandbox]:
     """Start `proven_sandbox` in a thread of its own."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="sandbox-proof")
     try:
-        return executor.submit(proven_sandbox, name)
+        return executor.submit(proven_sandbox, name, allow_weaker=allow_weaker)
     finally:
         executor.shutdown(wait=False)

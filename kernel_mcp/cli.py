@@ -42,6 +42,7 @@ file of --config. A flag wins over a variable, a variable over a file.
 _COMMANDS_HELP = """\
 other commands:
   kernel-mcp demo           analyse a CSV through a real server and show the transcript
+  kernel-mcp doctor         start a sandboxed kernel and report what holds and what does not
   kernel-mcp env list       kernel environments in the cache
   kernel-mcp env build      build the environment of --allow and --python now
   kernel-mcp env prune      remove cached environments that nobody used for 30 days
@@ -95,17 +96,35 @@ def settings_parser(prog: str, description: str, epilog: str) -> argparse.Argume
     for option in OPTIONS:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group.lower())
-        groups[option.group].add_argument(
-            option.flag,
-            dest=option.name,
-            metavar=option.metavar,
-            help=_help(option),
-            action="append" if option.name == "allow" else "store",
-        )
+        _add_flag(groups[option.group], option)
     group = groups["Running the server"]
     group.add_argument("--config", metavar="FILE", help="read settings from this TOML file")
     group.add_argument("--version", action="version", version=f"kernel-mcp {__version__}")
     return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
+    if not option.metavar:
+        group.add_argument(
+            option.flag, dest=option.name, action="store_const", const="true", help=_help(option)
+        )
+        return
+    short = group.add_mutually_exclusive_group()
+    short.add_argument(
+        option.flag,
+        dest=option.name,
+        metavar=option.metavar,
+        help=_help(option),
+        action="append" if option.name == "allow" else "store",
+    )
+    if option.name == "profile":
+        short.add_argument(
+            "--strict",
+            dest=option.name,
+            action="store_const",
+            const="strict",
+            help="the same as --profile strict",
+        )
 
 
 def read_settings(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
@@ -127,7 +146,8 @@ def _serve(argv: Sequence[str]) -> int:
     settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog), argv)
     from kernel_mcp.boundary import begin_proof
 
-    sandbox = begin_proof(settings.sandbox)  # runs while the import below takes its time
+    # runs while the import below takes its time
+    sandbox = begin_proof(settings.sandbox, allow_weaker=settings.allow_weaker_sandbox)
     from kernel_mcp.server import serve
 
     return serve(settings, sandbox)

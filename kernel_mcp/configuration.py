@@ -28,6 +28,7 @@ from kernel_mcp.values import (
     path,
     python,
     size,
+    switch,
 )
 
 if sys.version_info >= (3, 11):
@@ -39,7 +40,8 @@ ENV_PREFIX = "KERNEL_MCP_"
 CONFIG_NAME = "kernel-mcp.toml"
 TABLE = "kernel-mcp"
 
-SANDBOXES = ("auto", "bwrap", "none")
+SANDBOXES = ("auto", "bwrap", "landlock", "none")
+PROFILES = ("strict", "default", "data", "open")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -72,6 +74,11 @@ OPTIONS: tuple[Option, ...] = (
         "add modules or packages to the standard library code may import; packages are installed "
         "for the kernels: a comma list, repeatable, '*' allows every import",
         "curated standard library",
+    ),
+    Option(
+        "profile", "profile", choice(*PROFILES), "What code may import", "|".join(PROFILES),
+        "the list that --allow adds to: `strict` computes only, without files; `data` adds and "
+        "installs numpy, pandas and their kin; `open` refuses nothing", "default",
     ),
     Option(
         "python", "python", python, "What code may import", "VERSION",
@@ -128,6 +135,15 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "sandbox", "sandbox", choice(*SANDBOXES), "Running the server", "|".join(SANDBOXES),
         "how kernels are confined; `none` gives code all that you may do yourself", "auto",
+    ),
+    Option(
+        "allow-weaker-sandbox", "allow_weaker_sandbox", switch, "Running the server", "",
+        "let `--sandbox auto` fall back on landlock, which has gaps (see kernel-mcp doctor)", "off",
+    ),
+    Option(
+        "audit-log", "audit_log", path, "Running the server", "FILE",
+        "add a JSON line to FILE for every session, cell, install, file written, refusal and kill",
+        "none kept",
     ),
     Option(
         "max-sessions", "max_sessions", count, "Running the server", "N",
@@ -268,11 +284,13 @@ def _refuse_unsafe(table: Mapping[str, Any], file: Path) -> None:
             f"folder; give it as --{key}, or name the file with --config {file.name}"
         )
 
-    if str(table.get("sandbox", "")).strip().lower() == "none":
+    if str(table.get("sandbox", "")).strip().lower() in ("none", "landlock"):
         refuse("sandbox")
+    if "allow-weaker-sandbox" in table:
+        refuse("allow-weaker-sandbox")
     if "/" in str(table.get("python", "")):
         refuse("python")
-    for key in ("workspace", "cache-dir"):
+    for key in ("workspace", "cache-dir", "state-dir", "audit-log"):
         folder = table.get(key)
         if isinstance(folder, str):
             inside = os.path.realpath(file.parent)

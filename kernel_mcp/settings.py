@@ -49,7 +49,10 @@ class Settings:
                     private folder that is removed with the server
     state_dir       where the server keeps sockets and logs of this run; None for the default
     cache_dir       where kernel environments are kept; None for the default
-    sandbox         auto, bwrap or none
+    sandbox         auto, bwrap, landlock or none
+    allow_weaker_sandbox  whether auto may choose landlock where bwrap does not work
+    profile         the list of modules that `allow` adds to: strict, default, data or open
+    audit_log       file to which every session, cell, install, file and refusal is noted; or None
     python          interpreter for kernels: version or path; empty for the server's own version
     output_chars    budget of text in one answer
     """
@@ -70,6 +73,9 @@ class Settings:
     state_dir: Path | None = None
     cache_dir: Path | None = None
     sandbox: str = "auto"
+    allow_weaker_sandbox: bool = False
+    profile: str = "default"
+    audit_log: Path | None = None
     python: str = ""
     log_level: str = "warning"
     output_chars: int = 30_000

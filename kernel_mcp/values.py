@@ -73,10 +73,20 @@ def choice(*words: str) -> Callable[[object], str]:
     return read
 
 
+def switch(given: object) -> bool:
+    """On or off: a flag without a value, `true` in TOML, `1` in a variable."""
+    word = str(given).strip().lower() if isinstance(given, (bool, int, str)) else ""
+    if word in ("true", "1", "yes", "on"):
+        return True
+    if word in ("false", "0", "no", "off"):
+        return False
+    raise ValueError("expected true or false")
+
+
 def path(given: object) -> Path:
     """A path, not empty; the caller makes it absolute."""
     if not isinstance(given, str) or not given.strip() or "\0" in given:
-        raise ValueError("expected the path of a folder")
+        raise ValueError("expected a path")
     return Path(given)
 
 

@@ -81,11 +81,15 @@ class SandboxCommand:
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What is in force, for `info`, `doctor` and the instructions of the server."""
+    """What is in force, for `info`, `doctor` and the instructions of the server.
+
+    `unpromised` are checks of the self-test, by name, that fail because of a gap.
+    """
 
     backend: str
     enforced: tuple[str, ...]
     gaps: tuple[str, ...]
+    unpromised: frozenset[str] = frozenset()
 
 
 class Sandbox(Protocol):

@@ -25,8 +25,8 @@ def main() -> None:
         "readable": [path for path in task["hidden"] if _readable(path)],
         "writable": [path for path in task["unwritable"] if _writable(path)],
         "environment": sorted(os.environ),
-        "environments": _environments(),
-        "processes": sum(name.isdigit() for name in os.listdir("/proc")),
+        "environments": _environments(task["processes"]),
+        "processes": sum(name.isdigit() for name in _names("/proc")),
         "interfaces": _interfaces(),
         "connected": [address for address in task["addresses"] if _connects(address)],
         "host_name": os.uname().nodename,
@@ -34,7 +34,7 @@ def main() -> None:
         "tmp_bytes": _size("/tmp"),
         "workspace_writable": _writable(task["workspace"]),
         "vsock": _socket_family(40),
-        "descriptors": len(os.listdir("/proc/self/fd")) - 1,
+        "descriptors": len([name for name in _names("/proc/self/fd") if _foreign(name)]),
     }
     # without the filter some of them would be carried out
     if task["calls"] and status.get("Seccomp") == "2":
@@ -67,10 +67,28 @@ def _writable(folder: str) -> bool:
     return True
 
 
-def _environments() -> "list[str]":
-    """The environment of every process that can be looked at, to be compared by the host."""
+def _names(folder: str) -> "list[str]":
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _foreign(descriptor: str) -> bool:
+    """Whether an open file is other than a fact about this process itself."""
+    try:
+        return not os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/proc/{os.getpid()}/")
+    except OSError:
+        return False  # the listing itself
+
+
+def _environments(known: "list[int]") -> "list[str]":
+    """The environment of every process that can be looked at, to be compared by the host.
+
+    `known` are processes of the host that may be looked for though /proc cannot be listed.
+    """
     found = []
-    for name in os.listdir("/proc"):
+    for name in {*map(str, known), *_names("/proc")}:
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:

@@ -16,7 +16,11 @@ def landlock_report(*, own_user: bool) -> SandboxReport:
         backend="landlock",
         enforced=(*_ENFORCED, user),
         gaps=(*_GAPS, *(_OWN_USER_GAPS if own_user else _SHARED_USER_GAPS)),
+        unpromised=_UNPROMISED | ({"no capabilities"} if own_user else frozenset()),
     )
+
+
+_UNPROMISED = frozenset({"own namespaces", "/tmp limited"})
 
 
 _ENFORCED = (

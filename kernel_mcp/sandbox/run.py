@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
+from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
 from kernel_mcp.settings import Limits
 
 
@@ -20,12 +20,13 @@ def run_confined(
     readonly: Sequence[Path] = (),
     env: Mapping[str, str] | None = None,
     limits: Limits | None = None,
-    stdin: str = "",
+    stdin: str | Callable[[GuestPaths], str] = "",
     timeout: float = 10.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run `argv` with an empty workspace of its own; blocks up to `timeout` seconds.
 
-    Raises SandboxUnavailable when the command does not end in time.
+    `stdin` may depend on where the command finds its folders. Raises SandboxUnavailable when the
+    command does not end in time.
     """
     with tempfile.TemporaryDirectory(prefix="kernel-mcp-") as folder:
         workspace, sockets = Path(folder, "workspace"), Path(folder, "sockets")
@@ -46,12 +47,14 @@ def run_confined(
                 ),
                 identity,
             )
+            paths = sandbox.guest_paths(workspace, sockets)
+            fed = stdin if isinstance(stdin, str) else stdin(paths)
             try:
                 return subprocess.run(
                     command.argv,
                     env=command.env,
                     pass_fds=command.pass_fds,
-                    input=stdin,
+                    input=fed,
                     capture_output=True,
                     text=True,
                     errors="replace",

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
-from kernel_mcp.sandbox.advice import diagnose
+from kernel_mcp.sandbox.advice import AT_OWN_RISK, diagnose
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import NoSandbox
 from kernel_mcp.sandbox.run import run_confined
 
-BACKENDS: Mapping[str, Callable[[], Sandbox]] = {"bwrap": BwrapSandbox.detect, "none": NoSandbox}
 AUTOMATIC = ("bwrap",)
 """Backends that `auto` may choose, best first."""
+WEAKER = ("landlock",)
+"""Backends that `auto` may choose only where the operator has accepted their gaps."""
+WEAKER_FLAG = "--allow-weaker-sandbox"
 
 
-def select_sandbox(name: str = "auto") -> Sandbox:
+def _landlock() -> Sandbox:
+    from kernel_mcp.sandbox.landlock import LandlockSandbox
+
+    return LandlockSandbox.detect()
+
+
+BACKENDS: Mapping[str, Callable[[], Sandbox]] = MappingProxyType(
+    {"bwrap": BwrapSandbox.detect, "landlock": _landlock, "none": NoSandbox}
+)
+"""Every backend by the name that `--sandbox` takes."""
+
+
+def select_sandbox(name: str = "auto", *, allow_weaker: bool = False) -> Sandbox:
     """The backend of that name, proven by a process that ran in it; blocks for some 10 ms.
 
-    Raises SandboxUnavailable with the remedy, ConfigError for an unknown name.
+    `auto` is the strongest that works, one of `WEAKER` only with `allow_weaker`. Raises
+    SandboxUnavailable with the remedy, ConfigError for an unknown name.
     """
     if name == "auto":
-        return _first_that_works()
+        return _first_that_works(allow_weaker=allow_weaker)
     if name not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
@@ -31,13 +47,20 @@ def select_sandbox(name: str = "auto") -> Sandbox:
     return sandbox
 
 
-def _first_that_works() -> Sandbox:
+def _first_that_works(*, allow_weaker: bool) -> Sandbox:
     refusals: list[str] = []
-    for name in AUTOMATIC:
+    for name in (*AUTOMATIC, *WEAKER) if allow_weaker else AUTOMATIC:
         found = _try(name)
         if not isinstance(found, SandboxUnavailable):
             return found
         refusals.append(str(found))
+    if not allow_weaker:
+        refusals += [
+            f"The {name} sandbox works here: {WEAKER_FLAG} takes it instead, with the gaps that "
+            f"`kernel-mcp doctor --sandbox {name}` lists."
+            for name in WEAKER
+            if not isinstance(_try(name), SandboxUnavailable)
+        ]
     raise SandboxUnavailable("\n".join(refusals))
 
 
@@ -51,5 +74,11 @@ def _try(name: str) -> Sandbox | SandboxUnavailable:
 def _probe(sandbox: Sandbox) -> None:
     """Run a process that does nothing. Raises SandboxUnavailable."""
     done = run_confined(sandbox, ["/bin/sh", "-c", "exit 0"])
-    if done.returncode != 0:
+    if done.returncode == 0:
+        return
+    if isinstance(sandbox, BwrapSandbox):
         raise SandboxUnavailable(diagnose(done.stderr))
+    said = " ".join(done.stderr.split())[-400:] or f"nothing, exit code {done.returncode}"
+    raise SandboxUnavailable(
+        f"the {sandbox.name} sandbox cannot start a process here (it said: {said}). {AT_OWN_RISK}"
+    )

@@ -8,7 +8,7 @@ import platform
 import secrets
 import socket
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -23,6 +23,7 @@ from kernel_mcp.settings import Limits
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_CAP_DAC_READ_SEARCH = 1 << 2
 _UPDATE = "update bubblewrap and the Linux kernel, then run `kernel-mcp doctor`"
 _REPORT = "do not use this backend here; report it as a defect with the output of this check"
 
@@ -37,11 +38,12 @@ class Check:
     remedy: str = _REPORT
 
 
-def require_boundary(sandbox: Sandbox, *, excused: Collection[str] = ()) -> None:
-    """Let a server start only where the quick checks pass; blocks for some 30 ms.
+def require_boundary(sandbox: Sandbox) -> None:
+    """Let a server start only where the quick checks pass that the backend promises.
 
-    `excused` are checks that this backend does not promise. Raises SandboxUnavailable.
+    Blocks for some 30 ms. Raises SandboxUnavailable.
     """
+    excused = sandbox.report().unpromised
     failed = [
         check for check in quick_checks(sandbox) if not check.passed and check.name not in excused
     ]
@@ -97,7 +99,7 @@ def _run(sandbox: Sandbox, *, calls: dict[str, list[int]]) -> tuple[_Host, dict[
             "unwritable": ["/", "/usr", "/etc", "/dev", "/opt", "/run", "/var/tmp"],
             "addresses": addresses,
             "namespaces": _NAMESPACES,
-            "workspace": sandbox.guest_paths(Path("/tmp"), Path("/tmp")).workspace,
+            "processes": [os.getpid(), os.getppid()],
             "calls": calls,
         }
         done = run_confined(
@@ -105,7 +107,7 @@ def _run(sandbox: Sandbox, *, calls: dict[str, list[int]]) -> tuple[_Host, dict[
             [sys.executable, "-I", "-S", "-c", source],
             readonly=[Path(prefix) for prefix in prefixes],
             limits=limits,
-            stdin=json.dumps(task),
+            stdin=lambda paths: json.dumps({**task, "workspace": paths.workspace}),
         )
     try:
         return host, json.loads(done.stdout)
@@ -160,6 +162,11 @@ def _evaluate(host: _Host, facts: dict[str, Any]) -> list[Check]:
         Check(
             "no capabilities",
             all(not int(value, 16) for value in capabilities.values()),
+            _listed(f"{name} {value}" for name, value in capabilities.items()),
+        ),
+        Check(
+            "no capability to change anything",
+            all(not int(value, 16) & ~_CAP_DAC_READ_SEARCH for value in capabilities.values()),
             _listed(f"{name} {value}" for name, value in capabilities.items()),
         ),
         Check("no new privileges", status.get("NoNewPrivs") == "1", status.get("NoNewPrivs", "?")),

@@ -66,6 +66,8 @@ def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
         (["--memory"], "argument --memory: expected one argument"),
         (["--mem", "2G"], "there is no flag --mem"),
         (["--allow", "./x"], "names a place"),
+        (["--strict", "--profile", "data"], "not allowed with"),
+        (["--profile", "lax"], "--profile lax: expected strict, default, data or open"),
         (["env"], "expected one of list, build, prune"),
         (["env", "prune", "--older-than", "soon"], "--older-than soon: expected a time"),
     ],
@@ -102,6 +104,19 @@ def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[0].allow == ("numpy", "os", "pandas")
     assert seen[0].limits.memory_bytes == 4 * GIB
     assert seen[0].limits.cpu_seconds == 120
+
+
+def test_a_switch_takes_no_value_and_strict_is_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    def serve(settings: Settings, _sandbox: Future[Sandbox]) -> int:
+        seen.append(settings)
+        return 0
+
+    _replace_server(monkeypatch, serve)
+    assert cli.main(["--sandbox", "none", "--allow-weaker-sandbox", "--strict"]) == 0
+    assert seen[0].allow_weaker_sandbox
+    assert seen[0].profile == "strict"
 
 
 def test_a_failure_the_server_explains_exits_1(

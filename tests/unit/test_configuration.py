@@ -88,6 +88,9 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
         'workspace = "/home/ada"',
         'workspace = "../elsewhere"',
         'cache-dir = "/tmp/prepared"',
+        'sandbox = "landlock"',
+        "allow-weaker-sandbox = true",
+        'audit-log = "/etc/cron.d/x"',
     ],
 )
 def test_a_file_nobody_named_cannot_weaken_the_boundary(tmp_path: Path, line: str) -> None:
@@ -140,7 +143,7 @@ def test_an_unknown_variable_of_ours_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_bad_flag_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--sandbox docker: expected auto, bwrap or none"):
+    with pytest.raises(ConfigError, match="--sandbox docker: expected auto, bwrap, landlock or"):
         load({"sandbox": "docker"}, {}, tmp_path)
 
 

@@ -129,5 +129,21 @@ def test_an_entry_is_a_name_and_never_a_place_or_an_option(given: object) -> Non
 
 def test_a_path_is_not_empty() -> None:
     assert values.path("a/b") == Path("a/b")
-    with pytest.raises(ValueError, match="path of a folder"):
+    with pytest.raises(ValueError, match="expected a path"):
         values.path(" ")
+
+
+@pytest.mark.parametrize("given", [True, 1, "1", "true", " Yes ", "on"])
+def test_a_switch_is_on(given: object) -> None:
+    assert values.switch(given) is True
+
+
+@pytest.mark.parametrize("given", [False, 0, "0", "false", "No", "off"])
+def test_a_switch_is_off(given: object) -> None:
+    assert values.switch(given) is False
+
+
+@pytest.mark.parametrize("given", ["", "maybe", 2, None, []])
+def test_a_switch_is_nothing_else(given: object) -> None:
+    with pytest.raises(ValueError, match="expected true or false"):
+        values.switch(given)

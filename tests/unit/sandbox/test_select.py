@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.boundary import proven_sandbox
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
+from kernel_mcp.sandbox.landlock import landlock_available
 from kernel_mcp.sandbox.select import select_sandbox
+
+NEEDS_LANDLOCK = pytest.mark.skipif(
+    (reason := landlock_available()) is not None, reason=str(reason)
+)
 
 
 def fake_bwrap(folder: Path, body: str) -> None:
@@ -17,7 +23,7 @@ def fake_bwrap(folder: Path, body: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="auto, bwrap, none"):
+    with pytest.raises(ConfigError, match="auto, bwrap, landlock, none"):
         select_sandbox("gvisor")
 
 
@@ -60,3 +66,37 @@ def test_a_machine_without_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     with pytest.raises(SandboxUnavailable, match="riscv64"):
         select_sandbox("bwrap")
+
+
+@NEEDS_LANDLOCK
+def test_a_weaker_sandbox_is_taken_only_where_it_was_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxUnavailable, match="bubblewrap is not installed") as refusal:
+        select_sandbox("auto")
+    assert "--allow-weaker-sandbox" in str(refusal.value)
+    assert select_sandbox("auto", allow_weaker=True).name == "landlock"
+
+
+@NEEDS_LANDLOCK
+def test_landlock_holds_what_it_promises() -> None:
+    assert proven_sandbox("landlock").report().backend == "landlock"
+
+
+def test_the_strongest_is_taken_even_where_weaker_ones_are_accepted() -> None:
+    assert select_sandbox("auto", allow_weaker=True).name == "bwrap"
+
+
+def test_where_nothing_works_every_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("kernel_mcp.sandbox.landlock.unavailable", lambda: "Linux is too old")
+    with pytest.raises(SandboxUnavailable) as refusal:
+        select_sandbox("auto", allow_weaker=True)
+    assert "bubblewrap is not installed" in str(refusal.value)
+    assert "Linux is too old" in str(refusal.value)
+    with pytest.raises(SandboxUnavailable) as shorter:
+        select_sandbox("auto")
+    assert "--allow-weaker-sandbox" not in str(shorter.value)
