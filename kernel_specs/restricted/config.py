@@ -80,14 +80,14 @@ def load(connection_file: Path) -> BootConfig:
     """
     path = connection_file.with_name("boot.json")
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         return BootConfig()
     except OSError as error:
         raise BootError(f"cannot read boot.json: {error}") from error
     try:
-        return parse(json.loads(text))
-    except (TypeError, ValueError, KeyError) as error:
+        return parse(_mapping(json.loads(content)))
+    except (TypeError, ValueError) as error:
         raise BootError(f"boot.json is not valid: {type(error).__name__}: {error}") from error
 
 
@@ -95,7 +95,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
     """Build a BootConfig. Raises ValueError or TypeError for what is not as agreed."""
     if data.get("version") != VERSION:
         raise ValueError(f"version {data.get('version')!r}, this kernel understands {VERSION}")
-    policy = data.get("policy", {})
+    policy = _mapping(data.get("policy", {}))
     default = BootConfig()
     return BootConfig(
         confined=True,
@@ -104,7 +104,9 @@ def parse(data: dict[str, Any]) -> BootConfig:
             modules=_strings(policy.get("modules", [])),
             profile=str(policy.get("profile", "default")),
         ),
-        limits=Limits(**{name: int(value) for name, value in data.get("limits", {}).items()}),
+        limits=Limits(
+            **{name: int(value) for name, value in _mapping(data.get("limits", {})).items()}
+        ),
         output=Output(**data.get("output", {})),
         workspace=str(data.get("workspace", "")),
         tmp=str(data.get("tmp") or default.tmp),
@@ -115,7 +117,13 @@ def parse(data: dict[str, Any]) -> BootConfig:
     )
 
 
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, got {repr(value)[:80]}")
+    return value
+
+
 def _strings(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise TypeError(f"expected a list of strings, got {values!r:.80}")
+        raise TypeError(f"expected a list of strings, got {repr(values)[:80]}")
     return tuple(values)

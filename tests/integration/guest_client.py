@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,9 +221,14 @@ def guest(folder: Path, **options: Any) -> Iterator[GuestKernel]:
 
 def wait_until_asleep(pid: int) -> None:
     """Return once the main thread of a process waits in the system, as in `time.sleep`."""
-    deadline = time.monotonic() + SECONDS
     path = Path(f"/proc/{pid}/task/{pid}/stat")
-    while path.read_text().rpartition(")")[2].split()[0] != "S":
+    wait_until(lambda: path.read_text().rpartition(")")[2].split()[0] == "S")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return once a condition of the outside world holds; AssertionError after SECONDS."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
         assert time.monotonic() < deadline
         select.select([], [], [], 0.001)
 

@@ -23,6 +23,7 @@ from tests.integration.guest_client import (
     SECONDS,
     GuestKernel,
     guest,
+    wait_until,
     wait_until_asleep,
 )
 
@@ -538,6 +539,7 @@ def test_blocking_jupyter_client_works_without_boot_file(folder: Path) -> None:
     started = GuestKernel(folder, confined=False)
     client = BlockingKernelClient(connection_file=str(started.connection_file))
     try:
+        wait_until((folder / "k-5").exists)  # else the client takes a slow start for a death
         client.load_connection_file()
         client.start_channels()
         client.wait_for_ready(timeout=SECONDS)

@@ -1,0 +1,85 @@
+"""Process, environment and resource limits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from kernel_specs.restricted import confine
+from kernel_specs.restricted.config import BootConfig
+
+ROOT = Path(__file__).parents[3]
+MIB = 1024 * 1024
+
+
+def in_child(body: str) -> Any:
+    """Run code that prints JSON in a process of its own, for limits cannot be raised again."""
+    prologue = "import json, resource\nfrom kernel_specs.restricted import confine, config\n"
+    done = subprocess.run(
+        [sys.executable, "-c", prologue + body],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    return json.loads(done.stdout)
+
+
+def test_environment_is_small_fixed_and_points_into_tmp() -> None:
+    names = confine.environment(BootConfig(workspace="/workspace", tmp="/scratch"), threads=3)
+    assert names["HOME"] == "/workspace"
+    assert names["OPENBLAS_NUM_THREADS"] == names["OMP_NUM_THREADS"] == "3"
+    assert names["MPLBACKEND"] == "module://matplotlib_inline.backend_inline"
+    assert all(
+        names[name].startswith("/scratch/")
+        for name in names
+        if name.endswith(("_DIR", "CONFIGDIR", "CACHE_HOME", "IPYTHONDIR"))
+    )
+    assert len(names) < 32
+
+
+def test_address_space_has_a_reserve_that_is_opened_and_closed() -> None:
+    seen = in_child(f"""
+confine.apply_limits(config.Limits(memory_bytes={300 * MIB}))
+outside = resource.getrlimit(resource.RLIMIT_AS)
+with confine.memory_reserve():
+    inside = resource.getrlimit(resource.RLIMIT_AS)
+print(json.dumps([outside, inside, resource.getrlimit(resource.RLIMIT_AS)]))
+""")
+    soft = 300 * MIB + confine.ADDRESS_SPACE_OVERHEAD
+    hard = soft + confine.MEMORY_RESERVE
+    assert seen == [[soft, hard], [hard, hard], [soft, hard]]
+
+
+def test_without_a_memory_limit_the_reserve_changes_nothing() -> None:
+    seen = in_child("""
+confine.apply_limits(config.Limits())
+before = resource.getrlimit(resource.RLIMIT_AS)
+with confine.memory_reserve():
+    inside = resource.getrlimit(resource.RLIMIT_AS)
+print(json.dumps([before, inside]))
+""")
+    assert seen[0] == seen[1]
+
+
+def test_a_limit_is_never_raised_above_what_the_host_had_set() -> None:
+    seen = in_child("""
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+confine.apply_limits(config.Limits(open_files=500, file_bytes=1000))
+kinds = resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE
+print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
+""")
+    assert seen == [[100, 100], [1000, 1000], [0, 0]]
+
+
+def test_a_kernel_without_boot_file_keeps_its_environment() -> None:
+    seen = in_child("""
+import os
+os.environ["KEPT"] = "1"
+confine.confine(config.BootConfig())
+print(json.dumps([os.environ["KEPT"], os.getsid(0) == os.getpid()]))
+""")
+    assert seen == ["1", True]

@@ -1,0 +1,198 @@
+"""The import guard, judged by the file a caller was compiled from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+
+from kernel_specs.restricted.config import BootConfig, Policy
+from kernel_specs.restricted.guard import ImportGuard, ModuleNotAllowedError
+from kernel_specs.restricted.tracebacks import IMPORT_GUARD
+
+CELL = "<ipython-input-1-abc>"
+MODULES = ("math", "urllib.parse", "numpy", "xml.etree.ElementTree")
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> ImportGuard:
+    (tmp_path / "w").mkdir()
+    return ImportGuard(
+        BootConfig(
+            policy=Policy(allow_all=False, modules=MODULES),
+            runtime=("/runtime",),
+            layers=("/packages/a",),
+            workspace=str(tmp_path / "w"),
+        )
+    )
+
+
+def frame_of(*files: str) -> FrameType:
+    """A frame of code compiled from the last file, called from the ones before it."""
+    found: list[FrameType] = []
+    run: Callable[[], Any] = lambda: found.append(sys._getframe(1))  # noqa: E731
+    for name in reversed(files):
+        namespace: dict[str, Any] = {"run": run}
+        exec(compile("def call(): run()", name, "exec"), namespace)
+        run = namespace["call"]
+    run()
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "fromlist"),
+    [
+        ("math", ()),
+        ("numpy", ()),
+        ("numpy.linalg", ("norm",)),
+        ("urllib", ()),
+        ("urllib", ("parse",)),
+        ("urllib", ("__doc__",)),
+        ("urllib.parse", ("quote",)),
+        ("xml.etree", ("ElementTree",)),
+        ("_strptime", ()),
+    ],
+)
+def test_user_code_may_import_what_is_named(
+    guard: ImportGuard, name: str, fromlist: tuple[str, ...]
+) -> None:
+    guard.check(frame_of(CELL), name, {}, fromlist, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "fromlist", "refused"),
+    [
+        ("os", (), "os"),
+        ("os.path", (), "os.path"),
+        ("mathematics", (), "mathematics"),
+        ("urllib.request", (), "urllib.request"),
+        ("urllib", ("request",), "urllib.request"),
+        ("urllib", ("parse", "request"), "urllib.request"),
+        ("xml", ("sax",), "xml.sax"),
+        ("sys", (), "sys"),
+    ],
+)
+def test_user_code_is_refused_the_rest_and_told_what_would_permit_it(
+    guard: ImportGuard, name: str, fromlist: tuple[str, ...], refused: str
+) -> None:
+    with pytest.raises(ModuleNotAllowedError) as caught:
+        guard.check(frame_of(CELL), name, {}, fromlist, 0)
+    text = str(caught.value)
+    assert text.startswith(f"import of {refused!r} is not allowed in this session. Allowed: math,")
+    assert f"--allow {refused.partition('.')[0]} " in text
+    assert isinstance(caught.value, ImportError)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        (CELL, "/runtime/lib/pandas/__init__.py"),
+        (CELL, "/packages/a/seaborn/__init__.py"),
+        (CELL, "/runtime/lib/x.py", "<string>"),
+        (CELL, "<frozen os>"),
+        (CELL, str(Path(warnings.__file__))),
+    ],
+)
+def test_libraries_may_import_anything(guard: ImportGuard, files: tuple[str, ...]) -> None:
+    guard.check(frame_of(*files), "os", {}, (), 0)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        (CELL,),
+        (CELL, "<string>"),
+        (CELL, "<string>", "<lambda>"),
+        ("/runtime/lib/threading.py", CELL),
+        ("/runtime/lib/threading.py", "/workspace/mine.py"),
+        ("/runtime-of-mine/x.py",),
+        ("<string>",),
+    ],
+)
+def test_generated_code_counts_as_its_caller(guard: ImportGuard, files: tuple[str, ...]) -> None:
+    with pytest.raises(ModuleNotAllowedError):
+        guard.check(frame_of(*files), "os", {}, (), 0)
+
+
+def test_extension_modules_may_import_in_the_name_of_their_caller(
+    guard: ImportGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extension = ModuleType("extension")
+    extension.__file__ = "/runtime/lib/extension.so"
+    monkeypatch.setitem(sys.modules, "extension", extension)
+    guard.check(frame_of(CELL), "os", vars(extension), (), 0)
+    with pytest.raises(ModuleNotAllowedError):
+        guard.check(frame_of(CELL), "os", dict(vars(extension)), (), 0)
+
+
+def test_files_of_the_workspace_may_be_imported_by_their_name(
+    guard: ImportGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = tmp_path / "w"
+    monkeypatch.syspath_prepend(str(workspace))
+    (workspace / "mine_own.py").write_text("")
+    (workspace / "package_own").mkdir()
+    (workspace / "package_own" / "__init__.py").write_text("")
+    (workspace / "os.py").write_text("")
+    guard.check(frame_of(CELL), "mine_own", {}, (), 0)
+    guard.check(frame_of(CELL), "package_own.part", {}, (), 0)
+    inside = frame_of(str(workspace / "package_own" / "__init__.py"))
+    guard.check(inside, "part", {"__package__": "package_own"}, (), 1)
+    for name in ("os", "posix", "sqlite3", "does_not_exist"):
+        with pytest.raises(ModuleNotAllowedError):
+            guard.check(frame_of(CELL), name, {}, (), 0)
+
+
+def test_modules_can_be_added_later(guard: ImportGuard) -> None:
+    with pytest.raises(ModuleNotAllowedError):
+        guard.check(frame_of(CELL), "seaborn.axisgrid", {}, (), 0)
+    guard.allow(["seaborn"])
+    guard.check(frame_of(CELL), "seaborn.axisgrid", {}, (), 0)
+
+
+def test_long_lists_are_cut() -> None:
+    error = ModuleNotAllowedError("os", [f"module{i}" for i in range(300)])
+    assert "and 220 more" in str(error)
+
+
+def test_installed_guard_is_cheap_invisible_and_complete(tmp_path: Path) -> None:
+    code = f"""
+import sys, timeit
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from kernel_specs.restricted.config import BootConfig, Policy
+from kernel_specs.restricted.guard import ImportGuard
+import importlib, math, os
+before = min(timeit.repeat("import math", number=20000))
+policy = Policy(False, ("math", "importlib"))
+ImportGuard(BootConfig(policy=policy, runtime=({str(tmp_path)!r},))).install()
+allowed = min(timeit.repeat("import math", number=20000))
+assert (allowed - before) / 20000 < 2e-6, allowed
+def attempt(source):
+    try:
+        exec(compile(source, {CELL!r}, "exec"), {{"importlib": importlib}})
+    except ImportError as error:
+        return type(error).__name__
+    return "imported"
+refused = "ModuleNotAllowedError"
+assert attempt("import math") == "imported"
+assert attempt("import os") == refused
+assert attempt("importlib.import_module('os')") == refused
+assert attempt("importlib.__import__('os')") == refused
+assert attempt("from . import x") == "ImportError"
+assert importlib.import_module("json").__name__ == "json"
+assert importlib.import_module(".decoder", "json").__name__ == "json.decoder"
+assert __import__.__code__.co_filename == {IMPORT_GUARD!r}
+print("done")
+"""
+    script = tmp_path / "try.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "done\n", done.stderr

@@ -1,0 +1,96 @@
+"""Plain tracebacks of user frames."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from kernel_specs.restricted import tracebacks
+
+CELL = "<ipython-input-7-abc>"
+
+
+def formatted(code: str, filename: str = CELL) -> list[str]:
+    """The traceback of code that raises."""
+    try:
+        exec(compile(code, filename, "exec"), {})
+    except BaseException as error:  # noqa: BLE001  # whatever the code under test raises
+        return tracebacks.format_exception(type(error), error, error.__traceback__, label)
+    raise AssertionError("nothing was raised")
+
+
+def label(filename: str) -> str | None:
+    """The label of the only cell there is."""
+    return "Cell In[7]" if filename == CELL else None
+
+
+def test_each_frame_is_an_entry_and_the_exception_comes_last() -> None:
+    parts = formatted("def f():\n    raise ValueError('why')\nf()")
+    assert parts[0] == "Traceback (most recent call last):"
+    assert parts[-3].startswith("  Cell In[7], line 3, in <module>")
+    assert parts[-2].startswith("  Cell In[7], line 2, in f")
+    assert parts[-1] == "ValueError: why"
+
+
+def test_frames_of_the_kernel_are_left_out() -> None:
+    def refuse() -> None:
+        raise ImportError("refused")
+
+    refuse.__code__ = refuse.__code__.replace(co_filename=tracebacks.IMPORT_GUARD)
+    try:
+        refuse()
+    except ImportError as error:
+        parts = tracebacks.format_exception(ImportError, error, error.__traceback__, label)
+    assert tracebacks.IMPORT_GUARD not in "".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("try:\n    1/0\nexcept Exception as e:\n    raise KeyError from e", "direct cause"),
+        ("try:\n    1/0\nexcept Exception:\n    raise KeyError", "During handling"),
+    ],
+)
+def test_causes_and_contexts_come_first(code: str, said: str) -> None:
+    text = "\n".join(formatted(code))
+    assert text.index("ZeroDivisionError") < text.index(said) < text.index("KeyError")
+
+
+def test_suppressed_contexts_stay_away() -> None:
+    text = "\n".join(formatted("try:\n    1/0\nexcept Exception:\n    raise KeyError from None"))
+    assert "ZeroDivisionError" not in text
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with 3.11")
+def test_groups_are_drawn_with_their_members() -> None:
+    text = "\n".join(formatted("raise ExceptionGroup('g', [ValueError(1), KeyError(2)])"))
+    assert "Cell In[7]" in text
+    assert "ValueError: 1" in text
+    assert "KeyError: 2" in text
+
+
+def test_deep_recursion_keeps_both_ends() -> None:
+    parts = formatted("def a(n): b(n)\ndef b(n): a(n)\na(0)")
+    assert len(parts) < tracebacks.MAX_FRAMES + 5
+    assert any("frames left out" in part for part in parts)
+    assert parts[1].startswith(("  File", "  Cell"))
+
+
+@pytest.mark.parametrize("shorten", [tracebacks.shorten, tracebacks.safe_str])
+def test_long_texts_lose_their_middle(shorten: Callable[[str], str]) -> None:
+    text = shorten("a" * 100_000 + "b" * 100_000)
+    assert len(text) < tracebacks.MAX_CHARS + 100
+    assert text.startswith("aaa")
+    assert text.endswith("bbb")
+    assert "characters left out" in text
+
+
+def test_an_exception_that_cannot_be_shown_is_named() -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert "BrokenError" in tracebacks.safe_str(BrokenError())
+    assert "BrokenError" in tracebacks.exception_only(BrokenError, BrokenError())[0]

@@ -1,0 +1,151 @@
+"""Names described without running user code."""
+
+from __future__ import annotations
+
+import array
+import json
+import math
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NoReturn, cast
+
+import pytest
+
+from kernel_specs.restricted.variables import MAX_NAMES, PREVIEW_CHARS, describe
+
+
+class Hostile:
+    """Everything that could be called raises."""
+
+    def _fail(self, *_: object) -> NoReturn:
+        raise AssertionError("user code was run")
+
+    __repr__ = __str__ = __len__ = __iter__ = __bool__ = _fail
+    __getattr__ = __eq__ = _fail
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def shape(self) -> NoReturn:
+        """Claims to be an array."""
+        raise AssertionError("user code was run")
+
+
+class HostileMeta(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise AssertionError("user code was run")
+
+
+class LoudList(list[int]):
+    def __len__(self) -> int:
+        raise AssertionError("user code was run")
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("user code was run")
+
+
+def one(value: object) -> dict[str, Any]:
+    """The description of a single variable."""
+    (found,) = describe({"x": value})["variables"]
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "length", "preview"),
+    [
+        (1, "int", None, "1"),
+        (1.5, "float", None, "1.5"),
+        (math.nan, "float", None, "nan"),
+        (None, "NoneType", None, "None"),
+        (True, "bool", None, "True"),
+        ("text\nmore", "str", 9, r"'text\nmore'"),
+        (b"\x00", "bytes", 1, r"b'\x00'"),
+        ([1, "a", None], "list", 3, "[1, 'a', None]"),
+        ([], "list", 0, "[]"),
+        ((1,), "tuple", 1, "(1,)"),
+        (set(), "set", 0, "set()"),
+        ({1}, "set", 1, "{1}"),
+        (frozenset({1}), "frozenset", 1, "frozenset({1})"),
+        ({"a": [1, [2, [3]]]}, "dict", 1, "{'a': [1, […]]}"),
+        (range(10), "range", 10, "range(0, 10)"),
+        (list(range(1000)), "list", 1000, "[0, 1, 2, 3, 4, 5, …]"),
+        (math, "module", None, "<module math>"),
+        (int, "class", None, "<class int>"),
+        (array.array("b"), "array", None, "<array object>"),
+        (len, "function", None, "<function object>"),
+    ],
+)
+def test_known_values_are_shown(value: object, kind: str, length: int | None, preview: str) -> None:
+    found = one(value)
+    assert found["type"] == kind
+    assert found["length"] == length
+    assert found["preview"] == preview
+
+
+def test_huge_integers_are_not_turned_into_digits() -> None:
+    assert one(10**5000)["preview"] == "<int of 16610 bits>"
+
+
+def test_functions_show_their_parameters() -> None:
+    def function(a: int, b: int = 1, *rest: int, key: int, **more: int) -> None: ...
+    def keyword_only(*, key: int) -> None: ...
+
+    assert one(function)["preview"] == "function(a, b, *rest, key, **more)"
+    assert one(keyword_only)["preview"] == "keyword_only(*, key)"
+
+
+def test_no_code_of_the_user_is_run() -> None:
+    hostile_class = HostileMeta("Evil", (), {})
+    values: dict[str, object] = {
+        "a": Hostile(),
+        "b": [Hostile()],
+        "c": {"k": Hostile()},
+        "d": LoudList([1]),
+        "e": hostile_class,
+        "f": (Hostile(), (Hostile(), (Hostile(),))),
+        "g": object.__new__(cast(type, hostile_class)),
+    }
+    reply = describe(values)
+    json.dumps(reply)
+    previews = [variable["preview"] for variable in reply["variables"]]
+    assert previews[:4] == [
+        "<Hostile object>",
+        "[<Hostile object>]",
+        "{'k': <Hostile object>}",
+        "<LoudList object>",
+    ]
+    assert previews[4] == "<class Evil>"
+
+
+def test_fake_libraries_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = ModuleType("numpy")
+    fake.ndarray = Hostile  # type: ignore[attr-defined]
+    monkeypatch.setitem(__import__("sys").modules, "numpy", fake)
+    found = one(Hostile())
+    assert found["shape"] is None
+    assert found["preview"] == "<Hostile object>"
+
+
+def test_names_of_the_kernel_are_hidden() -> None:
+    namespace = {"_": 1, "__x": 1, "_i1": "", "In": [], "exit": 1, "mine": 2}
+    names = [found["name"] for found in describe(namespace, {"In", "exit"})["variables"]]
+    assert names == ["mine"]
+
+
+def test_size_of_the_answer_is_bounded() -> None:
+    reply = describe({f"name{i}": "x" * 1000 for i in range(MAX_NAMES + 7)})
+    assert len(reply["variables"]) == MAX_NAMES
+    assert reply["omitted"] == 7
+    assert all(len(found["preview"]) <= PREVIEW_CHARS for found in reply["variables"])
+
+
+def test_arrays_and_tables_show_shape_and_columns() -> None:
+    numpy = pytest.importorskip("numpy")
+    pandas = pytest.importorskip("pandas")
+    found = one(numpy.zeros((3, 4)))
+    assert (found["shape"], found["length"], found["size"]) == ([3, 4], 3, 96)
+    assert found["preview"].startswith("float64: [0.0,")
+    assert "0.0" not in one(numpy.array([Hostile()], dtype=object))["preview"]
+    table = one(pandas.DataFrame({"a": [1, 2], "b": [3, 4]}))
+    assert table["shape"] == [2, 2]
+    assert table["preview"] == "columns: 'a', 'b'"
+    assert one(pandas.Series([1, 2, 3]))["length"] == 3
