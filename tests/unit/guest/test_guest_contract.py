@@ -37,8 +37,9 @@ from kernel_specs.restricted.shell import DisplayHook, Shell
                 "start dispatch_shell dispatch_control set_parent get_parent pre_handler_hook "
                 "post_handler_hook execute_request do_execute _abort_queues _execute_sleep "
                 "_aborting _publish_status _publish_status_and_flush _topic _control_lock "
-                "shell_stream control_stream control_msg_types record_ports _supports_kernel_subshells "
-                "interrupt_request shutdown_request iopub_socket stdin_socket ident"
+                "shell_stream control_stream control_msg_types record_ports "
+                "_supports_kernel_subshells interrupt_request shutdown_request iopub_socket "
+                "stdin_socket ident"
             ),
         ),
         (IPythonKernel, "_forward_input _restore_input shell_class compiler_class shell"),
