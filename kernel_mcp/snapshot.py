@@ -148,7 +148,7 @@ async def _ask(
         raise HibernationError("its kernel took no requests") from error
     message = answer.message
     if message is None and kernel.exit is not None:
-        raise HibernationError(f"its kernel was {kernel.exit.describe()} meanwhile")
+        raise HibernationError(f"its kernel ended meanwhile ({kernel.exit.describe()})")
     if message is None or scope.cancelled_caught:
         raise HibernationError(f"its kernel did not answer within {seconds:g} s")
     if message.content.get("status") != "ok":

@@ -229,8 +229,7 @@ async def test_what_a_kernel_leaves_running_ends_with_it() -> None:
         kernel = await b.forked()
         await run(
             kernel,
-            "import subprocess\n"
-            "p = subprocess.Popen(['sleep', '300'], start_new_session=True)",
+            "import subprocess\np = subprocess.Popen(['sleep', '300'], start_new_session=True)",
         )
         assert b"sleep\x00300\x00" in commands()
         kernel.submit("import os; os._exit(0)", lambda _event: None)

@@ -1,0 +1,198 @@
+"""Kernels that only exist in the test: cells are assignments, dumps are JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+
+from kernel_mcp.demand import Demand
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernel import Answer, Kernel, Run, Sink
+from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, Usage
+from kernel_mcp.manager import Folders, SessionManager
+from kernel_mcp.policy import Policy
+from kernel_mcp.settings import Settings
+from kernel_mcp.wire import Message
+from kernel_mcp.workspace import Workspace
+
+
+class FakeKernel:
+    """Runs `name = value` and, until it is interrupted, `wait`."""
+
+    environment = KernelEnvironment(Path("python"), ())
+    policy = Policy(frozenset(), allow_all=True)
+
+    def __init__(self, source: FakeSource) -> None:
+        self.variables: dict[str, str] = {}
+        self.exit: ExitStatus | None = None
+        self.closed = False
+        self.handle = self
+        self.dead = anyio.Event()
+        self._source = source
+        self._dump = b""
+        self._arrived = b""
+        self._waiting: Run | None = None
+        self._pending: Answer | None = None
+
+    async def watch(self) -> None:
+        await self.dead.wait()
+
+    async def aclose(self) -> None:
+        self.closed = True
+        self.dead.set()
+
+    def usage(self) -> Usage:
+        return Usage()
+
+    def die(self) -> None:
+        self.exit = ExitStatus(code=7)
+        self.dead.set()
+        if self._pending is not None:
+            self._pending.done.set()
+
+    kill = die
+
+    def interrupt(self) -> None:
+        if self._waiting is not None:
+            self._waiting.on_reply({"status": "ok"})
+            self._waiting.on_idle()
+            self._waiting = None
+        if self._pending is not None:
+            self._answer(self._pending, {"status": "aborted"})
+
+    def submit(self, code: str, sink: Sink, *, silent: bool = False) -> Run:
+        run = Run(sink)
+        if code == "wait":
+            self._waiting = run
+            return run
+        name, _, value = code.partition(" = ")
+        self.variables[name] = value
+        run.on_reply({"status": "ok", "execution_count": len(self.variables)})
+        run.on_idle()
+        return run
+
+    @contextmanager
+    def asking(
+        self, channel: str, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
+    ) -> Iterator[Answer]:
+        answer = Answer()
+        self._source.asked.append(kind)
+        {
+            "kernel_mcp_dump_request": self._make,
+            "kernel_mcp_dump_part_request": self._send,
+            "kernel_mcp_load_part_request": self._take,
+            "kernel_mcp_load_request": self._load,
+        }[kind](answer, content, b"".join(buffers))
+        yield answer
+
+    def _make(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
+        if self._source.dump == "hang":
+            self._pending = answer
+            self._source.dumping.set()
+            return
+        if self._source.dump == "die":
+            self._pending = answer
+            self.die()
+            return
+        bad = self._source.unpicklable
+        wanted = {k: v for k, v in self.variables.items() if k not in content["leave"]}
+        lost = {name: bad[name] for name in wanted if name in bad}
+        kept = {name: value for name, value in wanted.items() if name not in bad}
+        self._dump = json.dumps({"shared": content["shared"], "values": kept}).encode()
+        reply = {
+            "status": "ok",
+            "size": self._source.size or len(self._dump),
+            "names": list(kept),
+            "lost": lost,
+            "variables": [{"name": name, "type": "str", "preview": kept[name]} for name in kept],
+        }
+        self._answer(answer, reply)
+
+    def _send(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
+        part = self._dump[: content["bytes"]]
+        self._dump = self._dump[len(part) :]
+        self._answer(answer, {"status": "ok"}, part)
+
+    def _take(self, answer: Answer, _: dict[str, Any], data: bytes) -> None:
+        self._arrived += data
+        self._answer(answer, {"status": "ok"})
+
+    def _load(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
+        if self._source.load == "die":
+            self._pending = answer
+            self.die()
+            return
+        dump = json.loads(self._arrived)
+        lost: dict[str, str] = {}
+        behind = []
+        for name, value in dump["values"].items():
+            if name in content["leave"]:
+                continue
+            if lost and dump["shared"]:
+                behind.append(name)
+            elif name in self._source.unreadable:
+                lost[name] = "ValueError: cannot be read"
+            else:
+                self.variables[name] = value
+        names = list(self.variables)
+        self._answer(answer, {"status": "ok", "names": names, "lost": lost, "behind": behind})
+
+    def _answer(self, answer: Answer, content: dict[str, Any], *buffers: bytes) -> None:
+        answer.message = Message("reply", "", content, buffers)
+        answer.done.set()
+        self._pending = None
+
+
+class FakeSource:
+    """Makes fake kernels and decides how they behave."""
+
+    def __init__(self) -> None:
+        self.kernels: list[FakeKernel] = []
+        self.demands: list[Demand] = []
+        self.asked: list[str] = []
+        self.unpicklable: dict[str, str] = {}
+        self.unreadable: set[str] = set()
+        self.dump = self.load = ""
+        self.size = 0
+        self.refuse = ""
+        self.dumping = anyio.Event()
+
+    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+        self.demands.append(demand)
+        if self.refuse == ("beside" if demand.beside else "own"):
+            raise LaunchError("no kernel today")
+        self.kernels.append(FakeKernel(self))
+        return cast(Kernel, self.kernels[-1])
+
+    @property
+    def living(self) -> int:
+        """Kernels that have not been closed."""
+        return sum(not kernel.closed for kernel in self.kernels)
+
+
+class FakeClock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def new_manager(
+    folder: Path, source: FakeSource, clock: FakeClock, **settings: Any
+) -> SessionManager:
+    """A manager of sessions with fake kernels."""
+    return SessionManager(
+        settings=Settings(**settings),
+        source=source,
+        folders=Folders(folder / "w", folder / "r", keep=False),
+        workspace=Workspace,
+        clock=clock,
+    )
