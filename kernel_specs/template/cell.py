@@ -204,7 +204,7 @@ def _become(uid: int, processes: int) -> None:
 
 def _rest() -> None:
     """Become a small program that does nothing: the memory of this one is worth more."""
-    linux.close_from(0)
+    linux.close_range(0)
     if Path(IDLE).exists():
         os.execv(IDLE, ["init", "infinity"])
 

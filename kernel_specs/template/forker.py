@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, linux, packets, warmup
+from kernel_specs.template import cell, heirlooms, linux, packets, warmup
 from kernel_specs.template.children import ChildWatch
+from kernel_specs.template.keeper import RESERVED_FDS
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
-READY_FD, RECORDER_FD = 3, 4
+READY_FD, RECORDER_FD = RESERVED_FDS
 """Where a kernel finds these; 0 is /dev/null, 1 and 2 are the output pipe."""
 EXIT_CODE = 70  # EX_SOFTWARE
 
@@ -35,6 +36,20 @@ class Job:
     ready: int
     recorder: int
     output: int
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What a kernel takes over from the template.
+
+    folders  to be made in /tmp
+    files    descriptors that packages keep open for reading
+    """
+
+    job: Job
+    ground: cell.Ground
+    folders: Sequence[str]
+    files: Sequence[int]
 
 
 class Forker:
@@ -109,9 +124,9 @@ def main(argv: Sequence[str]) -> int:
     linux.set_name("kernel-template")
     kernel = host.KernelHost()
     loaded = warmup.load(kernel, argv[1:])
-    if loaded.threaded:
-        # a fork would copy their locks in whatever state they are: start over without
-        left = [name for name in argv[1:] if name not in loaded.threaded]
+    if loaded.unfit:
+        # what they hold cannot be let go of: start over without them
+        left = [name for name in argv[1:] if name not in loaded.unfit]
         os.execv(
             sys.executable, [sys.executable, "-I", "-B", sys.argv[0], "forker", argv[0], *left]
         )
@@ -120,6 +135,7 @@ def main(argv: Sequence[str]) -> int:
     if start is None:
         return 0
     ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
+    files = heirlooms.plain_files()
     forker = Forker(keeper)
     kernel.freeze()
     packets.send(keeper, {"op": "ready", "missing": loaded.missing})
@@ -127,7 +143,8 @@ def main(argv: Sequence[str]) -> int:
     if job is None:
         return 0
     keeper.detach()
-    return _serve(kernel, _arrange(job), ground, loaded.folders)
+    own_files = heirlooms.own_files(files)
+    return _serve(kernel, Inheritance(_arrange(job), ground, loaded.folders, own_files))
 
 
 def _arrange(job: Job) -> Job:
@@ -150,16 +167,25 @@ def _arrange(job: Job) -> Job:
     return arranged
 
 
-def _serve(kernel: host.KernelHost, job: Job, ground: cell.Ground, folders: Sequence[str]) -> int:
+def _close_all_but(files: Sequence[int]) -> None:
+    first = RECORDER_FD + 1
+    for fd in files:
+        if fd > first:
+            linux.close_range(first, fd - 1)
+        first = fd + 1
+    linux.close_range(first)
+
+
+def _serve(kernel: host.KernelHost, inherited: Inheritance) -> int:
     """Be a kernel: enter the sandbox, then do what the entry point of a cold start does."""
     try:
-        cell.join(job.sandbox, ground)
-        linux.close_from(RECORDER_FD + 1)
+        cell.join(inherited.job.sandbox, inherited.ground)
+        _close_all_but(inherited.files)
         linux.set_name("python")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         boot = config.load(CONNECTION_FILE)
         confine.confine(boot)
-        for folder in folders:
+        for folder in inherited.folders:
             os.mkdir(folder, 0o700)  # noqa: PTH102
         kernel.serve(boot, CONNECTION_FILE)
     except Exception as error:  # noqa: BLE001  # the host is told, whatever it is

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -25,13 +26,15 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kernel_specs.template import cell, linux, packets
 from kernel_specs.template.children import ChildWatch
 
 START = str(Path(__file__).with_name("start.py"))
 EXIT_CODE = 70  # EX_SOFTWARE
+RESERVED_FDS = (3, 4)
+"""Where a kernel finds its ready socket and its recorder."""
 _STREAMS = 3
 """How many descriptors of a request come before the mounts."""
 
@@ -114,16 +117,22 @@ class Keeper:
             try:
                 linux.unshare(linux.CLONE_NEWNS)
                 cell.hide_sessions()
-                theirs.set_inheritable(True)
-                python = self._start.python
-                arguments = [START, "forker", str(theirs.fileno()), *self._start.preload]
-                os.execv(python, [python, "-I", "-B", *arguments])
+                self._become_forker(theirs.fileno())
             finally:
                 os._exit(EXIT_CODE)
         theirs.close()
         program = base64.b64encode(self._start.ground.program).decode()
         packets.send(ours, {"filter": program})
         return ours, pid
+
+    def _become_forker(self, control: int) -> NoReturn:
+        """Keep the descriptors that kernels will need free: nothing a package opens gets them."""
+        control = fcntl.fcntl(control, fcntl.F_DUPFD, RESERVED_FDS[-1] + 1)
+        for fd in RESERVED_FDS:
+            os.dup2(0, fd)  # /dev/null
+        python = self._start.python
+        arguments = [START, "forker", str(control), *self._start.preload]
+        os.execv(python, [python, "-I", "-B", *arguments])
 
     def _on_request(self) -> bool:
         """Handle one request; False when the server is gone."""

@@ -46,7 +46,7 @@ _SYS_MOVE_MOUNT = 429  # the same on every architecture, as all calls from 424 o
 _SYS_CLOSE_RANGE = 436
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _AT_FDCWD = -100
-_LAST_FD = 0x7FFFFFFF
+LAST_FD = 0x7FFFFFFF
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -132,12 +132,12 @@ def set_hostname(name: str) -> None:
     _check(_libc.sethostname(content, ctypes.c_size_t(len(content))), "sethostname")
 
 
-def close_from(first: int) -> None:
-    """Close every descriptor from `first` on."""
+def close_range(first: int, last: int = LAST_FD) -> None:
+    """Close every descriptor from `first` to `last`."""
     done = _libc.syscall(
         ctypes.c_long(_SYS_CLOSE_RANGE),
         ctypes.c_uint(first),
-        ctypes.c_uint(_LAST_FD),
+        ctypes.c_uint(last),
         ctypes.c_uint(0),
     )
     _check(done, "close_range")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from kernel_specs.restricted import confine, host
 from kernel_specs.restricted.config import BootConfig
+from kernel_specs.template import rehearsal
+from kernel_specs.template.heirlooms import Heirlooms
 
 COMPANIONS = {"matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inline")}
 """What nearly every use of a module loads with it."""
@@ -18,13 +20,13 @@ COMPANIONS = {"matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inl
 class Loaded:
     """What came of it.
 
-    missing   modules that cannot be imported, and why
-    threaded  modules that start threads
-    folders   hidden folders that were made in /tmp, and that memory refers to
+    missing  modules that cannot be imported, and why
+    unfit    modules that start threads or hold what must not be handed down
+    folders  hidden folders that were made in /tmp, and that memory refers to
     """
 
     missing: dict[str, str] = field(default_factory=dict)
-    threaded: tuple[str, ...] = ()
+    unfit: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
 
@@ -36,19 +38,24 @@ def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
     )
     kernel.preload()
     missing: dict[str, str] = {}
-    threaded: list[str] = []
-    threads = _threads()
+    unfit: list[str] = []
+    before = Heirlooms.now()
     for name in names:
         try:
             for module in (name, *COMPANIONS.get(name, ())):
                 importlib.import_module(module)
         except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
             missing[name] = f"{type(error).__name__}: {error}"
-        found = _threads()
-        if found > threads:
-            threaded.append(name)
-            threads = found
-    return Loaded(missing, tuple(threaded), _hidden_folders())
+        after = Heirlooms.now()
+        if after.more_than(before):
+            unfit.append(name)
+            before = after
+    if not unfit:
+        try:
+            rehearsal.rehearse(kernel._app, names)
+        except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
+            missing["rehearsal"] = f"{type(error).__name__}: {error}"
+    return Loaded(missing, tuple(unfit), _hidden_folders())
 
 
 def _hidden_folders() -> tuple[str, ...]:
@@ -58,7 +65,3 @@ def _hidden_folders() -> tuple[str, ...]:
             for entry in entries
             if entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
         )
-
-
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208

@@ -1,0 +1,104 @@
+"""Go once through what a first cell does, so that no child has to fill the same caches again.
+
+Lazy imports, defaults of traits, specialised bytecode, fonts: what is filled here is shared by all
+children, and what is not costs each of them time and memory. Only the code below is run, nothing
+is sent, and names and history are put back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+CELLS = ("1", "print('text')", "import math\nmath.pi", "def f(): return [1]\nf()", "1/0")
+LIBRARY_CELLS = {
+    "numpy": "import numpy\nnumpy.linspace(0, 1, 9).reshape(3, 3) @ numpy.eye(3)",
+    "pandas": (
+        "import pandas\n"
+        "frame = pandas.DataFrame({'a': [1, 1, 2], 'b': [0.5, 1.5, 2.5], 'c': list('xyz')})\n"
+        "print(frame.groupby('a').b.mean(), frame[frame.b > 1].sort_values('c'))\n"
+        "frame.describe()"
+    ),
+    "matplotlib": "import matplotlib.pyplot\nmatplotlib.pyplot.plot([1, 2])",
+}
+"""What nearly everybody does first with a library."""
+
+
+class _Nobody:
+    """A socket that takes everything and leads nowhere."""
+
+    def send_multipart(self, *_: Any, **__: Any) -> None:
+        """Forget a message."""
+
+
+def rehearse(app: Any, modules: Sequence[str]) -> None:
+    """Run cells in the shell of a kernel that is not connected yet, then undo what they did."""
+    with tempfile.TemporaryDirectory() as folder:
+        _use_sockets(f"ipc://{folder}/s")
+    _use_loops()
+    with _disconnected(app.shell):
+        for cell in (*CELLS, *(LIBRARY_CELLS[name] for name in modules if name in LIBRARY_CELLS)):
+            _run(app.shell, cell)
+
+
+def _run(shell: Any, cell: str) -> None:
+    coroutine = shell.run_request(cell, silent=False, store_history=False, cell_id=None)
+    with contextlib.suppress(StopIteration):
+        coroutine.send(None)
+
+
+@contextlib.contextmanager
+def _disconnected(shell: Any) -> Iterator[None]:
+    """Let output go nowhere, and put back what a cell changes."""
+    hook, publisher = shell.displayhook, shell.display_pub
+    names, streams = dict(shell.user_ns), (sys.stdout, sys.stderr)
+    sockets = hook.pub_socket, publisher.pub_socket
+    hook.pub_socket = publisher.pub_socket = _Nobody()
+    sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        hook.pub_socket, publisher.pub_socket = sockets
+        shell.user_ns.clear()
+        shell.user_ns.update(names)
+        shell.user_ns["Out"].clear()
+        shell.last_execution_result = None
+        shell.last_execution_succeeded = True
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
+
+
+def _use_sockets(address: str) -> None:
+    """Bind and close sockets as a kernel's; no thread of libzmq is left."""
+    import zmq
+
+    context = zmq.Context()
+    for kind in (zmq.XPUB, zmq.ROUTER):
+        socket = context.socket(kind)
+        socket.linger = 0
+        socket.bind(address)
+        socket.getsockopt(zmq.FD)
+        socket.getsockopt(zmq.EVENTS)
+        socket.close()
+    context.term()
+
+
+def _use_loops() -> None:
+    """Run event loops, one of them in a thread; none is left."""
+    from tornado.ioloop import IOLoop
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(asyncio.sleep(0))
+    background = IOLoop(make_current=False)
+    thread = threading.Thread(target=background.start)
+    thread.start()
+    background.add_callback(background.stop)
+    thread.join()
+    background.close()
