@@ -16,7 +16,7 @@ from kernel_mcp.tracebacks import shortened
 
 MAX_PICTURES = 12
 MAX_LINKS = 24
-READ_CHARS = 256 * KIB
+READ_CHARS = 64 * KIB
 """Text of one display that is considered; its middle is counted."""
 _UNLINKED = ("text/plain", "text/markdown", "application/vnd.jupyter.widget-view+json")
 """What is shown as it is, and what means nothing outside the session."""

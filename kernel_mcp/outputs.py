@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from kernel_mcp.items import (
 )
 from kernel_mcp.settings import KIB, MIB
 from kernel_mcp.terminal import Screen
-from kernel_mcp.text import tail_of
+from kernel_mcp.text import stripped, tail_of
 from kernel_mcp.textstore import TextStore
 from kernel_mcp.transcript import PIECE_CHARS, Failed, Shown, Transcript
 
@@ -34,6 +35,8 @@ MAX_RESULTS = 8
 """Results and failures kept beyond the displays; an honest cell has one."""
 MAX_UPDATED = 8
 """Displays of one cell that one `update_display` can reach."""
+WORK_S = 0.05
+"""Time that one event may take; of what is left of it, control codes are dropped unread."""
 LINE_CHARS = 500
 """A progress line is at most this long."""
 
@@ -66,15 +69,6 @@ class Position:
     characters: int = 0
     tick: int = 0
     shown: tuple[str, str] = ("", "")
-
-
-def pieces(event: Event) -> Iterator[Event]:
-    """An event in parts small enough to be added without holding up the event loop."""
-    if isinstance(event, Stream) and len(event.text) > PIECE_CHARS:
-        for start in range(0, len(event.text), PIECE_CHARS):
-            yield Stream(event.name, event.text[start : start + PIECE_CHARS])
-    else:
-        yield event
 
 
 class OutputLog:
@@ -235,7 +229,14 @@ class OutputLog:
         if event.name != self._current:
             self._transcript.write(self._current, self._screens[self._current].settle())
             self._current = event.name
-        self._transcript.write(event.name, self._screens[event.name].feed(event.text))
+        screen, text = self._screens[event.name], event.text
+        end = time.perf_counter() + WORK_S
+        for start in range(0, len(text), PIECE_CHARS):
+            if start and time.perf_counter() > end:
+                self._transcript.write(event.name, screen.flush())
+                self._transcript.write(event.name, stripped(text[start:]))
+                break
+            self._transcript.write(event.name, screen.feed(text[start : start + PIECE_CHARS]))
         if self._closed:
             self._settle(force=True)
 

@@ -6,6 +6,7 @@ import base64
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio.to_thread
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
@@ -14,6 +15,7 @@ from kernel_mcp.bundles import INLINE_IMAGES, Part, primary
 from kernel_mcp.images import ImageError, Picture, fit, shares
 from kernel_mcp.items import DisplayItem, FailureItem, Item, TextItem
 from kernel_mcp.layout import Gap, Layout, Link, PictureAt, Text, lay_out
+from kernel_mcp.settings import KIB
 from kernel_mcp.text import omission
 
 OUTPUT_CHARS = 30_000
@@ -22,6 +24,8 @@ PICTURE_BYTES = 650_000
 PICTURES_S = 10.0
 """Time after which the remaining pictures of an answer are linked instead of shown."""
 MAX_TYPES = 100
+INLINE_CHARS = 32 * KIB
+"""Displays and tracebacks up to this size are laid out on the event loop, others in a thread."""
 
 _ERROR_TYPE = "application/vnd.jupyter.error"
 
@@ -63,7 +67,9 @@ async def render(
     """
     budget = budget or Budget()
     uri = cell_uri(session, cell)
-    layout = lay_out(items, cell=cell, uri=uri, characters=budget.characters)
+    work = partial(lay_out, items, cell=cell, uri=uri, characters=budget.characters)
+    heavy = sum(map(_weight, items)) > INLINE_CHARS
+    layout = await anyio.to_thread.run_sync(work, abandon_on_cancel=True) if heavy else work()
     wanted = [unit for unit in layout.units if isinstance(unit, PictureAt)]
     pictures: dict[PictureAt, Picture | str] = {}
     if wanted:
@@ -72,6 +78,15 @@ async def render(
         )
     content = _content(layout, pictures, notes, uri)
     return Rendered(content, layout.omitted, mime_types(items))
+
+
+def _weight(item: Item) -> int:
+    """Characters that have to be cleaned or read for the layout."""
+    if isinstance(item, DisplayItem):
+        return sum(part.size for part in item.parts if part.mime not in INLINE_IMAGES)
+    if isinstance(item, FailureItem):
+        return sum(map(len, item.failure.traceback))
+    return 0
 
 
 def mime_types(items: Sequence[Item]) -> list[str]:

@@ -13,6 +13,8 @@ _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _HIDDEN = f"{_BIDI}\ud800-\udfff\U000e0000-\U000e007f"
 _UNSAFE = re.compile(f"[{_HIDDEN}]")
 _SPECIAL = re.compile(f"[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f{_HIDDEN}]")
+_BIDI_CHARS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_C1_BYTES = re.compile(rb"\xc2[\x80-\x9f]")
 _ASCII_SPECIAL = bytes((*range(9), *range(11, 32), 127))
 
 
@@ -29,6 +31,21 @@ def visible(text: str) -> str:
     if text.isascii():
         return text
     return _UNSAFE.sub(_escaped, text)
+
+
+def stripped(text: str) -> str:
+    """`text` made safe at the least cost: control characters dropped, escape codes not understood.
+
+    For hostile amounts of them, where `visible` and a terminal would take seconds.
+    """
+    raw = text.encode("utf-8", "backslashreplace").translate(None, _ASCII_SPECIAL)
+    for char in _BIDI_CHARS:
+        raw = raw.replace(char.encode("utf-8"), _escape_of(char).encode("ascii"))
+    for start in (b"\xf3\xa0\x80", b"\xf3\xa0\x81"):  # tag characters; their last byte stays
+        raw = raw.replace(start, b"?")
+    if b"\xc2" in raw:
+        raw = _C1_BYTES.sub(b"", raw)
+    return raw.decode("utf-8", "replace")
 
 
 def one_line(text: str, limit: int = 200) -> str:

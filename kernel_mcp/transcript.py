@@ -19,6 +19,7 @@ from kernel_mcp.textstore import TextStore
 MAX_SEGMENTS = 4096
 """Changes between stdout and stderr that are told apart in one cell."""
 PIECE_CHARS = 64 * KIB
+"""Text that is handled at a time."""
 
 
 @dataclass(slots=True)

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import base64
+import threading
+import time
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernel_mcp.displayindex import DisplayIndex
 from kernel_mcp.events import Clear, Display, Failure, Stream
 from kernel_mcp.items import DisplayItem, FailureItem, GapItem, Item, NoteItem, TextItem
-from kernel_mcp.outputs import LogCaps, OutputLog, Position, pieces
+from kernel_mcp.outputs import LogCaps, OutputLog, Position
+from kernel_mcp.text import is_plain
 
 STREAMS = st.lists(
     st.tuples(st.sampled_from(["stdout", "stderr"]), st.text(alphabet="ab\n", max_size=30)),
@@ -201,8 +205,7 @@ def test_a_flood_stays_within_memory_and_is_counted_exactly(tmp_path: Path) -> N
     tracemalloc.start()
     try:
         for _ in range(300):
-            for piece in pieces(out(chunk)):
-                log.add(piece)
+            log.add(out(chunk))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -300,9 +303,34 @@ def test_news_is_the_end_of_what_came_since(tmp_path: Path) -> None:
     assert log.news(mark, 7) == "three\n"
 
 
-def test_long_text_is_added_in_pieces() -> None:
-    event = out("x" * 200_000)
-    parts = list(pieces(event))
-    assert len(parts) == 4
-    assert "".join(part.text for part in parts if isinstance(part, Stream)) == event.text
-    assert list(pieces(show("x" * 200_000))) == [show("x" * 200_000)]
+@pytest.mark.parametrize("unit", ["\n\x1b[Ax", "x\b", "\u202ex", "\x1b[31mx", "\x85x", "\rx"])
+def test_a_huge_hostile_message_is_taken_in_a_moment_and_stays_safe(
+    tmp_path: Path, unit: str
+) -> None:
+    log = OutputLog(tmp_path, 1)
+    start = time.perf_counter()
+    log.add(out(unit * 2_000_000))
+    assert time.perf_counter() - start < 2
+    log.close()
+    assert all(is_plain(piece) for piece in log.text())
+
+
+def test_writers_and_readers_may_be_in_different_threads(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, 1)
+    done = threading.Event()
+    failures: list[str] = []
+
+    def read() -> None:
+        while not done.is_set():
+            text = "".join(log.text())
+            if text.strip("x\n"):
+                failures.append(text[:100])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(3000):
+        log.add(out("x" * 99 + "\n"))
+    log.close()
+    done.set()
+    reader.join()
+    assert failures == []

@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.text import cut, head_of, is_plain, omission, one_line, tail_of, visible
+from kernel_mcp.text import cut, head_of, is_plain, omission, one_line, stripped, tail_of, visible
 
 LINES = st.text(alphabet="ab\n", max_size=60)
 
@@ -27,6 +27,13 @@ def test_ordinary_scripts_and_emoji_stay_as_they_are() -> None:
 @given(st.text())
 def test_visible_text_can_always_be_encoded(text: str) -> None:
     visible(text).encode("utf-8")
+
+
+@given(st.text(alphabet=st.characters(codec=None)))
+def test_stripped_text_is_plain_and_plain_text_is_not_changed(text: str) -> None:
+    assert is_plain(stripped(text))
+    if is_plain(text):
+        assert stripped(text) == text
 
 
 @given(st.text())
