@@ -29,6 +29,7 @@ class StopReason(str, Enum):
 
     TIMEOUT = "timeout"
     CPU = "cpu"
+    DISK = "disk"
     INTERRUPT = "interrupt"
     CANCEL = "cancel"
     RESET = "reset"

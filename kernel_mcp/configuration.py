@@ -25,6 +25,7 @@ from kernel_mcp.values import (
     entries,
     idle_duration,
     limit_duration,
+    number,
     path,
     python,
     size,
@@ -92,6 +93,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "cpu", "cpu_seconds", limit_duration, "What a session may use", "SECONDS",
         "processor time of one cell, all its threads and processes together", "no limit",
+    ),
+    Option(
+        "cpus", "cpus", number, "What a session may use", "N",
+        "processors one session may keep busy, such as 1.5", "no limit",
     ),
     Option(
         "pids", "pids", count, "What a session may use", "N",

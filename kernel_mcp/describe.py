@@ -15,7 +15,7 @@ from kernel_mcp.models import (
     SyntaxReport,
 )
 from kernel_mcp.policy import Policy, Report
-from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.session import Session
 from kernel_mcp.settings import MIB, Settings
 
@@ -84,10 +84,11 @@ def server(
     policy: Policy,
     *,
     sandbox: Sandbox,
+    report: SandboxReport,
     settings: Settings,
 ) -> ServerInfo:
     """The answer of `info`."""
-    report, limits = sandbox.report(), settings.limits
+    limits = settings.limits
     folder = session.demand.workspace
     return ServerInfo(
         session=session.handle,
@@ -102,6 +103,7 @@ def server(
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,
             cpu_s=limits.cpu_seconds,
+            cpus=limits.cpus,
             processes=limits.pids,
             disk_mb=limits.disk_bytes // MIB,
             cell_timeout_s=settings.timeout_s,

@@ -32,7 +32,7 @@ from kernel_mcp.paging import page_of
 from kernel_mcp.policy import check, own_modules
 from kernel_mcp.render import Budget
 from kernel_mcp.resources import cell_of, cell_uri_number
-from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.session import Clock, Session
 from kernel_mcp.settings import Settings
 
@@ -50,12 +50,15 @@ class Desk:
         manager: SessionManager,
         factory: KernelFactory,
         sandbox: Sandbox,
+        report: SandboxReport,
         clock: Clock,
     ) -> None:
+        """`report` says what is in force, resources included."""
         self._settings = settings
         self._manager = manager
         self._factory = factory
         self._sandbox = sandbox
+        self._report = report
         self._budget = Budget(settings.output_chars)
         self._clock = clock
 
@@ -225,7 +228,12 @@ class Desk:
         session = await self._manager.resolve(caller, handle)
         environment, policy = await self._factory.environment(session.demand, lambda _text: None)
         return describe.server(
-            session, environment, policy, sandbox=self._sandbox, settings=self._settings
+            session,
+            environment,
+            policy,
+            sandbox=self._sandbox,
+            report=self._report,
+            settings=self._settings,
         )
 
     async def _known_names(self, session: Session) -> frozenset[str] | None:

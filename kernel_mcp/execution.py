@@ -25,19 +25,33 @@ async def run_cell(
 
     The cell is interrupted when it is told to stop, after its own `timeout_s` of wall-clock time
     or after `cpu_s` seconds of processor time (0: no limit); `grace_s` later the kernel is killed.
-    Raises LaunchError when the kernel takes no requests.
+    Raises LaunchError when the kernel takes no requests, WorkspaceError when its disk quota is used
+    up by far.
     """
+    limits = kernel.handle.limits
+    await limits.begin(lambda: cell.stop(StopReason.DISK))
+    try:
+        return await _run_to_end(kernel, cell, grace_s=grace_s, cpu_s=cpu_s)
+    finally:
+        for notice in limits.end():
+            cell.notice(notice)
+
+
+async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:
     run = kernel.submit(cell.code, cell.take)
     reason = await _end_or_stop(kernel, run, cell, cpu_s)
     if reason is None and run.status == "aborted":
         run = kernel.submit(cell.code, cell.take)
         reason = await _end_or_stop(kernel, run, cell, cpu_s)
     if reason is not None:
-        await _stop(kernel, run, grace_s if reason not in _AT_ONCE else 0.0)
+        grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
+        await _stop(kernel, run, grace_s)
     return _outcome(kernel, run, cell, reason, grace_s, cpu_s)
 
 
 _AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
+_MOST_GRACE_S = {**dict.fromkeys(_AT_ONCE, 0.0), StopReason.DISK: 1.0}
+"""A kernel that fills the disk does not get long to obey."""
 
 
 async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> StopReason | None:
@@ -79,6 +93,7 @@ def _outcome(
         None: "",
         StopReason.TIMEOUT: f"it reached its time limit of {cell.timeout_s:g} s",
         StopReason.CPU: f"it used up its {cpu_s:g} s of processor time",
+        StopReason.DISK: f"{kernel.handle.limits.cause}; remove files before writing more",
         StopReason.INTERRUPT: "an interrupt was asked for",
         StopReason.CANCEL: "the call that started it was cancelled",
         StopReason.RESET: "the session was reset",
@@ -88,7 +103,7 @@ def _outcome(
         cause = f"the kernel was {kernel.exit.describe()}" if kernel.exit else "the kernel is gone"
         if reason in _AT_ONCE:
             cause = wish
-        elif reason is not None:
+        elif reason not in (None, StopReason.DISK):
             cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
         return Outcome(Status.KILLED, state_kept=False, cause=cause)
     if reason is None:

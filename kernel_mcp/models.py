@@ -105,6 +105,7 @@ class LimitsModel(BaseModel):
 
     memory_mb: int
     cpu_s: float
+    cpus: float
     processes: int
     disk_mb: int
     cell_timeout_s: float

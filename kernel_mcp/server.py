@@ -25,12 +25,13 @@ from kernel_mcp.factory import KernelFactory
 from kernel_mcp.instructions import instructions
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.manager import Folders, SessionManager
 from kernel_mcp.policy import Policy
 from kernel_mcp.pool import WarmPool
 from kernel_mcp.reaper import Reaper
 from kernel_mcp.resources import Library, ResourceServer
-from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.settings import Settings
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import register
@@ -51,6 +52,7 @@ class Parts:
     pool: WarmPool
     manager: SessionManager
     desk: Desk
+    report: SandboxReport
 
 
 @asynccontextmanager
@@ -58,11 +60,17 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
     """Build all parts and take them down again in reverse order. Raises KernelMcpError."""
     async with AsyncExitStack() as stack:
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
-        launcher = LocalLauncher(sandbox, run, start_timeout_s=settings.start_timeout_s)
+        enforcer = Enforcer.create(run.path)
+        await stack.enter_async_context(enforcer.running())
+        enforcer.warn(settings.limits)
+        report = enforcer.report(sandbox.report(), settings.limits)
+        launcher = LocalLauncher(
+            sandbox, run, start_timeout_s=settings.start_timeout_s, enforcer=enforcer
+        )
         stack.push_async_callback(launcher.aclose)
         factory = KernelFactory(
             settings=settings,
-            policy=Policy.for_allow(settings.allow),
+            policy=Policy.for_allow(settings.allow, settings.profile),
             environments=EnvironmentStore(settings.cache_dir),
             launcher=launcher,
         )
@@ -88,9 +96,10 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             manager=manager,
             factory=factory,
             sandbox=sandbox,
+            report=report,
             clock=time.monotonic,
         )
-        yield Parts(settings, sandbox, pool, manager, desk)
+        yield Parts(settings, sandbox, pool, manager, desk, report)
 
 
 def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
@@ -106,7 +115,7 @@ def build_mcp(built: Parts) -> ResourceServer:
         library=Library(built.manager),
         title="kernel-mcp",
         version=__version__,
-        instructions=instructions(built.settings, built.sandbox.report()),
+        instructions=instructions(built.settings, built.report),
         log_level="WARNING",
     )
     register(mcp, built.desk, built.settings)

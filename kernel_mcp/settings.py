@@ -16,6 +16,7 @@ class Limits:
 
     memory_bytes    private memory of the kernel and its children
     cpu_seconds     processor time of one cell, all threads and children together
+    cpus            processors used at a time, 1.5 is one and a half
     pids            processes and threads
     disk_bytes      workspace folder
     tmp_bytes       /tmp and /dev/shm, each (part of memory)
@@ -24,6 +25,7 @@ class Limits:
 
     memory_bytes: int = 2 * GIB
     cpu_seconds: float = 0.0
+    cpus: float = 0.0
     pids: int = 512
     disk_bytes: int = 1 * GIB
     tmp_bytes: int = 512 * MIB

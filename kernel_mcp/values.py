@@ -61,6 +61,16 @@ def count(given: object) -> int:
     raise ValueError("expected a whole number such as 16")
 
 
+def number(given: object) -> float:
+    """A number, zero or more."""
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        if math.isfinite(given) and given >= 0:
+            return float(given)
+    elif isinstance(given, str) and re.fullmatch(r"\d{1,6}(\.\d{1,6})?", given.strip()):
+        return float(given)
+    raise ValueError("expected a number such as 2 or 1.5 (0 for no limit)")
+
+
 def choice(*words: str) -> Callable[[object], str]:
     """A reader that takes exactly one of `words`."""
 

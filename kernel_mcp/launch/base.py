@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kernel_mcp.policy import Policy
 from kernel_mcp.settings import Limits
+
+if TYPE_CHECKING:
+    from kernel_mcp.limits.kernel import KernelLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,18 @@ class KernelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a kernel ended: an exit code, or the signal that killed it."""
+    """How a kernel ended: an exit code, or the signal that killed it.
+
+    `detail` is what it said itself, `cause` what the server knows.
+    """
 
     code: int | None = None
     signal: int | None = None
     detail: str = field(default="", compare=False)
+    cause: str = field(default="", compare=False)
 
     def describe(self) -> str:
-        """The cause of death in words, for example `killed by SIGSEGV`."""
+        """How it died in words, for example `killed by SIGKILL: out of memory`."""
         if self.signal is not None:
             try:
                 name = signal.Signals(self.signal).name
@@ -74,7 +81,8 @@ class ExitStatus:
             text = f"exited with code {self.code}"
         else:
             text = "ended for an unknown reason"
-        return f"{text} ({self.detail})" if self.detail else text
+        text = f"{text} ({self.detail})" if self.detail else text
+        return f"{text}: {self.cause}" if self.cause else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,10 @@ class KernelHandle(Protocol):
     @property
     def exit(self) -> ExitStatus | None:
         """How it ended, or None while it lives."""
+
+    @property
+    def limits(self) -> KernelLimits:
+        """What it may use."""
 
     def usage(self) -> Usage:
         """What it uses, as far as the operating system tells; zeros once it has ended."""

@@ -17,7 +17,8 @@ from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.trees import give_tree, remove_tree
-from kernel_mcp.launch.usage import tree_usage
+from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.sandbox.base import GuestPaths, Identity, Sandbox, SandboxRequest
 
 EXIT_WAIT_S = 2.0
@@ -33,12 +34,14 @@ class LocalKernel:
         pid: int,
         connection: ConnectionInfo,
         process: ConfinedProcess,
+        limits: KernelLimits,
         recorder: Recorder,
         resources: AsyncExitStack,
     ) -> None:
         self._pid = pid
         self._connection = connection
         self._process = process
+        self._limits = limits
         self._recorder = recorder
         self._resources = resources
 
@@ -57,9 +60,14 @@ class LocalKernel:
         """How it ended, or None while it lives."""
         return self._process.exit
 
+    @property
+    def limits(self) -> KernelLimits:
+        """What it may use."""
+        return self._limits
+
     def usage(self) -> Usage:
         """What it uses, children included; zeros once it has ended."""
-        return tree_usage(self._pid) if self.exit is None else Usage()
+        return self._limits.usage() if self.exit is None else Usage()
 
     def unheard(self, characters: int) -> str:
         """What it printed after the first `characters`, as far as that is still known."""
@@ -90,8 +98,15 @@ class LocalLauncher:
     """Cold starts: one process per kernel, `start_timeout_s` until it has to be ready."""
 
     def __init__(
-        self, sandbox: Sandbox, runs: RunDirectory, *, start_timeout_s: float = 60.0
+        self,
+        sandbox: Sandbox,
+        runs: RunDirectory,
+        *,
+        start_timeout_s: float = 60.0,
+        enforcer: Enforcer | None = None,
     ) -> None:
+        """Without an `enforcer` kernels have rlimits only, and those of their sandbox."""
+        self._enforcer = enforcer or Enforcer()
         self._sandbox = sandbox
         self._runs = runs
         self._start_timeout_s = start_timeout_s
@@ -128,10 +143,15 @@ class LocalLauncher:
             undo.callback(channel.close)
             recorder = Recorder()
             undo.callback(recorder.close)
+            limits = self._enforcer.open(request.limits, request.workspace, folder)
+            undo.push_async_callback(limits.aclose)
             inherited = (channel.guest_fd, recorder.guest_fd())
-            process = self._start(request, folder, wanted, identity, inherited)
+            process = self._start(request, folder, wanted, identity, inherited, limits)
             undo.push_async_callback(process.aclose)
+            limits.kill = process.kill
+            limits.admit(process.pids)
             pid = await self._ready(process, channel)
+            limits.admit(process.pids)
             channel.close()
             if identity is not None:
                 seal(folder, identity)
@@ -139,6 +159,7 @@ class LocalLauncher:
                 pid=pid,
                 connection=wanted,
                 process=process,
+                limits=limits,
                 recorder=recorder,
                 resources=undo.pop_all(),
             )
@@ -153,6 +174,7 @@ class LocalLauncher:
         connection: ConnectionInfo,
         identity: Identity | None,
         inherited: tuple[int, int],
+        limits: KernelLimits,
     ) -> ConfinedProcess:
         paths = self._sandbox.guest_paths(request.workspace, folder)
         layers = request.layers if paths.layers else ()
@@ -176,7 +198,7 @@ class LocalLauncher:
             for fd in inherited:
                 os.close(fd)
             raise
-        return ConfinedProcess(command)
+        return ConfinedProcess(command, limits.explain)
 
     async def _ready(self, process: ConfinedProcess, channel: ReadinessChannel) -> int:
         """Wait for the kernel's word; its process id.

@@ -37,8 +37,16 @@ class ConfinedProcess:
     started it, and its end is noticed by the loop.
     """
 
-    def __init__(self, command: SandboxCommand) -> None:
-        """Start the command. Raises LaunchError when it cannot be executed."""
+    def __init__(
+        self,
+        command: SandboxCommand,
+        explain: Callable[[ExitStatus], ExitStatus] = lambda status: status,
+    ) -> None:
+        """Start the command; `explain` adds the cause to how it ended.
+
+        Raises LaunchError when it cannot be executed.
+        """
+        self._explain = explain
         self._loop = asyncio.get_running_loop()
         self._status_fd = command.status_fd
         self._wrapped = command.status_fd >= 0
@@ -65,6 +73,12 @@ class ConfinedProcess:
     def output(self) -> str:
         """The last that it wrote to its standard output and error."""
         return self._tail.text()
+
+    @property
+    def pids(self) -> list[int]:
+        """Those of its processes that are known: what was started first, the kernel last."""
+        known = (self._outer, self._first, self._kernel)
+        return [watched.pid for watched in known if watched is not None]
 
     def adopt(self, pid: int) -> None:
         """Take `pid` as the process to interrupt. Raises LaunchError when it is not of this tree.
@@ -170,7 +184,8 @@ class ConfinedProcess:
             self._kill_group()
         code = self._popen.wait()
         self._tail.drain()
-        self.exit = exit_status(code, wrapped=self._wrapped, output=self.output)
+        ended = exit_status(code, wrapped=self._wrapped, output=self.output)
+        self.exit = self._explain(ended)
         self._ended.set()
 
     def _kill_group(self) -> None:

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.limits.cgroup import RECORD, remove_recorded
 from kernel_mcp.sandbox.folders import private_folder
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ def _remove_if_dead(path: Path) -> None:
         if lock is None:
             return
         try:
+            remove_recorded(path / RECORD)
             remove_tree(path)
         finally:
             os.close(lock)

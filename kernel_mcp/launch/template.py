@@ -30,6 +30,7 @@ from kernel_mcp.launch.template_kernel import ForkedKernel, ForkedProcess
 from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
 from kernel_mcp.launch.template_supervisor import TemplateSupervisor
 from kernel_mcp.launch.template_trees import detached
+from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.sandbox.base import Identity, Sandbox
 
 logger = logging.getLogger(__name__)
@@ -55,11 +56,15 @@ class TemplateLauncher:
         cold: Launcher,
         shared: Sequence[Path],
         templates: int = 4,
+        enforcer: Enforcer | None = None,
     ) -> None:
         """`shared` are the folders below which all workspaces and package layers are.
 
+        Without an `enforcer` kernels have rlimits only, and those of their sandbox.
+
         When more than `templates` environments were prepared, the least recently used lose theirs.
         """
+        self._enforcer = enforcer or Enforcer()
         self._sandbox = sandbox
         self._runs = runs
         self._cold = cold
@@ -143,9 +148,13 @@ class TemplateLauncher:
             undo.callback(channel.close)
             recorder = Recorder()
             undo.callback(recorder.close)
+            limits = self._enforcer.open(request.limits, request.workspace, folder)
+            undo.push_async_callback(limits.aclose)
             inherited = (channel.guest_fd, recorder.guest_fd())
             process = await self._start(template, request, folder, identity, inherited)
             undo.push_async_callback(process.aclose)
+            process.explain, limits.kill = limits.explain, process.kill
+            limits.admit((process.init_pid, process.pid))
             await _ready(process, channel)
             channel.close()
             if identity is not None:
@@ -153,6 +162,7 @@ class TemplateLauncher:
             return ForkedKernel(
                 connection=connection,
                 process=process,
+                limits=limits,
                 recorder=recorder,
                 resources=undo.pop_all(),
             )

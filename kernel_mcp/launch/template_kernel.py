@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from kernel_mcp.launch.process import PIDFD_SIGNAL_PROCESS_GROUP, fatal_line
 from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.launch.template_process import Fork
-from kernel_mcp.launch.usage import tree_usage
+from kernel_mcp.limits.kernel import KernelLimits
 
 STATUS_S = 1.0
 """How long after its end the word on how a kernel ended may take."""
@@ -34,6 +35,7 @@ class ForkedProcess:
         self._gone = {fd: anyio.Event() for fd in (fork.init, fork.kernel)}
         self._ended = anyio.Event()
         self._late: asyncio.TimerHandle | None = None
+        self.explain: Callable[[ExitStatus], ExitStatus] = lambda status: status
         self.exit: ExitStatus | None = None
         for fd in self._gone:
             self._loop.add_reader(fd, self._on_gone, fd)
@@ -45,13 +47,6 @@ class ForkedProcess:
     def output(self) -> str:
         """The last that it wrote to its standard output and error."""
         return self._tail.text()
-
-    def usage(self) -> Usage:
-        """What the kernel, its children and those they left behind use."""
-        if self.exit is not None:
-            return Usage()
-        kernel, orphans = tree_usage(self.pid), tree_usage(self.init_pid)
-        return Usage(kernel.cpu_s + orphans.cpu_s, kernel.memory_bytes + orphans.memory_bytes)
 
     def interrupt(self) -> None:
         """SIGINT to the kernel's process group."""
@@ -109,7 +104,7 @@ class ForkedProcess:
             return
         self.kill()
         self._tail.drain()
-        self.exit = _exit_status(self._fork.status, self.output)
+        self.exit = self.explain(_exit_status(self._fork.status, self.output))
         self._ended.set()
 
 
@@ -121,11 +116,13 @@ class ForkedKernel:
         *,
         connection: ConnectionInfo,
         process: ForkedProcess,
+        limits: KernelLimits,
         recorder: Recorder,
         resources: AsyncExitStack,
     ) -> None:
         self._connection = connection
         self._process = process
+        self._limits = limits
         self._recorder = recorder
         self._resources = resources
 
@@ -149,9 +146,14 @@ class ForkedKernel:
         """How it ended, or None while it lives."""
         return self._process.exit
 
+    @property
+    def limits(self) -> KernelLimits:
+        """What it may use."""
+        return self._limits
+
     def usage(self) -> Usage:
         """What it uses, children included; zeros once it has ended."""
-        return self._process.usage()
+        return self._limits.usage() if self.exit is None else Usage()
 
     def unheard(self, characters: int) -> str:
         """What it printed after the first `characters`, as far as that is still known."""

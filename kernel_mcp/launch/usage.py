@@ -19,7 +19,7 @@ def tree_usage(root: int) -> Usage:
     Children that have ended count once their parent has waited for them.
     """
     cpu_s, memory = 0.0, 0
-    for pid in _tree(root):
+    for pid in tree(root):
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
             status = Path(f"/proc/{pid}/status").read_bytes()
@@ -34,7 +34,8 @@ def tree_usage(root: int) -> Usage:
     return Usage(cpu_s, memory)
 
 
-def _tree(root: int) -> Iterator[int]:
+def tree(root: int) -> Iterator[int]:
+    """`root` and its descendants, as far as they can be found while they come and go."""
     waiting = [root]
     for _ in range(MAX_PROCESSES):
         if not waiting:

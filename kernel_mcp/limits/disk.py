@@ -1,0 +1,145 @@
+"""How much the files of a kernel hold, measured while hostile code changes them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_mcp.openat2 import open_beneath
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_BLOCK = 512
+"""Unit of `st_blocks`, whatever the file system."""
+MOST_STEPS = 2_000_000
+"""Path components that one scan resolves at most: some 2 000 folders within each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Bytes on disk and number of files and folders; `complete` unless the scan gave up."""
+
+    bytes: int = 0
+    entries: int = 0
+    complete: bool = True
+
+
+def measure(root: int, *, most_entries: int, most_bytes: int) -> Holding:
+    """Add up what the open folder `root` holds; links to one file count once. Blocks.
+
+    The scan ends early once there is more than either limit.
+    """
+    size = entries = steps = 0
+    seen: set[tuple[int, int]] = set()
+    pending: list[_Branch | None] = [None]
+    while pending:
+        branch = pending.pop()
+        steps += branch.depth if branch is not None else 0
+        if steps > MOST_STEPS:
+            return Holding(size, entries, complete=False)
+        try:
+            folder = _opened(root, branch)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
+                continue  # it has been moved or replaced meanwhile
+            return Holding(size, entries, complete=False)
+        try:
+            for name, info in _scan(folder):
+                entries += 1
+                if stat.S_ISDIR(info.st_mode):
+                    pending.append(_Branch(branch, name, 1 + (branch.depth if branch else 0)))
+                elif info.st_nlink > 1:
+                    key = (info.st_dev, info.st_ino)
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                size += info.st_blocks * _BLOCK
+                if entries > most_entries or size > most_bytes:
+                    return Holding(size, entries, complete=False)
+        finally:
+            os.close(folder)
+    return Holding(size, entries)
+
+
+def unlinked(processes: Iterable[int]) -> dict[tuple[int, int], int]:
+    """Files without a name that processes hold open or mapped, and the bytes that they hold.
+
+    Keys are device and inode; shared memory without a name is among them. Blocks.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    info = path.stat()
+                    if not info.st_nlink and stat.S_ISREG(info.st_mode):
+                        found[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK
+        with contextlib.suppress(OSError):
+            for file, size in _mapped(pid):
+                found.setdefault(file, 0)
+                found[file] = max(found[file], size)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A folder in a tree of any depth."""
+
+    above: _Branch | None
+    name: str
+    depth: int
+
+
+def _opened(root: int, branch: _Branch | None) -> int:
+    names: list[str] = []
+    while branch is not None:
+        names.append(branch.name)
+        branch = branch.above
+    names.reverse()
+    try:
+        return open_beneath(root, names, _FOLDER)
+    except PermissionError:
+        _make_readable(root, names)
+        return open_beneath(root, names, _FOLDER)
+
+
+def _make_readable(root: int, names: list[str]) -> None:
+    """Give a folder of this user's its rights back: what cannot be read cannot be counted."""
+    for depth in range(len(names) + 1):
+        handle = open_beneath(root, names[:depth], os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            mode = stat.S_IMODE(os.fstat(handle).st_mode)
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                Path(f"/proc/self/fd/{handle}").chmod(mode | stat.S_IRWXU)
+        finally:
+            os.close(handle)
+
+
+def _scan(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                yield entry.name, entry.stat(follow_symlinks=False)
+
+
+def _mapped(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Device, inode and size of mapped files without a name.
+
+    Who may not look at the file itself gets the length of each mapping instead.
+    """
+    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+        if not line.endswith(" (deleted)"):
+            continue
+        span, _, _, device, inode, _ = line.split(maxsplit=5)
+        start, end = (int(address, 16) for address in span.split("-"))
+        try:
+            info = Path(f"/proc/{pid}/map_files/{start:x}-{end:x}").stat()
+        except OSError:
+            major, minor = (int(number, 16) for number in device.split(":"))
+            yield (os.makedev(major, minor), int(inode)), end - start
+        else:
+            yield (info.st_dev, info.st_ino), info.st_blocks * _BLOCK

@@ -1,0 +1,156 @@
+"""How one server keeps its kernels within their limits, and what it says about that."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+from kernel_mcp.limits.cgroup import PREFIX, RECORD, GroupsUnavailable, GroupTree
+from kernel_mcp.limits.hierarchy import find_hierarchies
+from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.limits.quota import FolderQuota
+from kernel_mcp.limits.watchdog import Watchdog
+from kernel_mcp.limits.words import amount
+from kernel_mcp.sandbox.base import SandboxReport
+from kernel_mcp.settings import Limits
+
+logger = logging.getLogger(__name__)
+
+
+class Enforcer:
+    """Control groups where the server may have them, rlimits and a watchdog where not.
+
+    `running` has to be entered for the watchdog to act.
+    """
+
+    def __init__(self, groups: GroupTree | None = None, refusal: str = "") -> None:
+        """Without `groups`, `refusal` says why there are none."""
+        self._groups = groups
+        self._refusal = refusal
+        self._watchdog = Watchdog()
+        self._number = 0
+
+    @classmethod
+    def create(cls, run: Path) -> Enforcer:
+        """Make the server's control groups; `run` is the folder of this server's run."""
+        name = f"{PREFIX}{os.getpid()}-{run.name.rpartition('-')[2]}"
+        try:
+            return cls(GroupTree.create(find_hierarchies(), name, run / RECORD))
+        except (GroupsUnavailable, OSError) as reason:
+            return cls(refusal=str(reason))
+
+    def warn(self, limits: Limits) -> None:
+        """Log what is only enforced in a weaker form."""
+        for gap in self._gaps(limits):
+            logger.warning("%s", gap)
+
+    def open(self, limits: Limits, workspace: Path, sockets: Path) -> KernelLimits:
+        """Put the limits of a new kernel in force, for processes still to be admitted.
+
+        `workspace` and `sockets` are the folders on disk that it may write to. Raises OSError.
+        """
+        group = None
+        if self._groups is not None:
+            self._number += 1
+            group = self._groups.kernel(f"k-{self._number}")
+        quotas: list[FolderQuota] = []
+        try:
+            if group is not None:
+                group.limit(limits)
+            if limits.disk_bytes:
+                quotas.append(FolderQuota(workspace, "the workspace", limits.disk_bytes))
+            if limits.tmp_bytes:
+                quotas.append(FolderQuota(sockets, "the temporary folder", limits.tmp_bytes))
+        except BaseException:
+            for quota in quotas:
+                quota.close()
+            if self._groups is not None and group is not None:
+                self._groups.discard(group)
+            raise
+        return KernelLimits(
+            limits, group=group, quotas=quotas, wake=self._watchdog.watch, release=self._release
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Watch kernels inside this block; leaving it removes the control groups."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watchdog.run)
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Remove the control groups."""
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
+
+    def report(self, sandbox: SandboxReport, limits: Limits) -> SandboxReport:
+        """The report of a sandbox with what is done about resources."""
+        return replace(
+            sandbox,
+            enforced=(*sandbox.enforced, *self._enforced(limits)),
+            gaps=(*sandbox.gaps, *self._gaps(limits)),
+        )
+
+    def _by(self, controller: str) -> str:
+        """`cgroup v1` or `cgroup v2` when that limits a resource, else an empty text."""
+        versions = self._groups.versions if self._groups is not None else {}
+        return f"cgroup v{versions[controller]}" if controller in versions else ""
+
+    def _enforced(self, limits: Limits) -> list[str]:
+        found = []
+        if limits.memory_bytes:
+            means = self._by("memory") or "a watchdog"
+            found.append(f"memory {amount(limits.memory_bytes)} by RLIMIT_AS and {means}")
+        if limits.pids:
+            means = self._by("pids") or "RLIMIT_NPROC"
+            found.append(f"{limits.pids} processes and threads by {means}")
+        if limits.cpus and self._by("cpu"):
+            found.append(f"{limits.cpus:g} processors by {self._by('cpu')}")
+        if limits.disk_bytes:
+            found.append(f"workspace {amount(limits.disk_bytes)} by a watchdog")
+        return found
+
+    def _gaps(self, limits: Limits) -> list[str]:
+        missing = [
+            resource
+            for resource, limit, controller in (
+                ("memory", limits.memory_bytes, "memory"),
+                ("processes", limits.pids, "pids"),
+                ("processors", limits.cpus, "cpu"),
+            )
+            if limit and not self._by(controller)
+        ]
+        found = []
+        if missing:
+            why = f" ({self._refusal})" if self._refusal else ""
+            found.append(f"no cgroup for {' and '.join(missing)}{why}")
+        if limits.cpus and not self._by("cpu"):
+            found.append("the number of processors is not limited, which takes a cgroup")
+        unlimited = [
+            flag
+            for flag, limit in (
+                ("--memory", limits.memory_bytes),
+                ("--pids", limits.pids),
+                ("--disk", limits.disk_bytes),
+            )
+            if not limit
+        ]
+        if unlimited:
+            found.append(f"no limit by {', '.join(unlimited)} 0")
+        return found
+
+    def _release(self, kernel: KernelLimits) -> None:
+        self._watchdog.forget(kernel)
+        if self._groups is not None and kernel.group is not None:
+            self._groups.discard(kernel.group)

@@ -1,0 +1,221 @@
+"""The limits of one kernel: who it consists of, what it uses, and why it had to end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import anyio
+
+from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.launch.base import ExitStatus, Usage
+from kernel_mcp.launch.usage import tree, tree_usage
+from kernel_mcp.limits.cgroup import BACKSTOP, KernelGroup
+from kernel_mcp.limits.quota import FolderQuota
+from kernel_mcp.limits.sampling import held_memory
+from kernel_mcp.limits.words import amount
+from kernel_mcp.settings import Limits
+
+logger = logging.getLogger(__name__)
+
+RESTING_CPU_S = 0.01
+"""A kernel that used less than this since the last check has done nothing."""
+MOST_PROCESSES = 1000
+"""How many of a kernel's processes are looked at when they have to be one by one."""
+
+
+class KernelLimits:
+    """What the launcher of a kernel, its cells and the watchdog have to say to each other.
+
+    The launcher: `admit` each process it knows before the kernel runs user code, set `kill` to
+    what ends all of them, `explain` their end, `aclose`. Cells: `begin` and `end`.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        group: KernelGroup | None,
+        quotas: Sequence[FolderQuota],
+        wake: Callable[[KernelLimits], None],
+        release: Callable[[KernelLimits], None],
+    ) -> None:
+        """`wake` is called when the kernel is to be watched, `release` when it has been closed."""
+        self.limits = limits
+        self.group = group
+        self.quotas = quotas
+        self.kill: Callable[[], None] = _nothing
+        self.awake = False
+        self.checking = False
+        self._wake = wake
+        self._release = release
+        self._roots: list[int] = []
+        self._on_excess: Callable[[], None] | None = None
+        self._cause = ""
+        self._peak = 0
+        self._starved = 0
+        self._cpu_s = 0.0
+        self._known = False
+        self._changed = False
+        self._stopped = False
+
+    @property
+    def cause(self) -> str:
+        """Why the kernel or its cell had to be stopped, if that was because of a limit."""
+        return self._cause
+
+    def admit(self, pids: Iterable[int]) -> None:
+        """Take processes in, and with them all that they start from now on. Raises OSError."""
+        for pid in pids:
+            if pid > 0 and pid not in self._roots:
+                if self.group is not None:
+                    self.group.admit(pid)
+                self._roots.append(pid)
+
+    def usage(self) -> Usage:
+        """What all processes of the kernel use; as much of it as somebody still tells."""
+        sample = self.group.sample() if self.group is not None else None
+        if sample is not None and sample.cpu_s is not None and sample.memory_bytes is not None:
+            return Usage(sample.cpu_s, sample.memory_bytes)
+        found = [tree_usage(root) for root in self._tops()]
+        cpu_s, memory = sum(used.cpu_s for used in found), sum(used.memory_bytes for used in found)
+        if sample is not None and sample.cpu_s is not None:
+            cpu_s = sample.cpu_s
+        if sample is not None and sample.memory_bytes is not None:
+            memory = sample.memory_bytes
+        return Usage(cpu_s, memory)
+
+    async def begin(self, on_excess: Callable[[], None]) -> None:
+        """A cell is about to run; `on_excess` is called when it has to stop because of `cause`.
+
+        Raises WorkspaceError when the kernel's folders hold so much that no code may run.
+        """
+        if self.quotas and (not self._known or any(quota.full for quota in self.quotas)):
+            await self._look()
+            self._known = True
+        for quota in self.quotas:
+            quota.start()
+            if quota.severe:
+                raise WorkspaceError(
+                    f"The cell was not run: {quota.sentence()}. That is more than code could put "
+                    "in order. Call reset with files=true to empty the workspace."
+                )
+        self._cause = ""
+        self._on_excess = on_excess
+        self._stopped = False
+        self._changed = self.awake = True
+        self._wake(self)
+
+    def end(self) -> list[str]:
+        """The cell has ended: what happened to its processes, in sentences."""
+        self._on_excess = None
+        self._stopped, self._cause = bool(self._cause), ""
+        starved = self.group.starved() if self.group is not None else 0
+        killed, self._starved = starved - self._starved, starved
+        if killed <= 0:
+            return []
+        which = "a process" if killed == 1 else f"{killed} processes"
+        return [f"The system killed {which} of this session: {self._out_of_memory()}"]
+
+    async def check(self) -> None:
+        """Compare what the kernel uses with what it may; called by the watchdog now and then."""
+        self.checking = True
+        try:
+            if not await self._check_memory():
+                return
+            cpu_s = self.usage().cpu_s
+            active = self._on_excess is not None or cpu_s - self._cpu_s > RESTING_CPU_S
+            self._cpu_s = cpu_s
+            self._changed = self._changed or active
+            if self._changed and (not self.quotas or any(quota.due() for quota in self.quotas)):
+                self._changed = active  # one more look when it has come to rest
+                await self._look()
+                self._check_disk()
+            self.awake = self._changed
+        except OSError as reason:
+            logger.debug("a kernel could not be checked: %s", reason)
+        finally:
+            self.checking = False
+
+    def explain(self, exit_status: ExitStatus) -> ExitStatus:
+        """The same end with its cause, if a limit was."""
+        if exit_status.signal != signal.SIGKILL:
+            return exit_status
+        cause = self._cause
+        if not cause and self.group is not None and self.group.starved() > self._starved:
+            cause = self._out_of_memory()
+        return replace(exit_status, cause=cause)
+
+    async def aclose(self) -> None:
+        """Give back what was reserved; all processes have ended."""
+        self.awake = False
+        self.kill = _nothing
+        self._on_excess = None
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._close_quotas)
+        self._release(self)
+
+    async def _look(self) -> None:
+        def look() -> None:
+            processes = self._processes()
+            for quota in self.quotas:
+                quota.look(processes)
+
+        if self.quotas:
+            await anyio.to_thread.run_sync(look)
+
+    def _close_quotas(self) -> None:
+        for quota in self.quotas:
+            quota.close()
+
+    async def _check_memory(self) -> bool:
+        """Whether the kernel may go on: only asked where no group limits its memory."""
+        budget = self.limits.memory_bytes
+        if not budget or (self.group is not None and "memory" in self.group.controllers):
+            return True
+        most = int(budget * BACKSTOP)
+        held = await anyio.to_thread.run_sync(lambda: held_memory(self._processes(), enough=most))
+        self._peak = max(self._peak, held)
+        if held <= most:
+            return True
+        self._cause = self._out_of_memory()
+        self.kill()
+        return False
+
+    def _check_disk(self) -> None:
+        if self._stopped:  # what the stopped cell has left is where the next one begins
+            self._stopped = False
+            for quota in self.quotas:
+                quota.start()
+            return
+        growing = [quota for quota in self.quotas if quota.growing]
+        if not growing:
+            return
+        quota = max(growing, key=lambda quota: quota.severe)
+        self._cause = quota.sentence()
+        if self._on_excess is not None:
+            self._on_excess()
+        if self._on_excess is None or quota.severe:
+            self.kill()
+
+    def _out_of_memory(self) -> str:
+        peak = self.group.peak() if self.group is not None else 0
+        limit, peak = self.limits.memory_bytes, max(peak, self._peak)
+        told = f", peak {amount(peak)}" if peak else ""
+        return f"out of memory (limit {amount(limit)}{told})"
+
+    def _tops(self) -> list[int]:
+        """The admitted processes that none of the others has started."""
+        below = {pid for root in self._roots for pid in tree(root) if pid != root}
+        return [root for root in self._roots if root not in below]
+
+    def _processes(self) -> list[int]:
+        if self.group is not None:
+            return self.group.processes()[:MOST_PROCESSES]
+        return [pid for root in self._tops() for pid in tree(root)][:MOST_PROCESSES]
+
+
+def _nothing() -> None:
+    """How a kernel is ended that does not run."""

@@ -1,0 +1,140 @@
+"""A limit of what one folder may hold, kept by looking at it again and again.
+
+Looking costs time in proportion to the number of files, so a folder is looked at less often the
+longer that takes, and sooner when the disk it is on fills up quickly.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Lock
+
+from kernel_mcp.limits.disk import Holding, measure, unlinked
+from kernel_mcp.limits.words import amount
+from kernel_mcp.settings import KIB, MIB
+
+LEAST_PAUSE_S = 0.5
+SHARE = 20
+"""Looking takes at most this part of the time, except when the disk fills up."""
+HURRIED_SHARE = 2
+SLACK_BYTES = 16 * MIB
+SLACK_ENTRIES = 100
+"""What may be added to a folder that is too full already, so that code can make room in it."""
+SEVERE = 2
+"""A folder with this many times its limit takes no code any more."""
+MOST_ENTRIES = 100_000
+BYTES_PER_ENTRY = 8 * KIB
+LEAST_ENTRIES = 10_000
+
+
+class FolderQuota:
+    """Watches one folder, by a descriptor that a renamed folder keeps. Used by one thread at once.
+
+    `measured`, `excess` and `severe` tell of the last look.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, size: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`name` is what the folder is called in a sentence, `size` the bytes it may hold.
+
+        Raises OSError when it is not there.
+        """
+        self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._name = name
+        self._size = size
+        self._entries = min(max(size // BYTES_PER_ENTRY, LEAST_ENTRIES), MOST_ENTRIES)
+        self._clock = clock
+        self._next = 0.0
+        self._soonest = 0.0
+        self._free = 0
+        self._lowest = Holding()
+        self._in_use = Lock()
+        self.measured = Holding()
+
+    @property
+    def full(self) -> bool:
+        """Whether the folder holds more than it may."""
+        found = self.measured
+        return found.bytes > self._size or found.entries > self._entries or not found.complete
+
+    @property
+    def severe(self) -> bool:
+        """Whether there is so much in it that nothing but removing all of it helps."""
+        found = self.measured
+        return (
+            found.bytes > SEVERE * self._size
+            or found.entries > SEVERE * self._entries
+            or not found.complete
+        )
+
+    @property
+    def growing(self) -> bool:
+        """Whether it is full and has grown since `start`, or since something was removed."""
+        found, lowest = self.measured, self._lowest
+        return not found.complete or (
+            found.bytes > max(self._size, lowest.bytes + SLACK_BYTES)
+            or found.entries > max(self._entries, lowest.entries + SLACK_ENTRIES)
+        )
+
+    def start(self) -> None:
+        """From here on the folder may not grow further, if it is full."""
+        self._lowest = self.measured
+
+    def due(self) -> bool:
+        """Whether it is time to look again."""
+        now = self._clock()
+        if now >= self._next:
+            return True
+        if now < self._soonest:
+            return False
+        # a quick writer is caught by what the file system has left
+        room = max(self._size - self.measured.bytes, SLACK_BYTES)
+        return self._free - self._free_now() > room // 2
+
+    def look(self, processes: Iterable[int] = ()) -> None:
+        """Measure the folder and the files of it that `processes` hold without a name. Blocks."""
+        with self._in_use:
+            if self._fd >= 0:
+                self._look(processes)
+
+    def _look(self, processes: Iterable[int]) -> None:
+        begin = self._clock()
+        self._free = self._free_now()
+        found = measure(
+            self._fd, most_entries=SEVERE * self._entries, most_bytes=SEVERE * self._size
+        )
+        device = os.fstat(self._fd).st_dev
+        hidden = sum(size for (place, _), size in unlinked(processes).items() if place == device)
+        self.measured = Holding(found.bytes + hidden, found.entries, found.complete)
+        self._lowest = Holding(
+            min(self._lowest.bytes, self.measured.bytes),
+            min(self._lowest.entries, self.measured.entries),
+        )
+        took = self._clock() - begin
+        self._soonest = begin + took * HURRIED_SHARE
+        self._next = begin + max(LEAST_PAUSE_S, took * SHARE)
+
+    def sentence(self) -> str:
+        """What is wrong, as the cause of an end."""
+        found = self.measured
+        more = "" if found.complete else "more than "
+        if found.bytes > self._size:
+            held, limit = amount(found.bytes), amount(self._size)
+        else:
+            held, limit = f"{found.entries:,} files and folders", f"{self._entries:,}"
+        return f"disk quota ({self._name} holds {more}{held}, limit {limit})"
+
+    def close(self) -> None:
+        """Stop watching; waits for the end of a look. Blocks."""
+        with self._in_use:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _free_now(self) -> int:
+        found = os.statvfs(self._fd)
+        return found.f_bfree * found.f_frsize

@@ -1,0 +1,53 @@
+"""The task that compares kernels with their limits while they do something."""
+
+from __future__ import annotations
+
+import math
+
+import anyio
+
+from kernel_mcp.limits.kernel import KernelLimits
+
+TICK_S = 0.25
+"""How often a kernel is checked that runs code or has just done so."""
+REST_S = 5.0
+"""How often others are, to notice threads and processes that go on between cells."""
+
+
+class Watchdog:
+    """Checks the kernels that have run code at least once; the others cost nothing."""
+
+    def __init__(self) -> None:
+        self._kernels: set[KernelLimits] = set()
+        self._woken = anyio.Event()
+
+    def watch(self, kernel: KernelLimits) -> None:
+        """Check a kernel from here on."""
+        self._kernels.add(kernel)
+        self._woken.set()
+
+    def forget(self, kernel: KernelLimits) -> None:
+        """Stop checking a kernel that has ended."""
+        self._kernels.discard(kernel)
+
+    async def run(self) -> None:
+        """Check kernels for ever; has to be run as a task."""
+        rest = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            while True:
+                await self._pause(rest + REST_S - anyio.current_time())
+                now = anyio.current_time()
+                everyone = now >= rest + REST_S
+                if everyone:
+                    rest = now
+                for kernel in list(self._kernels):
+                    if (kernel.awake or everyone) and not kernel.checking:
+                        tasks.start_soon(kernel.check)
+
+    async def _pause(self, longest_s: float) -> None:
+        """Wait for one tick, and before that until there is something to check."""
+        if not any(kernel.awake for kernel in self._kernels):
+            self._woken = anyio.Event()
+            with anyio.move_on_after(max(longest_s, 0) if self._kernels else math.inf):
+                await self._woken.wait()
+        await anyio.sleep(TICK_S)
