@@ -33,8 +33,9 @@ async def run_cell(
     try:
         return await _run_to_end(kernel, cell, grace_s=grace_s, cpu_s=cpu_s)
     finally:
-        for notice in limits.end():
-            cell.notice(notice)
+        notices = limits.end()
+        if kernel.exit is None:
+            cell.notices += notices
 
 
 async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:

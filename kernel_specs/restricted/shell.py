@@ -23,7 +23,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 
 from kernel_specs.restricted import tracebacks
-from kernel_specs.restricted.confine import memory_reserve
+from kernel_specs.restricted.confine import memory_reserve, renew_memory_budget
 
 SAFE_MAGICS = frozenset(
     {"capture", "matplotlib", "pdoc", "pinfo", "pinfo2", "precision", "psource"}
@@ -76,6 +76,7 @@ class Shell(ZMQInteractiveShell):
         self._last_traceback_during_displayhook = False
         self.last_error = None
         self._interrupted = False
+        renew_memory_budget()
         failure = None
         try:
             cell = self.transform_cell(code)
