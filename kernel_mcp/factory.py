@@ -12,6 +12,7 @@ from kernel_mcp.demand import Demand
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
 from kernel_mcp.policy import Policy
+from kernel_mcp.profiles import entries
 from kernel_mcp.settings import Settings
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class KernelFactory:
 
     def _spec(self, demand: Demand) -> EnvironmentSpec:
         return EnvironmentSpec.for_allow(
-            self._settings.allow,
+            entries(self._settings),
             python=demand.python or self._settings.python,
             packages=demand.packages,
         )

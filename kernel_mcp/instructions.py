@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kernel_mcp.profiles import entries
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.settings import Settings
 
@@ -16,17 +17,21 @@ create_session gives a second, separate notebook.
 Long cells: execute answers `running` and the cell goes on; call wait for more, interrupt to stop \
 it. An answer that says `killed` means that the variables are lost.
 Imports: {allowed} (info lists all). Other imports are refused.
-Files: code works in its workspace folder; write_file and read_file move files in and out. There \
-is no network."""
+Files: {files} There is no network."""
+
+FILES = "code works in its workspace folder; write_file and read_file move files in and out."
+NO_FILES = "code cannot open files, and has no eval, exec, compile or input."
 
 
 def instructions(settings: Settings, sandbox: SandboxReport) -> str:
     """The instructions for the model: how to work, what is allowed, how far the boundary goes."""
-    added = ", ".join(settings.allow[:SHOWN_NAMES])
-    allowed = f"the standard library for computing{', ' if added else ''}{added}"
-    if "*" in settings.allow:
+    strict = settings.profile == "strict" and "*" not in settings.allow
+    added = ", ".join(entries(settings)[:SHOWN_NAMES])
+    base = "a few modules such as math" if strict else "the standard library for computing"
+    allowed = f"{base}{', ' if added else ''}{added}"
+    if "*" in settings.allow or settings.profile == "open":
         allowed = "every module"
-    text = TEXT.format(allowed=allowed)
+    text = TEXT.format(allowed=allowed, files=NO_FILES if strict else FILES)
     if sandbox.gaps:
         text += f"\nSandbox {sandbox.backend}; not enforced: {'; '.join(sandbox.gaps)}."
     return text

@@ -11,6 +11,7 @@ import anyio
 from kernel_mcp.cli import read_settings, settings_from, settings_parser
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.profiles import entries
 from kernel_mcp.settings import GIB, MIB, Settings
 from kernel_mcp.values import duration
 
@@ -48,7 +49,7 @@ async def _build(settings: Settings) -> int:
         print(line, file=sys.stderr, flush=True)
 
     store = EnvironmentStore(settings.cache_dir)
-    spec = EnvironmentSpec.for_allow(settings.allow, python=settings.python)
+    spec = EnvironmentSpec.for_allow(entries(settings), python=settings.python)
     started = time.perf_counter()
     env = await store.ensure(spec, progress)
     print(f"{env.python.parent.parent}  ready after {time.perf_counter() - started:.1f} s")

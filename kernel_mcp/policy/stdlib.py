@@ -41,11 +41,10 @@ ctypes, shutil, importlib, signal, multiprocessing, http, pickle, builtins, gc, 
 
 DATA_MODULES: frozenset[str] = words(
     """
-    PIL altair matplotlib mpl_toolkits numpy openpyxl pandas plotly polars pyarrow scipy seaborn
-    sklearn statsmodels sympy
+    PIL matplotlib mpl_toolkits numpy openpyxl pandas polars pyarrow scipy seaborn sklearn sympy
     """
 )
-"""The packages most analyses begin with, by import name."""
+"""The packages most analyses begin with, by import name; the profile installs them."""
 
 STRICT_DENIED_BUILTINS: frozenset[str] = words(
     "__import__ breakpoint compile eval exec globals input open vars"

@@ -17,11 +17,15 @@ class BootError(Exception):
 
 @dataclass(frozen=True)
 class Policy:
-    """Which modules user code may import. `modules` holds roots or dotted names."""
+    """Which modules user code may import. `modules` holds roots or dotted names.
+
+    `deny_builtins` are builtins that user code may not call.
+    """
 
     allow_all: bool = True
     modules: tuple[str, ...] = ()
     profile: str = "default"
+    deny_builtins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
             allow_all=policy.get("allow_all") is True,
             modules=_strings(policy.get("modules", [])),
             profile=str(policy.get("profile", "default")),
+            deny_builtins=_strings(policy.get("deny_builtins", [])),
         ),
         limits=Limits(
             **{name: int(value) for name, value in _mapping(data.get("limits", {})).items()}

@@ -58,8 +58,9 @@ class ImportGuard:
         self._allowed: frozenset[str] = frozenset()
         self._parents: frozenset[str] = frozenset()
         self._trusted_folders = _folders([*boot.runtime, *boot.layers, *_interpreter_folders()])
-        self._own_folders = _folders([boot.workspace] if boot.workspace else [])
-        self._open_names: dict[str, bool] = dict.fromkeys(IMPLICIT, True)
+        self.own_folders = _folders([boot.workspace] if boot.workspace else [])
+        implicit = IMPLICIT - {"builtins"} if boot.policy.deny_builtins else IMPLICIT
+        self._open_names: dict[str, bool] = dict.fromkeys(implicit, True)
         self._trusted_files: dict[str, bool | None] = {}
         self.allow(boot.policy.modules)
 
@@ -169,7 +170,7 @@ class ImportGuard:
             verdict = None
         else:
             verdict = filename.startswith(self._trusted_folders) and not (
-                self._own_folders and filename.startswith(self._own_folders)
+                self.own_folders and filename.startswith(self.own_folders)
             )
         self._trusted_files[filename] = verdict
         return verdict
@@ -184,7 +185,7 @@ class ImportGuard:
 
     def _is_own(self, root: str) -> bool:
         """Whether the name stands for a file that the user wrote in the workspace."""
-        if not self._own_folders:
+        if not self.own_folders:
             return False
         module = sys.modules.get(root)
         if module is not None:
@@ -197,7 +198,7 @@ class ImportGuard:
                 return False
             places = [spec.origin, *(spec.submodule_search_locations or ())]
         places = [f"{place}/" for place in places if place]
-        return bool(places) and all(place.startswith(self._own_folders) for place in places)
+        return bool(places) and all(place.startswith(self.own_folders) for place in places)
 
 
 def _interpreter_folders() -> list[str]:

@@ -46,17 +46,26 @@ class KernelHost:
         _reseed()
         _extend_path(boot)
         if not boot.policy.allow_all:
-            from kernel_specs.restricted.guard import ImportGuard
-
-            guard = ImportGuard(boot)
-            guard.install()
-            self._app.kernel.allow_imports = guard.allow
-            self._app.shell.commands_allowed = False
+            self._guard(boot)
         self._app.kernel.boot = boot
         self._app.connect(boot, connection_file)
         _send_ready(boot.ready_fd)
         self._app.run()
         self._app.close()
+
+    def _guard(self, boot: BootConfig) -> None:
+        from kernel_specs.restricted.guard import ImportGuard
+
+        guard = ImportGuard(boot)
+        guard.install()
+        self._app.kernel.allow_imports = guard.allow
+        self._app.shell.commands_allowed = False
+        if boot.policy.deny_builtins:
+            from kernel_specs.restricted import denied
+
+            own = denied.without(boot.policy.deny_builtins, boot.policy.profile, guard)
+            denied.give_to_modules_in(guard.own_folders, own)
+            self._app.shell.take_builtins(own)
 
 
 def send_packet(fd: int, packet: dict[str, Any]) -> None:

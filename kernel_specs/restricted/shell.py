@@ -12,6 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from ipykernel.displayhook import ZMQShellDisplayHook
@@ -64,6 +65,8 @@ class Shell(ZMQInteractiveShell):
     gate = AnyTrait()
 
     commands_allowed = True
+    own_builtins: ModuleType | None = None
+    """What user code has instead of Python's builtins; None for those."""
     last_error: dict[str, Any] | None = None
     """Content of the last error message of this cell."""
     _interrupted = False
@@ -184,6 +187,21 @@ class Shell(ZMQInteractiveShell):
         """Run a cell magic that the policy permits."""
         self._require_magic(f"%%{magic_name}", magic_name)
         return super().run_cell_magic(magic_name, line, cell)
+
+    def take_builtins(self, own: ModuleType) -> None:
+        """Run cells with these builtins from now on."""
+        self.own_builtins = own
+        self._give_builtins()
+
+    def init_user_ns(self) -> None:
+        """Fill the namespace of cells, at the start and after a reset of it."""
+        super().init_user_ns()
+        self._give_builtins()
+
+    def _give_builtins(self) -> None:
+        if self.own_builtins is not None:
+            self.user_ns["__builtins__"] = self.user_ns["__builtin__"] = self.own_builtins
+            self.user_ns.pop("open", None)  # IPython's own, for people who close stdout
 
     def init_environment(self) -> None:
         """Leave the environment alone: IPython would ask every program for colours."""
