@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def boot_content(
         "policy": request.policy.to_json(),
         "limits": {
             "memory_bytes": limits.memory_bytes,
+            "cpus": math.ceil(limits.cpus),
             "pids": limits.pids if guest.own_process_count else 0,
             "open_files": limits.open_files,
             "file_bytes": limits.disk_bytes,

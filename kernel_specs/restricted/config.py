@@ -33,6 +33,7 @@ class Limits:
     """Resource limits of the process. A value of 0 means no limit of its own."""
 
     memory_bytes: int = 0
+    cpus: int = 0
     pids: int = 0
     open_files: int = 0
     file_bytes: int = 0

@@ -17,6 +17,8 @@ ADDRESS_SPACE_OVERHEAD = 768 * MIB
 """Address space of a kernel with numpy and pandas that is never touched, at most."""
 IMPORT_ALLOWANCE = 256 * MIB
 """Address space that one cell may add without touching it, for budgets that are not small."""
+LEAST_ROOM = 32 * MIB
+"""Address space that a cell gets in any case: even the cell that deletes things needs some."""
 MEMORY_RESERVE = 128 * MIB
 """What is opened while a MemoryError is being reported."""
 M_ARENA_MAX = -8  # malloc.h
@@ -43,7 +45,8 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
     `threads` is the size of native thread pools; the processors at hand, at most 4, by default
     (each thread costs address space).
     """
-    pool = str(threads or min(4, len(os.sched_getaffinity(0))))
+    at_hand = min(len(os.sched_getaffinity(0)), config.limits.cpus or 4)
+    pool = str(threads or min(4, at_hand))
     tmp = Path(config.tmp)
     names = {
         "HOME": config.workspace or config.tmp,
@@ -116,7 +119,7 @@ def renew_memory_budget() -> None:
     budget = ceiling - ADDRESS_SPACE_OVERHEAD
     untouched = size - (resident - shared)
     wanted = budget + untouched + min(IMPORT_ALLOWANCE, budget // 8)
-    wanted = min(wanted, ceiling)
+    wanted = min(max(wanted, size + LEAST_ROOM), ceiling)
     if wanted != soft and wanted > 0:
         resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
 
