@@ -8,6 +8,10 @@ template proper loads the restricted kernel. No user code ever runs here.
     keeper      Keeper: takes requests, makes a sandbox per kernel, outlives the forker
     cell        the sandbox of one kernel, held by its init process: namespaces, mounts, identity
     forker      the template proper: preload, then fork kernels into prepared sandboxes
+    warmup      what the template proper loads
+    rehearsal   a first cell that nobody sees, for what it leaves in caches
+    heirlooms   what must not be handed down by a fork
+    pools       native thread pools
     privileges  give up capabilities, install the system call filter
     linux       the system calls that Python does not wrap
     packets     JSON messages with file descriptors over SOCK_SEQPACKET

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_specs.restricted import boot as boot_script
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, heirlooms, linux, packets, warmup
+from kernel_specs.template import cell, heirlooms, linux, packets, pools, warmup
 from kernel_specs.template.children import ChildWatch
 from kernel_specs.template.keeper import RESERVED_FDS
 
@@ -42,13 +43,12 @@ class Job:
 class Inheritance:
     """What a kernel takes over from the template.
 
-    folders  to be made in /tmp
-    files    descriptors that packages keep open for reading
+    files are the descriptors that packages keep open for reading.
     """
 
     job: Job
     ground: cell.Ground
-    folders: Sequence[str]
+    loaded: warmup.Loaded
     files: Sequence[int]
 
 
@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     keeper.detach()
     own_files = heirlooms.own_files(files)
-    return _serve(kernel, Inheritance(_arrange(job), ground, loaded.folders, own_files))
+    return _serve(kernel, Inheritance(_arrange(job), ground, loaded, own_files))
 
 
 def _arrange(job: Job) -> Job:
@@ -183,10 +183,12 @@ def _serve(kernel: host.KernelHost, inherited: Inheritance) -> int:
         _close_all_but(inherited.files)
         linux.set_name("python")
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = [boot_script.__file__, "-f", str(CONNECTION_FILE)]
         boot = config.load(CONNECTION_FILE)
         confine.confine(boot)
-        for folder in inherited.folders:
+        for folder in inherited.loaded.folders:
             os.mkdir(folder, 0o700)  # noqa: PTH102
+        pools.fill(inherited.loaded.pools)
         kernel.serve(boot, CONNECTION_FILE)
     except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
         import traceback

@@ -6,10 +6,12 @@ import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from kernel_specs.restricted import confine, host
 from kernel_specs.restricted.config import BootConfig
-from kernel_specs.template import rehearsal
+from kernel_specs.template import pools, rehearsal
 from kernel_specs.template.heirlooms import Heirlooms
 
 COMPANIONS = {"matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inline")}
@@ -23,11 +25,13 @@ class Loaded:
     missing  modules that cannot be imported, and why
     unfit    modules that start threads or hold what must not be handed down
     folders  hidden folders that were made in /tmp, and that memory refers to
+    pools    functions that size native thread pools
     """
 
     missing: dict[str, str] = field(default_factory=dict)
     unfit: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    pools: Sequence[Any] = ()
 
 
 def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
@@ -55,13 +59,12 @@ def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
             rehearsal.rehearse(kernel._app, names)
         except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
             missing["rehearsal"] = f"{type(error).__name__}: {error}"
-    return Loaded(missing, tuple(unfit), _hidden_folders())
+    return Loaded(missing, tuple(unfit), _hidden_folders(), pools.find())
 
 
 def _hidden_folders() -> tuple[str, ...]:
-    with os.scandir("/tmp") as entries:
-        return tuple(
-            entry.path
-            for entry in entries
-            if entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-        )
+    """Parents come before what is in them."""
+    found: list[str] = []
+    for top in Path("/tmp").glob(".*"):
+        found += [folder for folder, _, _ in os.walk(top)]
+    return tuple(found)
