@@ -146,6 +146,11 @@ OPTIONS: tuple[Option, ...] = (
         "let `--sandbox auto` fall back on landlock, which has gaps (see kernel-mcp doctor)", "off",
     ),
     Option(
+        "no-template", "no_template", switch, "Running the server", "",
+        "start every kernel cold instead of forking it from a process that has imported everything",
+        "off",
+    ),
+    Option(
         "audit-log", "audit_log", path, "Running the server", "FILE",
         "add a JSON line to FILE for every session, cell, install, file written, refusal and kill",
         "none kept",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -23,6 +25,20 @@ if TYPE_CHECKING:
 KERNEL_MODULE = "kernel_mcp.kernel"
 """Imported by the first start, in a thread: what it needs would delay a server's first answer."""
 
+_NOBODY = Demand("", Path("/"))
+
+logger = logging.getLogger(__name__)
+
+
+class Templates(Protocol):
+    """Processes that have imported everything and fork kernels, one per environment."""
+
+    def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
+        """Have a template of `environment` that has imported `preload`; returns at once."""
+
+    async def ready(self, environment: KernelEnvironment) -> bool:
+        """Wait until that template is ready or has failed; whether it can fork."""
+
 
 class KernelFactory:
     """The one implementation of `KernelSource`: builds what is missing, then launches."""
@@ -34,11 +50,14 @@ class KernelFactory:
         policy: Policy,
         environments: EnvironmentStore,
         launcher: Launcher,
+        templates: Templates | None = None,
     ) -> None:
+        """`templates` is told of the server's own environment, for `launcher` to fork from."""
         self._settings = settings
         self._policy = policy
         self._environments = environments
         self._launcher = launcher
+        self._templates = templates
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._built: dict[EnvironmentSpec, KernelEnvironment] = {}
 
@@ -61,7 +80,19 @@ class KernelFactory:
 
         environment = await self._environments.ensure(spec, progress)
         self._built[spec] = environment
-        return environment, self._policy.with_modules(import_names(environment, spec))
+        modules = import_names(environment, spec)
+        if self._templates is not None and demand.ordinary:
+            self._templates.prepare(environment, sorted(modules))
+        return environment, self._policy.with_modules(modules)
+
+    async def warm_up(self) -> None:
+        """Have the server's own environment built and its template ready.
+
+        Raises EnvironmentBuildError.
+        """
+        environment, _ = await self.environment(_NOBODY, logger.info)
+        if self._templates is not None:
+            await self._templates.ready(environment)
 
     def policy(self, demand: Demand) -> Policy:
         """What a demand's code may import, without waiting for an environment to be built."""

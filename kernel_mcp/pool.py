@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 REFILL_DELAY_S = 0.02
 """A pause before a spare is replaced, in which the session that took it can run its cell."""
 RETRY_S = 30.0
+REHEARSAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class WarmPool:
         workspace.mkdir(mode=0o700, parents=True)
         try:
             kernel = await self._source.start(Demand(name, workspace), logger.info)
+            await _rehearse(kernel)
         except BaseException:
             workspace.rmdir()
             raise
@@ -101,6 +103,13 @@ class WarmPool:
     async def _drop(self, spare: _Spare) -> None:
         await spare.kernel.aclose()
         await anyio.to_thread.run_sync(remove_tree, spare.workspace)
+
+
+async def _rehearse(kernel: Kernel) -> None:
+    """Run a cell that leaves no trace, so that the first real one finds its memory in place."""
+    run = kernel.submit("1", lambda _event: None, silent=True)
+    with anyio.move_on_after(REHEARSAL_S):
+        await run.finished.wait()
 
 
 async def _hand_over(spare: _Spare, workspace: Path) -> None:

@@ -25,6 +25,7 @@ from kernel_mcp.factory import KernelFactory
 from kernel_mcp.instructions import instructions
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.manager import Folders, SessionManager
 from kernel_mcp.policy import Policy
@@ -32,6 +33,7 @@ from kernel_mcp.pool import WarmPool
 from kernel_mcp.reaper import Reaper
 from kernel_mcp.resources import Library, ResourceServer
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.settings import Settings
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import register
@@ -49,6 +51,7 @@ class Parts:
 
     settings: Settings
     sandbox: Sandbox
+    factory: KernelFactory
     pool: WarmPool
     manager: SessionManager
     desk: Desk
@@ -64,22 +67,29 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         await stack.enter_async_context(enforcer.running())
         enforcer.warn(settings.limits)
         report = enforcer.report(sandbox.report(), settings.limits)
-        launcher = LocalLauncher(
+        folders = Folders(
+            workspaces=settings.workspace or run.path / "w",
+            records=run.path / "r",
+            keep=settings.workspace is not None,
+        )
+        folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cold = LocalLauncher(
             sandbox, run, start_timeout_s=settings.start_timeout_s, enforcer=enforcer
         )
+        templates = None
+        if isinstance(sandbox, BwrapSandbox) and not settings.no_template:
+            shared = [folders.workspaces]
+            templates = TemplateLauncher(sandbox, run, cold=cold, shared=shared, enforcer=enforcer)
+        launcher = templates or cold
         stack.push_async_callback(launcher.aclose)
         factory = KernelFactory(
             settings=settings,
             policy=Policy.for_allow(settings.allow, settings.profile),
             environments=EnvironmentStore(settings.cache_dir),
             launcher=launcher,
+            templates=templates,
         )
         stack.callback(factory.close)
-        folders = Folders(
-            workspaces=settings.workspace or run.path / "w",
-            records=run.path / "r",
-            keep=settings.workspace is not None,
-        )
         spares = _spares(settings, sandbox, run.path)
         pool = WarmPool(factory, size=spares, folder=folders.workspaces)
         stack.push_async_callback(pool.aclose)
@@ -99,7 +109,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             report=report,
             clock=time.monotonic,
         )
-        yield Parts(settings, sandbox, pool, manager, desk, report)
+        yield Parts(settings, sandbox, factory, pool, manager, desk, report)
 
 
 def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
@@ -131,16 +141,21 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
         async with anyio.create_task_group() as tasks, stdio_streams() as (read, write):
             tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
-            tasks.start_soon(_warm_up, built.pool, greeted)
+            tasks.start_soon(_warm_up, built, greeted)
             lowlevel = mcp._lowlevel_server
             await lowlevel.run(read, write, lowlevel.create_initialization_options())
             tasks.cancel_scope.cancel()
 
 
-async def _warm_up(pool: WarmPool, greeted: anyio.Event) -> None:
-    """Fill the pool once the client has its first answer, which must not wait for it."""
+async def _warm_up(built: Parts, greeted: anyio.Event) -> None:
+    """Load what kernels need once the client has its first answer, which must not wait for it."""
     await greeted.wait()
-    await pool.fill()
+    try:
+        await built.factory.warm_up()
+    except KernelMcpError as error:
+        logger.warning("cannot prepare for kernels: %s", error)
+        return
+    await built.pool.fill()
 
 
 def _tell_when_answered(event: anyio.Event) -> ServerMiddleware[Any]:

@@ -53,6 +53,7 @@ class Settings:
     cache_dir       where kernel environments are kept; None for the default
     sandbox         auto, bwrap, landlock or none
     allow_weaker_sandbox  whether auto may choose landlock where bwrap does not work
+    no_template     start every kernel cold instead of forking it from a template
     profile         the list of modules that `allow` adds to: strict, default, data or open
     audit_log       file to which every session, cell, install, file and refusal is noted; or None
     python          interpreter for kernels: version or path; empty for the server's own version
@@ -76,6 +77,7 @@ class Settings:
     cache_dir: Path | None = None
     sandbox: str = "auto"
     allow_weaker_sandbox: bool = False
+    no_template: bool = False
     profile: str = "default"
     audit_log: Path | None = None
     python: str = ""
