@@ -112,10 +112,10 @@ class KernelApp(IPKernelApp):
         self.service.main_ended.set()
 
     def _interrupted_loop(self) -> bool:
-        """Run the loop; True when a SIGINT hit a task that user code had left on it."""
+        """Run the loop; True when a task that user code had left on it ended the loop."""
         try:
             self.kernel.io_loop.asyncio_loop.run_forever()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             return True
         return False
 

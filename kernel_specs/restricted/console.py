@@ -18,11 +18,13 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from kernel_specs.restricted.iopub import IOPub
 
 CHUNK_BYTES = 64 * 1024
+SLICE_BYTES = 16 * CHUNK_BYTES
 PIPE_BYTES = 256 * 1024
 """A C library that prints more than this without releasing the GIL would wait for ever."""
 QUIET_SECONDS = 0.002
@@ -34,6 +36,18 @@ DRAIN_BYTES = 1024 * 1024
 _SPAWNS = frozenset(
     {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec"}
 )
+
+
+def _decoded(data: bytes) -> Iterator[str]:
+    """Text of UTF-8 bytes, in slices: a huge text is not held twice."""
+    if len(data) <= SLICE_BYTES:
+        yield str(data, "utf-8", "replace")
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    view = memoryview(data)
+    for start in range(0, len(view), SLICE_BYTES):
+        end = start + SLICE_BYTES
+        yield decoder.decode(view[start:end], final=end >= len(view))
 
 
 class _Sink(io.RawIOBase):
@@ -75,6 +89,7 @@ class Console:
         self._line_by_line = False
         self._lines = 0
         self._sent = 0.0
+        self.text_waits: Callable[[], None] = lambda: None
         self._pipes: dict[int, tuple[str, codecs.IncrementalDecoder]] = {}
         self._poll = select.poll()
         self._streams = {
@@ -138,15 +153,16 @@ class Console:
             while view:
                 view = view[os.write(fd, view) :]
             return
-        with self._iopub.lock:
-            if name != self._current:
-                self._switch(name)
-            elif not self._inside:
-                self._drain()
-            self._iopub.put_text(name, str(data, "utf-8", "replace"))
-            inside = self._inside
-        if not inside:
-            self._iopub.wait()
+        for text in _decoded(data):
+            with self._iopub.lock:
+                if name != self._current:
+                    self._switch(name)
+                elif not self._inside:
+                    self._drain()
+                self._iopub.put_text(name, text)
+                inside = self._inside
+            if not inside:
+                self._iopub.wait()
 
     def flushed(self) -> None:
         """A stream was flushed, by a line end or by name: its text is sent, but not too often.
@@ -161,23 +177,27 @@ class Console:
             self._sent = now
             self._iopub.pump()
             self._iopub.wait()
+        else:
+            self.text_waits()
 
     def by_line(self) -> None:
         """Take text line by line from here on: code that dies or hangs next loses none of it."""
         self._lines = 0
-        if not self._line_by_line:
-            self._line_by_line = True
-            self._streams[self._current].reconfigure(line_buffering=True)
+        self._set_pace(line_by_line=True)
 
     def choose_pace(self) -> None:
         """Take text in chunks when many lines came since the last look, else line by line."""
-        many = self._lines > LINES_PER_TICK
+        if self._lines > LINES_PER_TICK:
+            self._set_pace(line_by_line=False)
         self._lines = 0
-        if many and self._line_by_line:
-            # Under the lock: reconfigure flushes, and text flushed here must not be overtaken.
-            with self._iopub.lock:
-                self._line_by_line = False
-                self._streams[self._current].reconfigure(line_buffering=False)
+
+    def _set_pace(self, *, line_by_line: bool) -> None:
+        if line_by_line == self._line_by_line:
+            return
+        # Under the lock: reconfigure flushes, and what is flushed here must not be overtaken.
+        with self._iopub.lock:
+            self._line_by_line = line_by_line
+            self._streams[self._current].reconfigure(line_buffering=line_by_line)
 
     def _switch(self, name: str) -> None:
         """Let the other stream collect: what the first one holds goes ahead of it."""

@@ -6,10 +6,13 @@ import asyncio
 import selectors
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 
+REST_SECONDS = 0.1
+"""Between two KeyboardInterrupts: time to report the first one undisturbed."""
 GUARD_DEPTH = 16
 """Frames of the output path below a write; deeper stacks are user code."""
 
@@ -21,6 +24,7 @@ class InterruptGate:
         a request, before code   remembered, raised when its code starts
         user code running        KeyboardInterrupt
         inside the output path   tried again a moment later, so that no message is cut in two
+        just after another one   likewise, so that the error of the cell is reported whole
         a cell awaiting          its task is cancelled at once
 
     Python runs signal handlers between any two bytecodes of the main thread, hence the look at
@@ -34,6 +38,7 @@ class InterruptGate:
         self._handling = False
         self._open = False
         self._pending = False
+        self._raised_at = 0.0
         self.retry: Callable[[], None] = lambda: None
         self.cancel: Callable[[], None] | None = None
 
@@ -50,16 +55,16 @@ class InterruptGate:
             self.cancel()
         elif not self._open:
             self._pending = True
-        elif self._in_output_path(frame):
+        elif self._in_output_path(frame) or time.monotonic() - self._raised_at < REST_SECONDS:
             self._pending = True
             self.retry()
         else:
-            self._pending = False
-            raise KeyboardInterrupt
+            self._raise()
 
     def begin(self) -> None:
         """A request is being handled; installs the handler, which user code may have replaced."""
         self._pending = False
+        self._raised_at = 0.0
         self._handling = True
         signal.signal(signal.SIGINT, self)
 
@@ -79,14 +84,18 @@ class InterruptGate:
     def check(self) -> None:
         """Raise a KeyboardInterrupt that had to wait; for places that wait themselves."""
         if self._pending and self._open and threading.current_thread() is threading.main_thread():
-            self._pending = False
-            raise KeyboardInterrupt
+            self._raise()
 
     def redeliver(self) -> None:
         """Send SIGINT to the main thread again if one is still waiting (service thread)."""
         main = threading.main_thread().ident
         if self._pending and self._open and main is not None:
             signal.pthread_kill(main, signal.SIGINT)
+
+    def _raise(self) -> None:
+        self._pending = False
+        self._raised_at = time.monotonic()
+        raise KeyboardInterrupt
 
     def _in_output_path(self, frame: FrameType | None) -> bool:
         for _ in range(GUARD_DEPTH):

@@ -25,6 +25,8 @@ from kernel_specs.restricted.session import LeanSession
 SEND_HWM = 64
 """Messages libzmq may hold for a reader that has fallen behind."""
 POLL_SECONDS = 0.02
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # plain integers: enum arithmetic is slow
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 STALL_SECONDS = 30.0
 """A reader that takes nothing for this long is gone: what it missed is dropped, code runs on."""
 
@@ -174,7 +176,7 @@ class IOPub:
                     self._stalled = False
                 # Sending consumes the edge of the socket's file descriptor that would have
                 # announced a subscriber, so look every time.
-                if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                if not self._socket.getsockopt(_EVENTS) & _POLLIN:
                     return not self._queue
                 self._greet()
         finally:
@@ -183,19 +185,21 @@ class IOPub:
     def _send_first(self) -> bool:
         item = self._queue[0]
         if isinstance(item, _Text):
+            message = self._stream_message(item)
             self._text_size -= item.size
-            item = self._queue[0] = self._stream_message(item)
+            item = self._queue[0] = message
         sent = 0
         try:
             for part in item[:-1]:
-                self._socket.send(part, zmq.SNDMORE | zmq.NOBLOCK)
+                self._socket.send(part, _MORE)
                 sent += 1
-            self._socket.send(item[-1], zmq.NOBLOCK)
+            self._socket.send(item[-1], _NOBLOCK)
         except zmq.Again:
             return False  # only ever at the first part: a message that fits is taken whole
         except (zmq.ZMQError, MemoryError):
             if sent:  # end the broken message, or the next one would continue it
-                self._socket.send(b"", zmq.NOBLOCK)
+                self._socket.send(b"", _NOBLOCK)
+            self._put_text("stderr", "[an output was lost: there was no memory to send it]\n")
         return True
 
     def _stream_message(self, text: _Text) -> list[Any]:
@@ -205,7 +209,7 @@ class IOPub:
 
     def _greet(self) -> None:
         """Answer new subscribers with iopub_welcome, as ipykernel does."""
-        frame = self._socket.recv(zmq.NOBLOCK)
+        frame = self._socket.recv(_NOBLOCK)
         if frame[:1] != b"\x01":
             return
         topic = frame[1:]

@@ -52,6 +52,7 @@ class ServiceThread(threading.Thread):
         self._watching_pipes = False
         iopub.service_thread = self
         gate.retry = self._retry_interrupt
+        console.text_waits = self.tick_soon
 
     def watch_output(self, iopub_socket: Any) -> None:
         """Handle subscriptions, and output of children that comes while nothing runs."""
@@ -71,21 +72,26 @@ class ServiceThread(threading.Thread):
         """Serve until the loop is stopped; then see to it that the process ends."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         self.io_loop.start()
-        if not self.main_ended.wait(EXIT_SECONDS):
-            os._exit(0)
+        self.main_ended.wait(EXIT_SECONDS)
+        threading.Event().wait(EXIT_SECONDS)
+        os._exit(0)  # held up by user code: a cell, or a thread that does not end
 
     def cell_started(self) -> None:
         """Text of the cell is now sent every `flush_seconds` (main thread)."""
         self._running = True
         self._console.by_line()
-        if not self._ticking:
-            self._ticking = True
-            self._later(self._flush_seconds, self._tick)
+        self.tick_soon()
 
     def cell_ended(self) -> None:
         """The cell is done; the timer parks itself soon (main thread)."""
         self._last_cell = time.monotonic()
         self._running = False
+
+    def tick_soon(self) -> None:
+        """Have the flush timer running; safe from any thread."""
+        if not self._ticking:
+            self._ticking = True
+            self._later(self._flush_seconds, self._tick)
 
     def _later(self, seconds: float, callback: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, callback)
@@ -94,17 +100,26 @@ class ServiceThread(threading.Thread):
         self._later(RETRY_SECONDS, self._gate.redeliver)
 
     def _tick(self) -> None:
+        try:
+            self._send_text()
+        finally:
+            if self._wanted() or not self._park():
+                self._loop.call_later(self._flush_seconds, self._tick)
+
+    def _send_text(self) -> None:
         if self._iopub.pump():
             self._console.choose_pace()
-            self._console.hand_over()
-            self._iopub.pump()
+            self._console.flush()
             self._watch_pipes()
-        if not self._wanted():
-            self._ticking = False
-            if not self._wanted() or self._ticking:
-                return
-            self._ticking = True  # a cell started while the timer was being parked
-        self._loop.call_later(self._flush_seconds, self._tick)
+
+    def _park(self) -> bool:
+        """Stop ticking; False when there is work again at this very moment."""
+        self._console.by_line()  # from here on each line announces itself
+        self._ticking = False
+        if not self._wanted() or self._ticking:
+            return True
+        self._ticking = True
+        return False
 
     def _wanted(self) -> bool:
         recent = time.monotonic() - self._last_cell < LINGER_SECONDS
@@ -124,6 +139,4 @@ class ServiceThread(threading.Thread):
                 self._loop.remove_reader(fd)
         else:
             self._console.hand_over()
-        if not self._ticking:
-            self._ticking = True
-            self._loop.call_later(self._flush_seconds, self._tick)
+        self.tick_soon()

@@ -139,6 +139,27 @@ threading.Thread(target=later).start()
     assert text == "late\n"
 
 
+def test_lines_of_a_thread_arrive_long_after_the_last_cell(kernel: GuestKernel) -> None:
+    code = """
+import threading
+def later():
+    for i in range(5):
+        print(i)
+threading.Timer(1.6, later).start()
+"""
+    kernel.run(code)
+    text = ""
+    while text.count("\n") < 5:
+        header, _, content = kernel.receive("iopub", 5)
+        text += content["text"] if header["msg_type"] == "stream" else ""
+    assert text == "0\n1\n2\n3\n4\n"
+
+
+def test_a_huge_text_in_one_write_arrives_whole(kernel: GuestKernel) -> None:
+    outcome = kernel.run("print('aä€😀' * 2_000_000)")
+    assert outcome.text() == "aä€😀" * 2_000_000 + "\n"
+
+
 def test_text_that_is_not_unicode_is_shown_with_escapes(kernel: GuestKernel) -> None:
     code = r"""
 import os, sys
@@ -297,6 +318,24 @@ await asyncio.sleep(100)
     assert kernel.run("1").reply["status"] == "ok"
 
 
+def test_a_task_that_exits_does_not_end_the_kernel(kernel: GuestKernel) -> None:
+    code = """
+import asyncio, sys
+async def leave():
+    sys.exit(3)
+task = asyncio.create_task(leave())
+await asyncio.sleep(0.05)
+"""
+    kernel.run(code)
+    assert kernel.run("1").outputs() == ["execute_result:1"]
+
+
+def test_a_thread_that_never_ends_does_not_hold_up_shutdown(kernel: GuestKernel) -> None:
+    kernel.run("import threading\nthreading.Thread(target=threading.Event().wait).start()")
+    assert kernel.ask("shutdown_request", {"restart": False})["status"] == "ok"
+    assert kernel.wait_exit()[0] == 0
+
+
 def test_interrupts_at_any_moment_of_a_flood_leave_every_message_whole(
     kernel: GuestKernel,
 ) -> None:
@@ -308,6 +347,25 @@ def test_interrupts_at_any_moment_of_a_flood_leave_every_message_whole(
         for _ in range(round_):
             kernel.receive("iopub")
         kernel.interrupt()
+        assert kernel.finish(request).reply["ename"] == "KeyboardInterrupt"
+    assert kernel.run("1").outputs() == ["execute_result:1"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: print('x')",
+        "while True:\n    try: 1 / 0\n    except ZeroDivisionError: pass",
+        "from IPython.display import display\nwhile True: display(1)",
+        "import asyncio\nwhile True: await asyncio.sleep(0)",
+    ],
+)
+def test_a_storm_of_interrupts_still_ends_in_one_reply(kernel: GuestKernel, code: str) -> None:
+    for _ in range(5):
+        request = kernel.begin(f"print('running', flush=True)\n{code}")
+        kernel.first_output(request)
+        for _ in range(200):
+            kernel.interrupt()
         assert kernel.finish(request).reply["ename"] == "KeyboardInterrupt"
     assert kernel.run("1").outputs() == ["execute_result:1"]
 

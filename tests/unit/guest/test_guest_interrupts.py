@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kernel_specs.restricted import interrupts
 from kernel_specs.restricted.interrupts import InterruptGate
 
 OUTPUT_PATH = "/kernel/iopub.py"
@@ -41,12 +42,31 @@ def test_idle_it_is_ignored(gate: InterruptGate) -> None:
     gate(signal.SIGINT, frame_in("<cell>"))
 
 
-def test_in_user_code_it_raises_every_time(gate: InterruptGate) -> None:
+def test_in_user_code_it_raises_every_time(
+    gate: InterruptGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "REST_SECONDS", 0)
     gate.begin()
     gate.open()
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             gate(signal.SIGINT, frame_in("<cell>"))
+
+
+def test_a_second_one_lets_the_first_be_reported(gate: InterruptGate) -> None:
+    retried: list[bool] = []
+    gate.retry = lambda: retried.append(True)
+    gate.begin()
+    gate.open()
+    with pytest.raises(KeyboardInterrupt):
+        gate(signal.SIGINT, frame_in("<cell>"))
+    gate(signal.SIGINT, frame_in("<cell>"))
+    assert retried == [True]
+    gate.end()
+    gate.begin()
+    gate.open()
+    with pytest.raises(KeyboardInterrupt):
+        gate(signal.SIGINT, frame_in("<cell>"))
 
 
 def test_before_user_code_it_waits_for_it(gate: InterruptGate) -> None:
