@@ -20,8 +20,10 @@ MAX_TYPES = 16
 """MIME types kept of one bundle."""
 SMALL_BYTES = 8 * KIB
 """What stays in memory for good of one value."""
+SETTLED_BYTES = 256 * KIB
+"""What stays in memory for good of one cell, when it is more than a few small values."""
 
-METADATA_CHARS = 16 * KIB
+METADATA_CHARS = 4 * KIB
 HTML_CHARS = 256 * KIB
 """What is read of an HTML document for its words."""
 
@@ -160,10 +162,14 @@ class Shelf:
         return tuple(kept)
 
     def settle(self, number: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """The same parts with every value that is not small moved to a file."""
+        """The same parts with every value that is not small moved to a file.
+
+        Small ones too when there are very many of them.
+        """
         settled: list[Part] = []
         for part in parts:
-            if part.text is not None and part.size > SMALL_BYTES:
+            stays = SMALL_BYTES if self.in_memory <= SETTLED_BYTES else SMALL_BYTES // 32
+            if part.text is not None and part.size > stays:
                 self.in_memory -= part.size
                 settled.append(self._spill(number, part))
             else:

@@ -15,7 +15,8 @@ StreamName: TypeAlias = Literal["stdout", "stderr"]
 
 MAX_FRAMES = 40
 """Frames of a traceback that are kept, half of them from its end."""
-FRAME_CHARS = 8 * KIB
+FRAME_CHARS = 4 * KIB
+MESSAGE_CHARS = 16 * KIB
 READABLE_CHARS = 16 * MIB
 """What is read of a display for the whole text of a cell: more than one message can bring."""
 
@@ -130,15 +131,13 @@ def bounded_failure(failure: Failure) -> Failure:
         half = MAX_FRAMES // 2
         note = f"    [... {len(frames) - MAX_FRAMES:,} frames left out]"
         frames = (*frames[:half], note, *frames[-half:])
-    return Failure(
-        failure.name[:200],
-        _bounded(failure.value),
-        tuple(map(_bounded, frames)),
-    )
+    bounded = [_bounded(frame, FRAME_CHARS) for frame in frames[:-1]]
+    bounded += [_bounded(message, MESSAGE_CHARS) for message in frames[-1:]]
+    return Failure(failure.name[:200], _bounded(failure.value, MESSAGE_CHARS), tuple(bounded))
 
 
-def _bounded(text: str) -> str:
-    return cut(text, FRAME_CHARS // 2, FRAME_CHARS // 2).joined()
+def _bounded(text: str, limit: int) -> str:
+    return cut(text, limit // 2, limit // 2).joined()
 
 
 def item_text(item: Item) -> str:

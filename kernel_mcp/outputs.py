@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,12 +31,13 @@ from kernel_mcp.transcript import PIECE_CHARS, Failed, Shown, Transcript
 
 SHOWN_CHARS = 64 * KIB
 """Text at each end of a range that `since` reads; more than any answer shows."""
-MAX_RESULTS = 8
+MAX_RESULTS = 4
 """Results and failures kept beyond the displays; an honest cell has one."""
 MAX_UPDATED = 8
 """Displays of one cell that one `update_display` can reach."""
 WORK_S = 0.05
 """Time that one event may take; of what is left of it, control codes are dropped unread."""
+EVICTED = "[… this output was removed to make room for later cells …]"
 LINE_CHARS = 500
 """A progress line is at most this long."""
 
@@ -112,12 +113,18 @@ class OutputLog:
         self._generation = 0
         self._clear_pending = False
         self._closed = False
+        self._evicted = False
 
     @property
     def characters(self) -> int:
         """Characters of stream text so far."""
         live = sum(len(screen.live) for screen in self._screens.values())
         return self._transcript.text.total + live
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cell has ended."""
+        return self._closed
 
     @property
     def disk_bytes(self) -> int:
@@ -148,6 +155,8 @@ class OutputLog:
             for name in self._live_order():
                 add_text(items, name, self._screens[name].live)
             dropped = self._dropped if self._tick > mark.tick else 0
+            if self._evicted:
+                items.append(NoteItem(EVICTED))
         items = without_shown(items, {"stdout": mark.shown[0], "stderr": mark.shown[1]})
         if dropped:
             kept = self._max_displays
@@ -180,6 +189,8 @@ class OutputLog:
             at_line_start = text.endswith("\n")
         for name in self._live_order():
             yield self._screens[name].live
+        if self._evicted:
+            yield f"{EVICTED}\n"
 
     def output(self, key: str) -> Part | None:
         """The display `k`'s richest representation, or with `k.ext` the one of that kind."""
@@ -201,10 +212,11 @@ class OutputLog:
                 parts = self._shelf.settle(shown.item.number, shown.item.parts)
                 shown.item = replace(shown.item, parts=parts)
 
-    def discard(self) -> None:
-        """Forget everything and remove the files."""
+    def evict(self) -> None:
+        """Forget everything, remove the files and say so to later readers."""
         with self._lock:
             self._clear()
+            self._evicted = True
 
     def _add(self, event: Event) -> tuple[int, ...]:
         if isinstance(event, Clear):
@@ -320,3 +332,18 @@ class OutputLog:
         """The streams in the order their live rows are shown: progress bars come last."""
         names: list[StreamName] = ["stdout", "stderr"]
         return sorted(names, key=lambda name: self._screens[name].redrawing)
+
+
+def make_room(logs: Iterable[OutputLog], limit: int) -> None:
+    """Evict closed logs, the oldest first, until all of them have at most `limit` bytes of files.
+
+    The newest always stays.
+    """
+    filed = [log for log in logs if log.disk_bytes]
+    surplus = sum(log.disk_bytes for log in filed) - limit
+    for log in filed[:-1]:
+        if surplus <= 0:
+            break
+        if log.closed:
+            surplus -= log.disk_bytes
+            log.evict()

@@ -26,7 +26,8 @@ from kernel_mcp.gate import refuse
 from kernel_mcp.hibernation import Sleep
 from kernel_mcp.keeper import KernelKeeper
 from kernel_mcp.narration import Report, narrate
-from kernel_mcp.outputs import OutputLog
+from kernel_mcp.outputs import OutputLog, make_room
+from kernel_mcp.settings import MIB
 from kernel_mcp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
+RECORD_BYTES = 512 * MIB
+"""Files that the outputs of one session's cells may take; the oldest make room."""
 RESTART_S = 0.7
 """How long an answer about a death may wait for the fresh kernel."""
 VARIABLES_TIMEOUT_S = 5.0
@@ -301,6 +304,8 @@ class Session:
         finally:
             if cell.outcome is None:
                 cell.finish(Outcome(Status.KILLED, False, "the session was closed"), self._clock())
+            if cell.log.disk_bytes:
+                make_room([earlier.log for earlier in self.cells], RECORD_BYTES)
             self._current = None
             self.last_used = self._clock()
 

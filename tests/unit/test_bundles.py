@@ -79,6 +79,14 @@ def test_settled_values_are_the_same_from_their_files(tmp_path: Path) -> None:
     assert by_type["application/json"].value()["rows"] == value["rows"]
 
 
+def test_very_many_small_values_do_not_stay_in_memory(tmp_path: Path) -> None:
+    shelf = shelf_in(tmp_path, memory_bytes=10_000_000, disk_bytes=10_000_000)
+    kept = [shelf.put(number, {"text/html": "x" * 8000}) for number in range(200)]
+    settled = [shelf.settle(number, parts) for number, parts in enumerate(kept)]
+    assert shelf.in_memory <= 256 * 1024
+    assert all(parts[0].read() == "x" * 8000 for parts in settled)
+
+
 def test_dropping_gives_back_memory_and_files(tmp_path: Path) -> None:
     shelf = shelf_in(tmp_path)
     first = shelf.put(1, {"text/html": "x" * 20_000})
