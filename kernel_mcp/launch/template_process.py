@@ -49,6 +49,21 @@ class Fork:
         self.on_end()
 
 
+@dataclass
+class _Answer:
+    """What a template says to a request: a kernel or an error, one of them when `given` is set."""
+
+    given: anyio.Event = field(default_factory=anyio.Event)
+    fork: Fork | None = None
+    error: str = ""
+
+    def give(self, *, fork: Fork | None = None, error: str = "") -> None:
+        """The first answer counts."""
+        if not self.given.is_set():
+            self.fork, self.error = fork, error
+            self.given.set()
+
+
 class TemplateProcess:
     """One template. Has to be made and used on the event loop's thread, as it dies with it."""
 
@@ -65,7 +80,7 @@ class TemplateProcess:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Fork]] = {}
+        self._asked: dict[int, _Answer] = {}
         self._forks: dict[int, Fork] = {}
         self._ready = anyio.Event()
         self.usable = False
@@ -96,11 +111,6 @@ class TemplateProcess:
         """Whether it can still become or be ready."""
         return not self.gone.is_set() and (self.usable or not self._ready.is_set())
 
-    @property
-    def kernels(self) -> int:
-        """How many kernels it has that run."""
-        return len(self._forks)
-
     async def ready(self) -> bool:
         """Wait until everything is loaded or never will be; whether it can fork."""
         await self._ready.wait()
@@ -114,19 +124,40 @@ class TemplateProcess:
         if not self.usable:
             raise TemplateError("the template is not running")
         number = next(self._numbers)
-        answer: asyncio.Future[Fork] = self._loop.create_future()
-        self._asked[number] = answer
+        answer = self._asked[number] = _Answer()
         try:
             packets.send(self._control, {"op": "fork", "id": number, **request}, fds)
-            with anyio.fail_after(ANSWER_S):
-                return await answer
-        except TimeoutError:
-            self._stop_forking("the template hangs")
-            raise TemplateError(f"the template did not answer within {ANSWER_S:g} s") from None
+            await self._answer(answer)
         except OSError as reason:
             raise TemplateError(f"the template could not be asked: {reason}") from reason
         finally:
-            self._asked.pop(number, None)
+            del self._asked[number]
+        if answer.fork is None:
+            raise TemplateError(answer.error)
+        return answer.fork
+
+    async def _answer(self, answer: _Answer) -> None:
+        """Wait for an answer; a cancelled request waits too, so that its kernel can be ended."""
+        try:
+            with anyio.move_on_after(ANSWER_S):
+                await answer.given.wait()
+        except BaseException:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(ANSWER_S):
+                await answer.given.wait()
+                if answer.fork is not None:
+                    await self._discard(answer.fork)
+            raise
+        if not answer.given.is_set():
+            self._stop_forking(f"it did not answer within {ANSWER_S:g} s")
+
+    async def _discard(self, fork: Fork) -> None:
+        """End a kernel that nobody wants."""
+        ended = anyio.Event()
+        fork.on_end = ended.set
+        signal.pidfd_send_signal(fork.init, signal.SIGKILL)
+        packets.close_all([fork.init, fork.kernel])
+        if not fork.over:
+            await ended.wait()
 
     def retire(self) -> None:
         """Fork no more; kernels that run go on, and with the last of them it ends."""
@@ -145,7 +176,6 @@ class TemplateProcess:
             if not self.gone.is_set():
                 self._popen.kill()
                 await self.gone.wait()
-        self._tail.close()
 
     def _hang_up(self) -> None:
         """Closing the control socket ends the template."""
@@ -154,24 +184,32 @@ class TemplateProcess:
             self._control.close()
 
     def _on_readable(self) -> None:
-        while self._control.fileno() >= 0:
-            try:
+        try:
+            while self._control.fileno() >= 0:
                 received = packets.receive(self._control, wait=False)
-            except BlockingIOError:
-                return
-            if received is None:
-                self._loop.remove_reader(self._control.fileno())
-                return  # the end of the process follows
-            self._on_message(*received)
+                if received is None:
+                    self._loop.remove_reader(self._control.fileno())
+                    return  # the end of the process follows
+                self._on_message(*received)
+        except BlockingIOError:
+            return
+        except (ValueError, KeyError, IndexError, TypeError) as nonsense:
+            # packages that were imported there may do anything
+            self._hang_up()
+            self._stop_forking(f"it does not keep to the protocol: {nonsense!r}")
 
     def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
         operation, number = message["op"], message.get("id", 0)
-        answer = self._asked.get(number)
+        answer = self._asked.get(number, _Answer())
         if operation == "forked":
-            self._on_forked(number, fds, answer)
+            fork = self._forks[number] = Fork(init=fds[0], kernel=fds[1])
+            answer.give(fork=fork)
+            if answer.fork is not fork or number not in self._asked:
+                # too late: nobody waits for it any more
+                signal.pidfd_send_signal(fork.init, signal.SIGKILL)
+                packets.close_all(fds)
         elif operation == "failed":
-            if answer is not None and not answer.done():
-                answer.set_exception(TemplateError(str(message["error"])))
+            answer.give(error=str(message["error"]))
         elif operation == "exit":
             self._on_exit(number, int(message["status"]))
         elif operation == "ready":
@@ -181,18 +219,6 @@ class TemplateProcess:
             self._on_change(self)
         else:
             self._stop_forking("the template has ended and left its kernels behind")
-
-    def _on_forked(
-        self, number: int, fds: Sequence[int], answer: asyncio.Future[Fork] | None
-    ) -> None:
-        fork = Fork(init=fds[0], kernel=fds[1])
-        self._forks[number] = fork
-        if answer is not None and not answer.done():
-            answer.set_result(fork)
-            return
-        # nobody waits for it any more
-        signal.pidfd_send_signal(fork.init, signal.SIGKILL)
-        packets.close_all(fds)
 
     def _on_exit(self, number: int, status: int) -> None:
         fork = self._forks.pop(number, None)
@@ -205,8 +231,9 @@ class TemplateProcess:
         self.usable = False
         self._ready.set()
         for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(TemplateError(reason))
+            answer.give(error=reason)
+        if not self._forks:
+            self._hang_up()
         self._on_change(self)
 
     def _on_end(self) -> None:
@@ -217,6 +244,7 @@ class TemplateProcess:
         self._on_readable()
         self._hang_up()
         self._tail.drain()
+        self._tail.close()
         self.gone.set()
         self._stop_forking("the template has ended")
         while self._forks:

@@ -25,11 +25,12 @@ from kernel_mcp.launch.local import LocalKernel, LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.template_kernel import ForkedKernel
+from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.settings import MIB, Limits
 from tests.integration.test_launch import open_descriptors, running
-from tests.integration.unprivileged import as_ordinary_user
+from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
 
 pytestmark = pytest.mark.anyio
 
@@ -153,7 +154,8 @@ async def test_a_forked_kernel_has_the_environment_of_a_cold_one() -> None:
         "import os, sys, json, signal\n"
         "print(json.dumps([sorted(os.environ.items()), os.getcwd(), sys.path, sys.flags.isolated,\n"
         "    oct(os.umask(0)), os.getuid() > 0, os.getpgrp() == os.getpid(),\n"
-        "    str(signal.getsignal(signal.SIGCHLD)), [f for f, _, _ in os.walk('/tmp')], sys.executable, sys.argv]))"
+        "    str(signal.getsignal(signal.SIGCHLD)), sys.executable, sys.argv,\n"
+        "    [folder for folder, _, _ in os.walk('/tmp')]]))"
     )
     async with bench(ready=False) as b:
         cold = await b.kernel()
@@ -487,6 +489,38 @@ def descendants(pid: int) -> list[int]:
     for known in below:
         below += [child for child, parent in table.items() if parent == known]
     return below[1:]
+
+
+SERVER = """
+import anyio, sys
+from tests.integration.test_template import bench, run
+async def main():
+    async with bench() as b:
+        kernel = await b.forked()
+        print(kernel.handle.pid, flush=True)
+        await anyio.sleep_forever()
+anyio.run(main)
+"""
+
+
+async def test_nothing_outlives_a_server_that_is_killed() -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, cwd=REPOSITORY
+    )
+    try:
+        assert server.stdout is not None
+        with anyio.fail_after(30):
+            kernel = int(await anyio.to_thread.run_sync(server.stdout.readline))
+        below = descendants(server.pid)
+        assert kernel in below
+        assert len(below) >= 5
+    finally:
+        server.kill()
+        server.communicate()
+    with anyio.fail_after(5):
+        while any(running(pid) for pid in below):
+            await anyio.lowlevel.checkpoint()
+    remove_tree(Path("/tmp", f"kmt-{server.pid}"))
 
 
 def commands() -> set[bytes]:
