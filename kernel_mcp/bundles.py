@@ -89,6 +89,11 @@ class Part:
     structured: bool = False
     problem: str = ""
 
+    @property
+    def byte_size(self) -> int:
+        """About how many bytes the value has as a file."""
+        return self.size * 3 // 4 if is_binary(self.mime) else self.size
+
     def read(self) -> str:
         """The value as text; empty when it is not kept."""
         if self.text is not None:

@@ -118,7 +118,7 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
             continue
         address = here if part is first else f"{here}.{extension(part.mime)}"
         title = f"cell {cell}, output {item.number} ({part.mime})"
-        layout.links.append(Link(address, title, part.mime, part.size))
+        layout.links.append(Link(address, title, part.mime, part.byte_size))
     if picture is not None:
         address = here if picture is first else f"{here}.{extension(picture.mime)}"
         layout.units.append(PictureAt(picture, address))

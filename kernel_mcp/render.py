@@ -166,7 +166,7 @@ def _content(
 def _show(page: _Page, place: PictureAt, picture: Picture | str) -> Link | None:
     """Put a picture on the page; returns a link when the original is more than what is shown."""
     part = place.part
-    link = Link(place.uri, f"original picture ({part.mime})", part.mime, part.size)
+    link = Link(place.uri, f"original picture ({part.mime})", part.mime, part.byte_size)
     if isinstance(picture, Picture):
         page.picture(picture)
         if not picture.change:
