@@ -86,6 +86,7 @@ def server(
     sandbox: Sandbox,
     report: SandboxReport,
     settings: Settings,
+    audit: str,
 ) -> ServerInfo:
     """The answer of `info`."""
     limits = settings.limits
@@ -100,6 +101,7 @@ def server(
         sandbox=report.backend,
         sandbox_enforces=list(report.enforced),
         sandbox_gaps=list(report.gaps),
+        audit_log=audit,
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,
             cpu_s=limits.cpu_seconds,

@@ -10,6 +10,7 @@ from mcp_types import CallToolResult, ResourceLink
 
 from kernel_mcp import describe
 from kernel_mcp.answers import answer, say
+from kernel_mcp.audit import Audit
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.factory import KernelFactory
 from kernel_mcp.fileanswers import file_answer, files_answer, page_answer
@@ -52,6 +53,7 @@ class Desk:
         sandbox: Sandbox,
         report: SandboxReport,
         clock: Clock,
+        audit: Audit | None = None,
     ) -> None:
         """`report` says what is in force, resources included."""
         self._settings = settings
@@ -61,6 +63,7 @@ class Desk:
         self._report = report
         self._budget = Budget(settings.output_chars)
         self._clock = clock
+        self._audit = audit or Audit()
 
     async def execute(
         self,
@@ -176,7 +179,7 @@ class Desk:
         if not path.endswith(".ipynb"):
             raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")
         text = await anyio.to_thread.run_sync(notebook_json, session)
-        size = await anyio.to_thread.run_sync(session.workspace.write_file, path, text)
+        size = await anyio.to_thread.run_sync(_write, session, path, text)
         said = say(f"Wrote {len(session.cells)} cells with their outputs to {path!r}.")
         said.content.append(
             ResourceLink(
@@ -217,9 +220,7 @@ class Desk:
     ) -> Written:
         """Write a file into the workspace."""
         session = await self._manager.resolve(caller, handle)
-        size = await anyio.to_thread.run_sync(
-            partial(session.workspace.write_file, path, content, encoding=encoding)
-        )
+        size = await anyio.to_thread.run_sync(_write, session, path, content, encoding)
         note = f"Written. Code opens it as {path!r}."
         return Written(session=session.handle, path=path, size=size, note=note)
 
@@ -234,6 +235,7 @@ class Desk:
             sandbox=self._sandbox,
             report=self._report,
             settings=self._settings,
+            audit=self._audit.state,
         )
 
     async def _known_names(self, session: Session) -> frozenset[str] | None:
@@ -245,6 +247,13 @@ class Desk:
         if found["omitted"]:
             return None
         return frozenset(item["name"] for item in found["variables"])
+
+
+def _write(session: Session, path: str, content: str, encoding: str = "utf-8") -> int:
+    """Write a file into the workspace and the audit trail; its size in bytes."""
+    size = session.workspace.write_file(path, content, encoding=encoding)
+    session.journal.wrote(path, size, content, encoding)
+    return size
 
 
 def _check_code(code: str) -> None:

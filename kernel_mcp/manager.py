@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from kernel_mcp.audit import Audit
 from kernel_mcp.demand import Demand, KernelSource
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.occupancy import Occupancy
@@ -61,12 +62,14 @@ class SessionManager:
         folders: Folders,
         workspace: Callable[[Path], Workspace],
         clock: Clock,
+        audit: Audit | None = None,
     ) -> None:
         self._settings = settings
         self._source = source
         self._folders = folders
         self._workspace = workspace
         self._clock = clock
+        self._audit = audit or Audit()
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
         self._default_lock = anyio.Lock()
@@ -132,8 +135,10 @@ class SessionManager:
             cpu_s=self._settings.limits.cpu_seconds,
             hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
             clock=self._clock,
+            journal=self._audit.journal(caller.principal, handle),
         )
         self._sessions[handle] = session
+        session.journal.opened(name=name, packages=packages, python=python)
         assert self._tasks is not None
         await self._tasks.start(self._serve, session)
         return session
@@ -191,6 +196,7 @@ class SessionManager:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._remove_files, session)
             del self._sessions[session.handle]
+            session.journal.closed(cells=len(session.cells))
             session.ended.set()
 
     def _remove_files(self, session: Session) -> None:

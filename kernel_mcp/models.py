@@ -125,6 +125,7 @@ class ServerInfo(BaseModel):
     sandbox: str
     sandbox_enforces: list[str]
     sandbox_gaps: list[str]
+    audit_log: str = Field(description="on, off, or since when and why it fails")
     limits: LimitsModel
     workspace: str = Field(description="The kernel's working folder, as code sees it")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ import anyio
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 
 from kernel_mcp import __version__
+from kernel_mcp.audit import Audit, open_audit
 from kernel_mcp.desk import Desk
 from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.errors import KernelMcpError
@@ -62,6 +64,9 @@ class Parts:
 async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
     """Build all parts and take them down again in reverse order. Raises KernelMcpError."""
     async with AsyncExitStack() as stack:
+        audit = _audit(settings, sandbox)
+        stack.callback(audit.close)
+        stack.callback(audit.note, "server_end", {})
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
         enforcer = Enforcer.create(run.path)
         await stack.enter_async_context(enforcer.running())
@@ -99,6 +104,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             folders=folders,
             workspace=partial(Workspace, disk_bytes=settings.limits.disk_bytes),
             clock=time.monotonic,
+            audit=audit,
         )
         await stack.enter_async_context(manager.running())
         desk = Desk(
@@ -108,8 +114,23 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             sandbox=sandbox,
             report=report,
             clock=time.monotonic,
+            audit=audit,
         )
         yield Parts(settings, sandbox, factory, pool, manager, desk, report)
+
+
+def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
+    """The audit trail, with the start of this server in it. Raises ConfigError."""
+    audit = open_audit(settings.audit_log)
+    facts = {
+        "version": __version__,
+        "pid": os.getpid(),
+        "sandbox": sandbox.name,
+        "profile": settings.profile,
+        "allow": list(settings.allow),
+    }
+    audit.note("server_start", facts)
+    return audit
 
 
 def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
+from kernel_mcp.audit import SILENT, Journal
 from kernel_mcp.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.demand import Demand, KernelSource
 from kernel_mcp.displayindex import DisplayIndex
@@ -61,6 +62,7 @@ class Session:
         cpu_s: float,
         hibernate_bytes: int,
         clock: Clock,
+        journal: Journal = SILENT,
     ) -> None:
         """`admit` lets a hibernated session have a kernel again."""
         self.handle = demand.session
@@ -68,6 +70,7 @@ class Session:
         self.owner = owner
         self.name = name
         self.workspace = workspace
+        self.journal = journal
         self.cells: list[Cell] = []
         self.ended = anyio.Event()
         self.created = self.last_used = clock()
@@ -304,6 +307,7 @@ class Session:
         finally:
             if cell.outcome is None:
                 cell.finish(Outcome(Status.KILLED, False, "the session was closed"), self._clock())
+            self.journal.ran(cell)
             if cell.log.disk_bytes:
                 make_room([earlier.log for earlier in self.cells], RECORD_BYTES)
             self._current = None
@@ -321,6 +325,8 @@ class Session:
             cell.notice(text)
         keeper.news.clear()
         loss, keeper.loss = keeper.loss, None
+        if loss is not None:
+            self.journal.died(loss)
         outcome = await self._run_in(kernel, cell)
         if loss is not None and outcome.state_kept:
             outcome = replace(outcome, state_kept=False, cause=outcome.cause or loss)
@@ -330,8 +336,10 @@ class Session:
         refusal = await refuse(cell.code, kernel.policy, self.demand.workspace)
         if refusal is not None:
             cell.take(refusal)
+            self.journal.refused(cell, refusal.value)
             return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
         self._keeper.used = True
+        self.journal.begins(kernel.handle)
         outcome = await run_cell(
             kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s, clock=self._clock
         )

@@ -1,0 +1,222 @@
+"""The audit trail: one JSON line for what sessions are, do, write and are refused.
+
+Written for an operator who asks later what ran. Code is told by its hash, output by its length;
+neither is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_mcp.cell import Cell, Status
+from kernel_mcp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kernel_mcp.launch.base import KernelHandle
+
+logger = logging.getLogger(__name__)
+
+MAX_TEXT = 500
+"""Characters of one text in a line, so that a line is written at once."""
+MAX_TEXTS = 20
+
+
+class Audit:
+    """An audit trail that keeps nothing."""
+
+    state = "off"
+    """For `info`: off, on, or what is wrong."""
+
+    def journal(self, who: str, session: str) -> Journal:
+        """Where one session's events go; `who` is the principal that owns it."""
+        return SILENT
+
+    def note(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Add an event."""
+
+    def close(self) -> None:
+        """Add nothing more."""
+
+
+class Journal:
+    """What one session reports; this one reports nothing."""
+
+    def opened(self, *, name: str, packages: Iterable[str], python: str) -> None:
+        """The session exists."""
+
+    def closed(self, *, cells: int) -> None:
+        """The session has ended."""
+
+    def begins(self, handle: KernelHandle) -> None:
+        """A cell is about to run on this kernel."""
+
+    def ran(self, cell: Cell) -> None:
+        """A cell has ended, whatever way."""
+
+    def refused(self, cell: Cell, reasons: str) -> None:
+        """The policy has refused a cell, of which nothing ran."""
+
+    def died(self, cause: str) -> None:
+        """The kernel has died between cells."""
+
+    def installed(self, packages: Iterable[str], outcome: str) -> None:
+        """Packages were added to the session, or could not be: `outcome` is ok or the reason."""
+
+    def wrote(self, path: str, size: int, content: str, encoding: str = "utf-8") -> None:
+        """A tool has written a file of `size` bytes."""
+
+
+SILENT = Journal()
+
+
+class AuditLog(Audit):
+    """An audit trail in a file, each event a line that is there when the call returns.
+
+    Any thread may add. A write to a local file takes microseconds. One that fails is told once in
+    the log and in `state`; the server goes on.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], datetime] | None = None) -> None:
+        """Open the file for adding. Raises ConfigError when that is not possible."""
+        self._path = path
+        self._now = now or _utc
+        self._lock = threading.Lock()
+        self._torn = False
+        self.state = "on"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._fd = os.open(path, flags | os.O_NONBLOCK, 0o600)
+        except OSError as reason:
+            raise ConfigError(f"--audit-log {path}: {reason.strerror}") from reason
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            os.close(self._fd)
+            raise ConfigError(f"--audit-log {path}: it is not a regular file")
+
+    def journal(self, who: str, session: str) -> Journal:
+        """The journal of a session, which writes to this file."""
+        return _SessionJournal(self, who, session)
+
+    def note(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Add a line."""
+        if self._fd < 0:
+            return
+        moment = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = json.dumps({"time": moment, "event": event, **facts}) + "\n"
+        with self._lock:
+            data = ("\n" + line if self._torn else line).encode()
+            try:
+                self._torn = os.write(self._fd, data) < len(data)
+                if self._torn:
+                    raise OSError("only a part of a line could be written")
+            except OSError as reason:
+                self._failed(reason.strerror or str(reason))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _failed(self, reason: str) -> None:
+        if self.state == "on":
+            self.state = f"failing since {self._now():%Y-%m-%d %H:%M:%S} UTC: {reason}"
+            logger.error("the audit log %s cannot be written: %s", self._path, reason)
+
+
+class _SessionJournal(Journal):
+    def __init__(self, audit: Audit, who: str, session: str) -> None:
+        self._audit = audit
+        self._head = {"who": who, "session": session}
+        self._handle: KernelHandle | None = None
+        self._cpu_before = 0.0
+
+    def opened(self, *, name: str, packages: Iterable[str], python: str) -> None:
+        self._note("session_start", name=name, packages=_texts(packages), python=python)
+
+    def closed(self, *, cells: int) -> None:
+        self._note("session_end", cells=cells)
+
+    def begins(self, handle: KernelHandle) -> None:
+        self._handle, self._cpu_before = handle, handle.usage().cpu_s
+
+    def ran(self, cell: Cell) -> None:
+        cpu_s, memory = self._used()
+        cause = cell.outcome.cause if cell.outcome is not None else None
+        self._note(
+            "cell",
+            cell=cell.number,
+            code_sha256=_sha256(cell.code.encode("utf-8", "replace")),
+            status=cell.status.value,
+            cause=_short(cause or ""),
+            duration_s=round(cell.duration_s, 6),
+            cpu_s=cpu_s,
+            memory_bytes=memory,
+            output_chars=cell.log.characters,
+        )
+        if cell.status is Status.KILLED:
+            self._note("kill", cell=cell.number, cause=_short(cause or ""))
+
+    def refused(self, cell: Cell, reasons: str) -> None:
+        self._note("refusal", cell=cell.number, reasons=_texts(reasons.splitlines()))
+
+    def died(self, cause: str) -> None:
+        self._note("kill", cell=None, cause=_short(cause))
+
+    def installed(self, packages: Iterable[str], outcome: str) -> None:
+        self._note("install", packages=_texts(packages), outcome=_short(outcome))
+
+    def wrote(self, path: str, size: int, content: str, encoding: str = "utf-8") -> None:
+        self._note("file", path=_short(path), size=size, sha256=_sha256(_bytes(content, encoding)))
+
+    def _note(self, event: str, **facts: Any) -> None:
+        self._audit.note(event, {**self._head, **facts})
+
+    def _used(self) -> tuple[float | None, int | None]:
+        """Processor seconds of the cell and memory at its end; None where the kernel is gone."""
+        handle, self._handle = self._handle, None
+        if handle is None or handle.exit is not None:
+            return None, None
+        usage = handle.usage()
+        return round(max(0.0, usage.cpu_s - self._cpu_before), 3), usage.memory_bytes
+
+
+def open_audit(path: Path | None) -> Audit:
+    """The trail of a server; one that keeps nothing for None. Raises ConfigError."""
+    return Audit() if path is None else AuditLog(path)
+
+
+def _utc() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _bytes(content: str, encoding: str) -> bytes:
+    """What `write_file` has put into the file."""
+    try:
+        return base64.b64decode(content) if encoding.lower() == "base64" else content.encode()
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def _texts(texts: Iterable[str]) -> list[str]:
+    found = [_short(text) for text in texts]
+    left_out = len(found) - MAX_TEXTS
+    return [*found[:MAX_TEXTS], f"and {left_out} more"] if left_out > 0 else found
