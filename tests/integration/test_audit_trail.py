@@ -1,0 +1,55 @@
+"""What the audit log of a real server says about a session."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.agent import agent
+
+pytestmark = [pytest.mark.anyio]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_the_trail_of_a_session(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    busy = "n = 0\nwhile n < 3_000_000: n += 1\nprint('done')"
+    async with agent("--audit-log", str(path), "--allow", "os") as notebook:
+        assert (await notebook.call("info")).data["audit_log"] == "on"
+        await notebook.run(busy)
+        await notebook.run("import subprocess")
+        await notebook.call("write_file", path="in/a.txt", content="hello")
+        await notebook.refused("write_file", path="../b.txt", content="hello")
+        await notebook.call("export_notebook")
+        await notebook.run("import os; os._exit(3)")
+        await notebook.call("close_session")
+    found = lines(path)
+    assert [line["event"] for line in found] == [
+        *("server_start", "session_start", "cell", "refusal", "cell", "file", "file"),
+        *("cell", "kill", "session_end", "server_end"),
+    ]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    of_session = found[1:-1]
+    assert len({line["session"] for line in of_session}) == 1
+    assert {line["who"] for line in of_session} == {"local"}
+    start, _, cell, refusal, refused, file, notebook_file, _, kill, end, _ = found
+    assert (start["sandbox"], start["allow"]) == ("bwrap", ["os"])
+    assert cell["code_sha256"] == hashlib.sha256(busy.encode()).hexdigest()
+    assert (cell["status"], cell["output_chars"]) == ("ok", 5)
+    assert 0 < cell["cpu_s"] <= cell["duration_s"] * 8
+    assert cell["memory_bytes"] > 0
+    assert any("subprocess" in reason for reason in refusal["reasons"])
+    assert (refused["status"], refused["cell"]) == ("error", 2)
+    assert (file["path"], file["size"]) == ("in/a.txt", 5)
+    assert file["sha256"] == hashlib.sha256(b"hello").hexdigest()
+    assert notebook_file["path"] == "notebook.ipynb"
+    assert (kill["cell"], "code 3" in kill["cause"]) == (3, True)
+    assert end["cells"] == 3
