@@ -120,8 +120,8 @@ async def _hand_over(spare: _Spare, workspace: Path) -> None:
 
 
 def _move_content(source: Path, target: Path) -> None:
+    owner = target.stat()
+    if os.geteuid() == 0:
+        give_tree(source, uid=owner.st_uid, gid=owner.st_gid)
     for entry in list(source.iterdir()):
         entry.rename(target / entry.name)
-    owner = target.stat()
-    if owner.st_uid != os.geteuid():
-        give_tree(target, uid=owner.st_uid, gid=owner.st_gid)

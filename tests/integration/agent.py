@@ -108,7 +108,11 @@ def command(*flags: str, env: dict[str, str] | None = None) -> StdioServerParame
 
 @asynccontextmanager
 async def agent(*flags: str, era: str = "auto") -> AsyncIterator[Agent]:
-    """A client of a fresh server with these flags; without kernels in reserve unless asked for."""
-    reserve = () if "--warm" in flags else ("--warm", "0")
-    async with Client(command(*flags, *reserve), mode=era) as client:
+    """A client of a fresh server with these flags.
+
+    Kernels in reserve and templates, which only make starts fast, are left out unless `--warm` is
+    given: a test starts one or two kernels.
+    """
+    lean = () if "--warm" in flags else ("--warm", "0", "--no-template")
+    async with Client(command(*flags, *lean), mode=era) as client:
         yield Agent(client)

@@ -60,13 +60,14 @@ async def test_a_long_cell_answers_running_and_wait_returns_only_what_is_new() -
 
 async def test_a_second_cell_queues_and_says_its_place() -> None:
     async with agent() as notebook:
-        await notebook.run("import time; time.sleep(30)", wait=0.5)
+        await notebook.run("import time")
+        await notebook.run("time.sleep(30)", wait=0.5)
         queued = await notebook.run("1", wait=0.2)
         assert queued.status == "queued"
         assert "after 1 other cell" in queued.text
         state = (await notebook.call("list_sessions")).data["sessions"][0]
         assert state["state"] == "busy"
-        assert state["running_cell"] == 1
+        assert state["running_cell"] == 2
         assert state["running_s"] > 0.3
         assert (await notebook.call("interrupt")).status == "interrupted"
         assert (await notebook.call("wait", wait=10)).text == "1"
@@ -74,7 +75,8 @@ async def test_a_second_cell_queues_and_says_its_place() -> None:
 
 async def test_a_queued_cell_can_be_cancelled() -> None:
     async with agent() as notebook:
-        await notebook.run("import time; ran = False; time.sleep(30)", wait=0.5)
+        await notebook.run("import time; ran = False")
+        await notebook.run("time.sleep(30)", wait=0.5)
         with anyio.move_on_after(0.5):
             await notebook.run("ran = True", wait=30)
         await notebook.call("interrupt")

@@ -1,0 +1,74 @@
+"""Sessions as servers start them by default: forked from a template, or taken from the reserve."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from tests.integration.agent import Agent, agent
+
+pytestmark = [pytest.mark.anyio]
+
+
+@asynccontextmanager
+async def ready(*flags: str) -> AsyncIterator[Agent]:
+    """A server whose template is up: a kernel forked from it has the preloaded module already."""
+    async with agent(*flags, "--allow", "numpy") as notebook:
+        with anyio.fail_after(60):
+            while not await is_forked(notebook):
+                pass
+        yield notebook
+
+
+async def is_forked(notebook: Agent) -> bool:
+    session = (await notebook.call("create_session")).data["session"]
+    await notebook.run("1", session=session)
+    loaded = await notebook.run("import numpy; numpy.__name__", session=session)
+    duration = loaded.cell["duration_s"]
+    await notebook.call("close_session", session=session)
+    return bool(duration < 0.03)
+
+
+@pytest.mark.parametrize("warm", ["0", "2"])
+async def test_sessions_from_a_template_are_separate_and_keep_their_state(warm: str) -> None:
+    async with ready("--warm", warm) as notebook:
+        handles = [(await notebook.call("create_session")).data["session"] for _ in range(4)]
+        for number, handle in enumerate(handles):
+            await notebook.run(f"n = {number}; open('n.txt', 'w').write(str(n))", session=handle)
+        for number, handle in enumerate(handles):
+            answer = await notebook.run("open('n.txt').read() + str(n)", session=handle)
+            assert answer.text == repr(f"{number}{number}")
+
+
+@pytest.mark.parametrize("warm", ["0", "2"])
+async def test_files_written_before_the_first_cell_are_there(warm: str) -> None:
+    async with ready("--warm", warm) as notebook:
+        handle = (await notebook.call("create_session")).data["session"]
+        await notebook.call("write_file", path="a/b.txt", content="early", session=handle)
+        answer = await notebook.run("open('a/b.txt').read()", session=handle)
+        assert answer.text == "'early'"
+        await notebook.run("open('a/b.txt', 'w').write('late')", session=handle)
+        found = await notebook.call("read_file", path="a/b.txt", session=handle)
+        assert found.text == "late"
+
+
+async def test_a_session_from_the_reserve_outlives_its_kernel() -> None:
+    async with ready("--warm", "2", "--allow", "*") as notebook:
+        await notebook.run("open('kept.txt', 'w').write('x')")
+        answer = await notebook.run("import os; os._exit(3)")
+        assert answer.status == "killed"
+        assert "code 3" in answer.text
+        assert (await notebook.run("open('kept.txt').read()")).text == "'x'"
+
+
+async def test_random_numbers_differ_between_sessions() -> None:
+    async with ready("--warm", "0") as notebook:
+        code = "import random, uuid, numpy\n(random.random(), uuid.uuid4(), numpy.random.rand())"
+        drawn = set()
+        for _ in range(3):
+            handle = (await notebook.call("create_session")).data["session"]
+            drawn.add((await notebook.run(code, session=handle)).text)
+        assert len(drawn) == 3
