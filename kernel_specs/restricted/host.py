@@ -27,6 +27,7 @@ class KernelHost:
 
     def preload(self, modules: tuple[str, ...] = ()) -> None:
         """Import ipykernel, create the shell, then import `modules` (failures are ignored)."""
+        gc.disable()  # nothing that is made here is garbage
         sys.modules["debugpy"] = None  # type: ignore[assignment]  # 70 ms and 10 MiB
         from kernel_specs.restricted import app
 
@@ -35,6 +36,8 @@ class KernelHost:
         for name in modules:
             with contextlib.suppress(Exception):  # the cell that needs it will say why
                 __import__(name)
+        gc.freeze()
+        gc.enable()
 
     def freeze(self) -> None:
         """Keep the memory shared with children: the collector will not touch what exists now."""
