@@ -19,6 +19,7 @@ from traitlets import Int, List, Unicode
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
 from kernel_mcp.launch.local import LocalKernel, LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.settings import MIB, Limits
@@ -61,7 +62,9 @@ class SandboxProvisioner(KernelProvisionerBase):
         if self._run is None:
             sandbox = await anyio.to_thread.run_sync(select_sandbox, self.sandbox)
             self._run = self._resources.enter_context(RunDirectory.create())
-            self._launcher = LocalLauncher(sandbox, self._run)
+            enforcer = Enforcer.create(self._run.path)
+            self._resources.callback(enforcer.close)
+            self._launcher = LocalLauncher(sandbox, self._run, enforcer=enforcer)
         manager: Any = self.parent
         manager.transport = "ipc"
         if Path(manager.ip).parent.parent != self._run.kernels:

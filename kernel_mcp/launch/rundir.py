@@ -16,7 +16,7 @@ from types import TracebackType
 
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.trees import remove_tree
-from kernel_mcp.limits.cgroup import RECORD, remove_recorded
+from kernel_mcp.limits.groups import RECORD, remove_recorded
 from kernel_mcp.sandbox.folders import private_folder
 
 logger = logging.getLogger(__name__)

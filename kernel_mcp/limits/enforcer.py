@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.limits.cgroup import PREFIX, RECORD, GroupsUnavailable, GroupTree
+from kernel_mcp.limits.groups import PREFIX, RECORD, GroupsUnavailable, GroupTree
 from kernel_mcp.limits.hierarchy import find_hierarchies
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.quota import FolderQuota

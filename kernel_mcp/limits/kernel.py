@@ -12,7 +12,7 @@ import anyio
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus, Usage
 from kernel_mcp.launch.usage import tree, tree_usage
-from kernel_mcp.limits.cgroup import BACKSTOP, KernelGroup
+from kernel_mcp.limits.group import BACKSTOP, KernelGroup
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.sampling import held_memory
 from kernel_mcp.limits.words import amount
@@ -93,7 +93,7 @@ class KernelLimits:
         Raises WorkspaceError when the kernel's folders hold so much that no code may run.
         """
         if self.quotas and (not self._known or any(quota.full for quota in self.quotas)):
-            await self._look()
+            await self._look(processes=self._known)
             self._known = True
         for quota in self.quotas:
             quota.start()
@@ -157,11 +157,13 @@ class KernelLimits:
             await anyio.to_thread.run_sync(self._close_quotas)
         self._release(self)
 
-    async def _look(self) -> None:
+    async def _look(self, *, processes: bool = True) -> None:
+        """Measure the folders, with what processes hold open unless they have run no code yet."""
+
         def look() -> None:
-            processes = self._processes()
+            holders = self._processes() if processes else []
             for quota in self.quotas:
-                quota.look(processes)
+                quota.look(holders)
 
         if self.quotas:
             await anyio.to_thread.run_sync(look)

@@ -1,0 +1,128 @@
+"""The control group of one kernel, of version 1 or 2 or partly of both."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_mcp.limits import files
+from kernel_mcp.settings import Limits
+
+BACKSTOP = 1.2
+"""A group may hold this much of the memory budget: the address space limit acts first, within a
+process that can go on; the group is for what processes together use."""
+PERIOD_US = 100_000
+"""Period of the processor quota, the default of both versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a group has used: processor seconds, bytes now and at most, kills for lack of memory.
+
+    None where no controller tells.
+    """
+
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+
+
+class KernelGroup:
+    """The group of one kernel, a folder per hierarchy. Reading and writing raise OSError."""
+
+    def __init__(self, folders: dict[str, Path], *, unified: frozenset[str]) -> None:
+        """`folders` is by controller; those of `unified` are of version 2."""
+        self._folders = folders
+        self._unified = unified
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """What is in force for this kernel."""
+        return frozenset(self._folders)
+
+    def limit(self, limits: Limits) -> None:
+        """Write the limits."""
+        if limits.memory_bytes and "memory" in self._folders:
+            self._limit_memory(int(limits.memory_bytes * BACKSTOP))
+        if limits.pids and "pids" in self._folders:
+            files.write(self._folders["pids"] / "pids.max", limits.pids)
+        if limits.cpus and "cpu" in self._folders:
+            folder, quota = self._folders["cpu"], max(int(limits.cpus * PERIOD_US), 1000)
+            if "cpu" in self._unified:
+                files.write(folder / "cpu.max", f"{quota} {PERIOD_US}")
+            else:
+                files.write(folder / "cpu.cfs_period_us", PERIOD_US)
+                files.write(folder / "cpu.cfs_quota_us", quota)
+
+    def admit(self, pid: int) -> None:
+        """Move a process with all its threads into the group; what it starts stays in it.
+
+        Nothing happens when it has ended.
+        """
+        for folder in self._places():
+            with contextlib.suppress(ProcessLookupError):
+                files.write(folder / "cgroup.procs", pid)
+
+    def sample(self) -> Sample:
+        """What the group has used so far; file caches do not count as memory."""
+        return Sample(self._cpu_s(), self._memory())
+
+    def peak(self) -> int:
+        """The most memory it ever held in bytes, file caches included; 0 where nobody tells."""
+        if "memory" not in self._folders:
+            return 0
+        unified = "memory" in self._unified
+        name = "memory.peak" if unified else "memory.max_usage_in_bytes"  # peak: Linux 5.19
+        try:
+            return int((self._folders["memory"] / name).read_text())
+        except OSError:
+            return 0
+
+    def starved(self) -> int:
+        """How many of its processes the system has killed for lack of memory."""
+        if "memory" not in self._folders:
+            return 0
+        name = "memory.events" if "memory" in self._unified else "memory.oom_control"
+        try:
+            return files.table(self._folders["memory"] / name).get("oom_kill", 0)
+        except OSError:
+            return 0
+
+    def processes(self) -> list[int]:
+        """Who is in it, except threads."""
+        return sorted({pid for folder in self._places() for pid in files.processes(folder)})
+
+    def remove(self) -> bool:
+        """Kill what is left in the group and remove it; False when that has to be tried again."""
+        gone = [files.remove(folder) for folder in self._places()]
+        return all(gone)
+
+    def _places(self) -> list[Path]:
+        return list(dict.fromkeys(self._folders.values()))
+
+    def _limit_memory(self, size: int) -> None:
+        folder = self._folders["memory"]
+        if "memory" in self._unified:
+            files.write(folder / "memory.max", size)
+            with contextlib.suppress(OSError):  # a system without swap accounting
+                files.write(folder / "memory.swap.max", 0)
+            return
+        files.write(folder / "memory.limit_in_bytes", size)
+        try:
+            files.write(folder / "memory.memsw.limit_in_bytes", size)
+        except OSError:  # the same
+            files.write(folder / "memory.swappiness", 0)
+
+    def _cpu_s(self) -> float | None:
+        for controller in self._unified:  # told in every group of version 2
+            return files.table(self._folders[controller] / "cpu.stat")["usage_usec"] / 1e6
+        if "cpuacct" in self._folders:
+            return int((self._folders["cpuacct"] / "cpuacct.usage").read_text()) / 1e9
+        return None
+
+    def _memory(self) -> int | None:
+        if "memory" not in self._folders:
+            return None
+        names = ("anon", "shmem") if "memory" in self._unified else ("total_rss", "total_shmem")
+        found = files.table(self._folders["memory"] / "memory.stat")
+        return sum(found.get(name, 0) for name in names)

@@ -1,0 +1,224 @@
+"""The control groups of one server: a group of its own, and one for each kernel below it.
+
+Everything is done below the group that the server itself is in, so what was given to the server
+is what its kernels share. All that is written here is small and answered at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernel_mcp.limits import files
+from kernel_mcp.limits.group import KernelGroup
+from kernel_mcp.limits.hierarchy import Hierarchy
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "kernel-mcp-"
+RECORD = "cgroups"
+"""The file of a run directory that names the server's groups."""
+SERVER_WEIGHT = 1000
+"""Share of the processors for the server where it is a neighbour of its kernels, which have 100."""
+_SERVER = "server"
+
+
+class GroupsUnavailable(Exception):
+    """Groups cannot be used here; the text says why."""
+
+
+class GroupTree:
+    """The groups of one server. Made by `create`, removed by `close`."""
+
+    def __init__(self, tops: dict[Path, Hierarchy], name: str) -> None:
+        self._tops = tops
+        self._name = name
+        self._locks: list[int] = []
+        self._left: list[KernelGroup] = []
+        self._moved: list[Hierarchy] = []
+
+    @classmethod
+    def create(cls, hierarchies: Sequence[Hierarchy], name: str, record: Path) -> GroupTree:
+        """Make the group `name` of this process in every hierarchy that allows it.
+
+        The folders are noted in the file `record` before they exist, for `remove_recorded`, and
+        locked. What servers that have ended left beside them is removed.
+        Raises GroupsUnavailable when no hierarchy does.
+        """
+        tree = cls({}, name)
+        reasons: list[str] = []
+        if not hierarchies:
+            raise GroupsUnavailable("no controller of cgroups is mounted here")
+        record.write_text("".join(f"{found.own / name}\n" for found in hierarchies))
+        for hierarchy in hierarchies:
+            reason = tree._refusal_of(hierarchy)
+            if reason:
+                reasons.append(reason)
+        if not tree._tops:
+            record.unlink(missing_ok=True)
+            raise GroupsUnavailable("; ".join(reasons))
+        for text in reasons:
+            logger.info("a cgroup hierarchy cannot be used: %s", text)
+        return tree
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The version that each usable controller is of."""
+        return {
+            name: tree.version for tree in self._tops.values() for name in sorted(tree.controllers)
+        }
+
+    def kernel(self, name: str) -> KernelGroup:
+        """Make the group of a kernel. Raises OSError, and leaves nothing behind then."""
+        self._left = [group for group in self._left if not group.remove()]
+        folders: dict[str, Path] = {}
+        unified: set[str] = set()
+        group = KernelGroup(folders, unified=frozenset())
+        try:
+            for top, hierarchy in self._tops.items():
+                files.make(top / name)
+                folders.update(dict.fromkeys(hierarchy.controllers, top / name))
+                if hierarchy.version == 2:
+                    unified |= hierarchy.controllers
+        except OSError:
+            group.remove()
+            raise
+        return KernelGroup(folders, unified=frozenset(unified))
+
+    def discard(self, group: KernelGroup) -> None:
+        """Remove a kernel's group, now or when the last of its processes is gone."""
+        if not group.remove():
+            self._left.append(group)
+
+    def close(self) -> None:
+        """Remove all groups of this server and undo what was changed for them."""
+        for top in self._tops:
+            if not files.remove_with_children(top, keep=_SERVER):
+                logger.warning("the cgroup %s could not be removed: it still has processes", top)
+        for hierarchy in list(self._moved):
+            self._leave(hierarchy)
+        self._tops = {}
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
+
+    def _refusal_of(self, hierarchy: Hierarchy) -> str:
+        """Make the server's group in one hierarchy; why not, or an empty text."""
+        try:
+            self._enter(hierarchy)
+        except GroupsUnavailable as reason:
+            return str(reason)
+        except OSError as reason:
+            return f"{hierarchy.own}: {reason.strerror or reason}"
+        return ""
+
+    def _enter(self, hierarchy: Hierarchy) -> None:
+        top = hierarchy.own / self._name
+        _sweep(hierarchy.own)
+        self._locks.append(_claimed(top))
+        try:
+            if hierarchy.version == 2:
+                self._delegate(hierarchy, top)
+        except BaseException:
+            self._leave(hierarchy)
+            raise
+        self._tops[top] = hierarchy
+
+    def _delegate(self, hierarchy: Hierarchy, top: Path) -> None:
+        """Make the controllers work below `top`.
+
+        Version 2 takes them away from groups that hold processes: this one moves into a group of
+        its own then, provided that it is alone where it is.
+        """
+        own, wanted = hierarchy.own, sorted(hierarchy.controllers)
+        enabled = (own / "cgroup.subtree_control").read_text().split()
+        if not set(wanted) <= set(enabled):
+            if (own / "cgroup.type").exists():  # every group but the root of all
+                self._move_out(hierarchy, top)
+            files.write(own / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
+        files.write(top / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
+        if hierarchy in self._moved and "cpu" in wanted:
+            files.write(top / _SERVER / "cpu.weight", SERVER_WEIGHT)
+
+    def _move_out(self, hierarchy: Hierarchy, top: Path) -> None:
+        own = hierarchy.own
+        strangers = [pid for pid in files.processes(own) if not _is_ours(pid)]
+        if strangers:
+            raise GroupsUnavailable(
+                f"the server shares the cgroup {own} with other processes, such as "
+                f"{strangers[0]}. Start it in one of its own, for example with `systemd-run "
+                "--user --scope -p Delegate=yes kernel-mcp …`"
+            )
+        files.make(top / _SERVER)
+        self._moved.append(hierarchy)
+        if not files.move_all(own, top / _SERVER):
+            raise GroupsUnavailable(f"the cgroup {own} could not be emptied")
+
+    def _leave(self, hierarchy: Hierarchy) -> None:
+        """Undo `_enter`: controllers off and processes back where they were moved out."""
+        top = hierarchy.own / self._name
+        if hierarchy in self._moved:
+            self._moved.remove(hierarchy)
+            off = " ".join(f"-{name}" for name in sorted(hierarchy.controllers))
+            for folder in (top, hierarchy.own):
+                with contextlib.suppress(OSError):
+                    files.write(folder / "cgroup.subtree_control", off)
+            with contextlib.suppress(OSError):
+                files.move_all(top / _SERVER, hierarchy.own)
+        if not files.remove_with_children(top):
+            logger.warning("the cgroup %s could not be removed", top)
+
+
+def _claimed(folder: Path) -> int:
+    """Make a group and lock it for as long as this server lives. Raises OSError."""
+    for _ in range(files.ROUNDS):
+        with contextlib.suppress(FileNotFoundError):  # taken for one that was left behind
+            if not folder.exists():
+                files.make(folder)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for a moment only
+            if folder.exists():
+                return lock
+            os.close(lock)
+    raise OSError(f"{folder} is removed again and again")
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the groups of servers that have ended without doing so."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                files.remove_with_children(folder)
+            finally:
+                os.close(lock)
+
+
+def remove_recorded(record: Path) -> None:
+    """Remove the groups of a server that has ended, as it noted them in `record`."""
+    try:
+        folders = record.read_text().splitlines()
+    except OSError:
+        return
+    for folder in map(Path, folders):
+        if folder.name.startswith(PREFIX) and not files.remove_with_children(folder):
+            logger.warning("the cgroup %s of a server that has ended cannot be removed", folder)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether a process is this one or was started by it."""
+    server = os.getpid()
+    while pid > 1:
+        if pid == server:
+            return True
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return True  # it has ended
+        pid = int(stat.rpartition(b")")[2].split()[1])
+    return pid == server
