@@ -135,16 +135,16 @@ class Hibernation:
         await self._remove()
 
     async def _save(self, kernel: Kernel) -> tuple[Dump, dict[str, str]]:
-        unreadable: dict[str, str] = {}
+        lost: dict[str, str] = {}
         for shared in ATTEMPTS:
             dump = await take(
-                kernel, self._path, max_bytes=self._max_bytes, shared=shared, leave=unreadable
+                kernel, self._path, max_bytes=self._max_bytes, shared=shared, leave=lost
             )
             failed = await self._try(dump)
-            unreadable.update(failed)
+            lost.update({**dump.lost, **failed})
             if not failed:
                 break
-        return dump, {**dump.lost, **unreadable}
+        return dump, lost
 
     async def _try(self, dump: Dump) -> Mapping[str, str]:
         """Load a dump in a fresh kernel; what could not be read."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class KernelKeeper:
     """Keeps one session's kernel; for one task at a time.
 
+    `demand` is what the next kernel has to be like.
     `awake` is False for a hibernated session, which has no kernel until `admit` lets it have one.
     `used` says that the kernel holds what cells have made. `news` is what the next answer has to
     tell, `loss` names in short what earlier cells have lost.
@@ -36,12 +37,12 @@ class KernelKeeper:
         max_bytes: int,
         admit: Callable[[], Awaitable[None]],
     ) -> None:
+        self.demand = demand
         self.kernel: Kernel | None = None
         self.awake = True
         self.used = False
         self.news: list[str] = []
         self.loss: str | None = None
-        self._demand = demand
         self._source = source
         self._admit = admit
         self._hibernation = Hibernation(folder, max_bytes=max_bytes, start=self._start_beside)
@@ -109,15 +110,15 @@ class KernelKeeper:
 
     async def _begin(self, tell: Callable[[str], None]) -> Kernel:
         if self.sleep is None:
-            return await self._start(self._demand, tell)
+            return await self._start(self.demand, tell)
         tell("Bringing the hibernated session back")
-        kernel = await self._start(self._demand, tell)
+        kernel = await self._start(self.demand, tell)
         try:
             waking = await self._hibernation.bring_back(kernel)
         except HibernationError as error:
             await _end(kernel)
             waking = nothing_back(self.sleep, str(error))
-            kernel = await self._start(self._demand, tell)
+            kernel = await self._start(self.demand, tell)
         except BaseException:
             await _end(kernel)
             raise
@@ -135,7 +136,7 @@ class KernelKeeper:
         return kernel
 
     async def _start_beside(self) -> Kernel:
-        return await self._start(replace(self._demand, beside=True), lambda _text: None)
+        return await self._start(replace(self.demand, beside=True), lambda _text: None)
 
     async def _mourn(self) -> None:
         """Have the next answer tell that the kernel died between cells."""

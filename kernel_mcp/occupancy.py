@@ -15,6 +15,8 @@ from kernel_mcp.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+ROOM_S = 30.0
+"""How long a new session may wait until others have been hibernated for it."""
 RETRY_S = 60.0
 """A session that could not be hibernated is left alone for so long."""
 
@@ -43,13 +45,10 @@ class Occupancy:
         Raises SessionLimitReached when all sessions are in use.
         """
         async with self._one_at_a_time:
-            tried: set[str] = set()
-            while sum(session.awake for session in self._sessions()) >= self._settings.max_sessions:
-                session = self._longest_idle(without=tried)
-                if session is None:
-                    raise self._full()
-                tried.add(session.handle)
-                await self.hibernate(session, MAKE_ROOM)
+            with anyio.move_on_after(ROOM_S):
+                await self._make_room()
+            if self._awake() >= self._settings.max_sessions:
+                raise self._full()
             yield
 
     async def admit(self, session: Session) -> None:
@@ -68,6 +67,18 @@ class Occupancy:
         if asleep:
             await self._drop_surplus()
         return asleep
+
+    async def _make_room(self) -> None:
+        tried: set[str] = set()
+        while self._awake() >= self._settings.max_sessions:
+            session = self._longest_idle(without=tried)
+            if session is None:
+                break
+            tried.add(session.handle)
+            await self.hibernate(session, MAKE_ROOM)
+
+    def _awake(self) -> int:
+        return sum(session.awake for session in self._sessions())
 
     def _longest_idle(self, without: set[str]) -> Session | None:
         if not self._settings.hibernate_sessions:
@@ -88,8 +99,8 @@ class Occupancy:
     def _full(self) -> SessionLimitReached:
         return SessionLimitReached(
             f"All {self._settings.max_sessions} sessions that this server may run at once "
-            "(--max-sessions) are in use, and none of them is idle. Wait until a cell has ended, "
-            "or end a session with close_session; list_sessions shows yours."
+            "(--max-sessions) are in use, and none of them is idle and can be hibernated. Wait for "
+            "a cell to end, or end a session with close_session; list_sessions shows yours."
         )
 
 

@@ -66,7 +66,6 @@ class Session:
     ) -> None:
         """`admit` lets a hibernated session have a kernel again."""
         self.handle = demand.session
-        self.demand = demand
         self.owner = owner
         self.name = name
         self.workspace = workspace
@@ -93,6 +92,11 @@ class Session:
         self._dozing: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
+
+    @property
+    def demand(self) -> Demand:
+        """What the session asks of its kernels."""
+        return self._keeper.demand
 
     @property
     def state(self) -> str:

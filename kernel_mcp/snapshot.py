@@ -6,6 +6,7 @@ looks into it, and what the kernel says about it is checked before it is believe
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -75,11 +76,16 @@ async def take(
         "shared": shared,
         "leave": sorted(leave),
     }
-    reply = (await _ask(kernel, "kernel_mcp_dump_request", content, SECONDS + ANSWER_S)).content
-    size = reply.get("size")
-    if not isinstance(size, int) or not 0 < size <= max_bytes + EXTRA_BYTES:
-        raise HibernationError("its kernel said something impossible about its variables")
-    await _store(kernel, path, size)
+    try:
+        answer = await _ask(kernel, "kernel_mcp_dump_request", content, SECONDS + ANSWER_S)
+        reply = answer.content
+        size = reply.get("size")
+        if not isinstance(size, int) or not 0 < size <= max_bytes + EXTRA_BYTES:
+            raise HibernationError("its kernel said something impossible about its variables")
+        await _store(kernel, path, size)
+    except BaseException:
+        _let_go(kernel)
+        raise
     return Dump(
         path=path,
         size=size,
@@ -119,6 +125,15 @@ async def _store(kernel: Kernel, path: Path, size: int) -> None:
                 raise HibernationError("its kernel sent something else than it had announced")
             await anyio.to_thread.run_sync(_write, file.fileno(), part)
             left -= len(part)
+
+
+def _let_go(kernel: Kernel) -> None:
+    """Have the kernel forget its dump, which keeps the memory of variables; nobody waits for it."""
+    with (
+        contextlib.suppress(LaunchError),
+        kernel.asking("shell", "kernel_mcp_dump_part_request", {"bytes": 0}),
+    ):
+        pass
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ import builtins
 import contextlib
 import dataclasses
 import functools
-import re
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -24,43 +24,8 @@ import cloudpickle
 from IPython.core.getipython import get_ipython
 
 from kernel_specs.restricted.guard import CELL_PREFIX
+from kernel_specs.restricted.reasons import CannotKeepError, kind_of
 
-MAX_REASON_CHARS = 160
-KINDS = {
-    "_thread.lock": "a thread lock",
-    "_thread.RLock": "a thread lock",
-    "_thread._local": "thread-local data",
-    "threading.Thread": "a thread",
-    "builtins.generator": "a generator",
-    "builtins.coroutine": "a coroutine",
-    "builtins.async_generator": "an asynchronous generator",
-    "builtins.frame": "a frame",
-    "builtins.traceback": "a traceback",
-    "builtins.memoryview": "a memory view",
-    "_io.BytesIO": "",
-    "_io.StringIO": "",
-    "_io._IOBase": "an open file",
-    "tempfile._TemporaryFileWrapper": "an open file",
-    "mmap.mmap": "a memory map",
-    "socket.socket": "a connection",
-    "_socket.socket": "a connection",
-    "ssl.SSLContext": "a connection",
-    "sqlite3.Connection": "a connection",
-    "sqlite3.Cursor": "a database cursor",
-    "subprocess.Popen": "a process",
-    "multiprocessing.process.BaseProcess": "a process",
-    "multiprocessing.pool.Pool": "a pool of workers",
-    "concurrent.futures._base.Executor": "a pool of workers",
-    "concurrent.futures._base.Future": "a pending result",
-    "_asyncio.Future": "an asynchronous task",
-    "_asyncio.Task": "an asynchronous task",
-    "asyncio.events.AbstractEventLoop": "an event loop",
-    "weakref.ReferenceType": "a weak reference",
-    "_contextvars.ContextVar": "a context variable",
-}
-"""What cannot leave the process, by the name of its class or of one it derives from."""
-_ENDINGS = (("Connection", "a connection"), ("Cursor", "a database cursor"), ("Lock", "a lock"))
-_REFUSAL = re.compile(r"cannot pickle '([\w.]+)' object")
 _IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
 _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))
 _SENTINELS: dict[type, str] = {
@@ -71,16 +36,6 @@ _SENTINELS: dict[type, str] = {
 """Objects that a dataclass compares by identity."""
 
 
-class CannotKeepError(Exception):
-    """An object that only exists in this process; `what` names its kind with an article."""
-
-    def __init__(self, what: str, culprit: object) -> None:
-        """`culprit` is the object itself, found at any depth."""
-        super().__init__(what)
-        self.what = what
-        self.culprit = culprit
-
-
 class Globals:
     """Stands for the user namespace itself where that is the value of a variable."""
 
@@ -89,16 +44,38 @@ class Globals:
         return the_namespace, ()
 
 
+class Module:
+    """Stands for a module where that is the value of a variable."""
+
+    def __init__(self, module: types.ModuleType, code: str) -> None:
+        """Submodules that `code` names are imported again as well."""
+        self._name = module.__name__
+        below = [name for name in list(sys.modules) if name.startswith(f"{self._name}.")]
+        self._submodules = sorted(name for name in below if name in code)
+
+    def __reduce__(self) -> Any:
+        """The module as the kernel that loads this imports it."""
+        return import_module, (self._name, self._submodules)
+
+
+def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
+    """What is pickled for the value of a variable; `code` is that of all cells."""
+    if value is namespace:
+        return Globals()
+    if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
+        return Module(value, code)
+    return value
+
+
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles values of the user namespace `namespace`, several in a row with one memo."""
 
     def __init__(
-        self, file: Any, namespace: dict[str, Any], inputs: str, buffer_callback: Callable[..., Any]
+        self, file: Any, namespace: dict[str, Any], buffer_callback: Callable[..., Any]
     ) -> None:
-        """`inputs` is the code of all cells: submodules named there are imported again."""
+        """`buffer_callback` is that of protocol 5."""
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._namespace = namespace
-        self._inputs = inputs
         self._refused: dict[type, str] = {}
         self._special: dict[type, Callable[[Any], Any]] = {
             types.CellType: _reduce_cell,
@@ -112,44 +89,31 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         """How to rebuild `obj`. Raises CannotKeepError."""
         kind = type(obj)
         if kind is types.FunctionType:
-            if obj.__globals__ is self._namespace:
-                return _reduce_function(obj)
+            home = self._home(obj)
+            if home is not None and (not home or not _is_importable(obj)):
+                return _reduce_function(obj, home)
         elif (special := self._special.get(kind)) is not None:
             return special(obj)
-        elif isinstance(obj, types.ModuleType):
-            if sys.modules.get(obj.__name__) is obj:
-                return import_module, (obj.__name__, self._submodules(obj.__name__))
         else:
             if (what := self._refused.get(kind)) is None:
-                what = self._refused[kind] = _kind_of(kind)
+                what = self._refused[kind] = kind_of(kind)
             if what:
                 return _outside(obj, what)
         return super().reducer_override(obj)
 
-    def _submodules(self, name: str) -> list[str]:
-        """Loaded modules below this one that some cell has named."""
-        below = [found for found in list(sys.modules) if found.startswith(f"{name}.")]
-        return sorted(found for found in below if found in self._inputs)
+    def _home(self, function: Any) -> str | None:
+        """The module whose names a function uses, empty for the notebook, None for neither."""
+        if function.__globals__ is self._namespace:
+            return ""
+        name = function.__globals__.get("__name__")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        return name if module is not None and vars(module) is function.__globals__ else None
 
 
-def reason_for(error: BaseException, value: object) -> str:
-    """Why `value` cannot be kept, in words for a list: `thread lock`, `holds an open file`."""
-    if isinstance(error, MemoryError):
-        return "too large for the memory limit"
-    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
-        return "nested too deeply"
-    if isinstance(error, CannotKeepError):
-        what, itself = error.what, error.culprit is value
-    elif match := _REFUSAL.search(_text(error)):
-        what, itself = _words_for(match[1]), type(value).__name__ == match[1].rpartition(".")[2]
-    else:
-        return _cut(f"{type(error).__name__}: {_text(error)}")
-    return _cut(what.removeprefix("an ").removeprefix("a ") if itself else f"holds {what}")
-
-
-def make_function(code: Any, name: str, closure: Any) -> Any:
-    """A function whose globals are the live user namespace."""
-    return types.FunctionType(code, the_namespace(), name, None, closure)
+def make_function(code: Any, name: str, closure: Any, home: str) -> Any:
+    """A function whose globals are the live user namespace, or those of the module `home`."""
+    namespace = vars(importlib.import_module(home)) if home else the_namespace()
+    return types.FunctionType(code, namespace, name, None, closure)
 
 
 def set_function_state(function: Any, state: Any) -> None:
@@ -213,7 +177,7 @@ def the_stream(name: str) -> Any:
     return getattr(sys, name)
 
 
-def _reduce_function(function: Any) -> Any:
+def _reduce_function(function: Any, home: str) -> Any:
     attributes = {
         "__qualname__": function.__qualname__,
         "__module__": function.__module__,
@@ -227,7 +191,7 @@ def _reduce_function(function: Any) -> Any:
         attributes["__annotations__"] = function.__annotations__
     if sys.version_info >= (3, 12):
         attributes["__type_params__"] = function.__type_params__
-    arguments = (function.__code__, function.__name__, function.__closure__)
+    arguments = (function.__code__, function.__name__, function.__closure__, home)
     state = (attributes, vars(function))
     return make_function, arguments, state, None, None, set_function_state
 
@@ -274,35 +238,3 @@ def _is_importable(obj: Any) -> bool:
     for name in obj.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is obj
-
-
-def _kind_of(kind: type) -> str:
-    """What the class stands for when it cannot leave the process, else an empty text."""
-    for base in kind.__mro__:
-        what = KINDS.get(f"{base.__module__}.{base.__qualname__}")
-        if what is not None:
-            return what
-        if any(
-            type(vars(base).get(name)) is types.FunctionType
-            for name in ("__reduce__", "__reduce_ex__", "__getstate__")
-        ):
-            return ""  # it knows how to do better
-    return ""
-
-
-def _words_for(name: str) -> str:
-    """The kind of an object that pickle refused by the name of its class."""
-    endings = (words for ending, words in _ENDINGS if name.endswith(ending))
-    return KINDS.get(name) or next(endings, f"a {name} object")
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  # the text of a user's exception may fail
-        return ""
-
-
-def _cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1] + "…"

@@ -27,6 +27,7 @@ MAX_NAMES = 2000
 MAX_NAME_CHARS = 200
 MAX_SOURCE_CHARS = 4 * 1024 * 1024
 """Code of cells kept for tracebacks and `inspect`, and again as history; the newest count."""
+LARGE_BYTES = 1024 * 1024
 MAX_RESULTS = 5
 """Results of cells named one by one when they could not be kept."""
 _MANAGED = re.compile(
@@ -109,21 +110,22 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
 
 def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
     """Pickle the variables of `shell`. Raises KeyboardInterrupt."""
-    from kernel_specs.restricted.pickles import Globals, NotebookPickler
+    from kernel_specs.restricted.pickles import NotebookPickler, stand_in
 
     namespace = shell.user_ns
     code = "\n".join(shell.history_manager.input_hist_parsed)
     room = Room(content["max_bytes"])
 
     def segment() -> Segment:
-        return Segment(room, lambda file, aside: NotebookPickler(file, namespace, code, aside))
+        return Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
 
     everything = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
     described = variables.describe(found)["variables"]
     sizes = {item["name"]: item["size"] or 0 for item in described}
-    # Small ones first: what does not fit should cost nothing but itself.
-    wanted = dict(sorted(found.items(), key=lambda item: sizes.get(item[0], 0)))
+    # In the order of definition, which is also that of loading: what an object needs when it comes
+    # back is there then. Large ones come last: what does not fit costs nothing but itself.
+    wanted = dict(sorted(found.items(), key=lambda item: sizes.get(item[0], 0) // LARGE_BYTES))
     wanted |= {_result_name(number): value for number, value in _results(namespace).items()}
     segments = [segment()]
     with Watch() as watch, warnings.catch_warnings():
@@ -133,8 +135,8 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
             if name in content["leave"]:
                 continue
             current = segments[-1]
-            kept = Globals() if value is namespace else value
-            if attempts.do(name, partial(current.add, kept), value):
+            pickled = stand_in(value, namespace, code)
+            if attempts.do(name, partial(current.add, pickled), value):
                 current.names.append(name)
             else:
                 current.undo()
@@ -169,6 +171,8 @@ def bring_back(shell: Any, arrival: Arrival, content: Mapping[str, Any]) -> dict
 
         def load(name: str, unpickler: pickle.Unpickler) -> None:
             values[name] = unpickler.load()[0]
+            if not _RESULT.fullmatch(name):
+                shell.user_ns[name] = values[name]
 
         for segment in arrival.header["segments"]:
             pickles, buffers = arrival.segments.pop(0)
@@ -180,7 +184,8 @@ def bring_back(shell: Any, arrival: Arrival, content: Mapping[str, Any]) -> dict
                 del names[0]
             behind += names[1:]
     order = [name for name in arrival.header["order"] if name in values]
-    shell.user_ns.update({name: values[name] for name in order})
+    for name in order:
+        shell.user_ns[name] = shell.user_ns.pop(name)
     _restore_results(shell, values)
     return {"names": order, "lost": attempts.lost, "behind": behind}
 

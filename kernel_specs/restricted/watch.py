@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from kernel_specs.restricted.reasons import reason_for
+
 R = TypeVar("R")
 
 SHARE = 0.25
@@ -97,8 +99,6 @@ class Attempts:
 
     def do(self, name: str, action: Callable[[], object], value: object = None) -> bool:
         """Whether `action` succeeded. Raises KeyboardInterrupt when the host interrupts."""
-        from kernel_specs.restricted.pickles import reason_for
-
         left = self._end - time.monotonic()
         if left <= 0:
             self.lost[name] = "there was no time left"

@@ -14,9 +14,10 @@ from kernel_mcp.demand import Demand
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernel import Answer, Kernel, Run, Sink
 from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, Usage
+from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.manager import Folders, SessionManager
 from kernel_mcp.policy import Policy
-from kernel_mcp.settings import Settings
+from kernel_mcp.settings import Limits, Settings
 from kernel_mcp.wire import Message
 from kernel_mcp.workspace import Workspace
 
@@ -32,6 +33,9 @@ class FakeKernel:
         self.exit: ExitStatus | None = None
         self.closed = False
         self.handle = self
+        self.limits = KernelLimits(
+            Limits(), group=None, quotas=(), wake=lambda _: None, release=lambda _: None
+        )
         self.dead = anyio.Event()
         self._source = source
         self._dump = b""

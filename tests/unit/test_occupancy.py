@@ -63,7 +63,7 @@ async def test_a_new_session_fails_only_when_none_is_idle(tmp_path: Path) -> Non
         for session in busy:
             session.submit("wait", 0.0)
         await anyio.wait_all_tasks_blocked()
-        with pytest.raises(SessionLimitReached, match="none of them is idle"):
+        with pytest.raises(SessionLimitReached, match="none of them is idle and can"):
             await manager.create(ME)
         await busy[1].interrupt()
         await manager.create(ME)
