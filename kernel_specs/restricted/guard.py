@@ -73,6 +73,7 @@ class ImportGuard:
         self._allowed |= added
         for name in [name for name, known in list(self._open_names.items()) if not known]:
             self._open_names.pop(name, None)
+        self._open_names.update(dict.fromkeys(added, True))
 
     def install(self) -> None:
         """Replace the import functions of this process."""
