@@ -18,4 +18,14 @@ Runs inside the sandboxed process, on the standard library and ipykernel alone.
     service     the service thread: control, subscriptions, pipes, flush timer
     interrupts  what SIGINT means at this moment
     variables   names of the session, described without running user code
+    denied      builtins that a strict policy takes away
+    layers      package layers on sys.path, which grow while the kernel runs
+    imports     imports that the host asks for after an installation
+    trial       entry point: the same in a process that is thrown away
+    recorder    the end of the output, in memory that outlives a sudden death
+    snapshot    variables taken out of one kernel and brought back in another
+    dumps       their bytes, made without copies
+    pickles     what cells define, pickled
+    watch       time limits and interrupts for objects that are being pickled
+    reasons     why a variable cannot leave
 """

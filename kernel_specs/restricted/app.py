@@ -9,6 +9,7 @@ import faulthandler
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,6 +68,8 @@ class KernelApp(IPKernelApp):
         self.shell = self.kernel.shell
         self.shell.gate = self.gate
         self.shell.configurables.append(self)
+        # Advice for people at a terminal, which IPython gives whenever a cell raises SystemExit.
+        warnings.filterwarnings("ignore", message="To exit: use", module=r"IPython\.core")
 
     def connect(self, boot: BootConfig, connection_file: Path) -> None:
         """Bind the sockets, take over stdout and stderr, start the service thread."""

@@ -234,6 +234,10 @@ def test_every_kind_of_error_is_reported_and_survived(
     assert kernel.run("1").reply["status"] == "ok"
 
 
+def test_leaving_by_system_exit_is_an_error_without_advice(kernel: GuestKernel) -> None:
+    assert kernel.run("import sys\nsys.exit(2)").outputs() == ["error:SystemExit"]
+
+
 def test_exception_groups_and_causes_are_shown_whole(kernel: GuestKernel) -> None:
     chain = kernel.run("try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError('k') from e")
     text = "\n".join(chain.of("error")[0]["traceback"])
