@@ -149,7 +149,6 @@ class LocalLauncher:
             process = self._start(request, folder, wanted, identity, inherited, limits)
             undo.push_async_callback(process.aclose)
             limits.kill = process.kill
-            limits.admit(process.pids)
             pid = await self._ready(process, channel)
             limits.admit(process.pids)
             channel.close()
@@ -198,7 +197,7 @@ class LocalLauncher:
             for fd in inherited:
                 os.close(fd)
             raise
-        return ConfinedProcess(command, limits.explain)
+        return ConfinedProcess(limits.command(command), limits.explain)
 
     async def _ready(self, process: ConfinedProcess, channel: ReadinessChannel) -> int:
         """Wait for the kernel's word; its process id.

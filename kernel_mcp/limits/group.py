@@ -14,6 +14,17 @@ BACKSTOP = 1.2
 process that can go on; the group is for what processes together use."""
 PERIOD_US = 100_000
 """Period of the processor quota, the default of both versions."""
+SHELL = Path("/bin/sh")
+_ENTER = """
+count=$1
+shift
+while [ "$count" -gt 0 ]; do
+    echo $$ > "$1" || exit 71
+    shift
+    count=$((count - 1))
+done
+exec "$@"
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,14 @@ class KernelGroup:
         for folder in self._places():
             with contextlib.suppress(ProcessLookupError):
                 files.write(folder / "cgroup.procs", pid)
+
+    def entry(self) -> list[str]:
+        """The beginning of a command line that runs the rest of it inside the group.
+
+        A process that is moved later has been charged to another group until then.
+        """
+        places = [str(folder / "cgroup.procs") for folder in self._places()]
+        return [str(SHELL), "-c", _ENTER, "sh", str(len(places)), *places]
 
     def sample(self) -> Sample:
         """What the group has used so far; file caches do not count as memory."""

@@ -12,10 +12,11 @@ import anyio
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus, Usage
 from kernel_mcp.launch.usage import tree, tree_usage
-from kernel_mcp.limits.group import BACKSTOP, KernelGroup
+from kernel_mcp.limits.group import BACKSTOP, SHELL, KernelGroup
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.sampling import held_memory
 from kernel_mcp.limits.words import amount
+from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.settings import Limits
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ MOST_PROCESSES = 1000
 class KernelLimits:
     """What the launcher of a kernel, its cells and the watchdog have to say to each other.
 
-    The launcher: `admit` each process it knows before the kernel runs user code, set `kill` to
+    The launcher: start `command`, `admit` each process it knows before the kernel runs user code, set `kill` to
     what ends all of them, `explain` their end, `aclose`. Cells: `begin` and `end`.
     """
 
@@ -68,11 +69,18 @@ class KernelLimits:
 
     def admit(self, pids: Iterable[int]) -> None:
         """Take processes in, and with them all that they start from now on. Raises OSError."""
+        inside = self.group.processes() if self.group is not None else []
         for pid in pids:
             if pid > 0 and pid not in self._roots:
-                if self.group is not None:
+                if self.group is not None and pid not in inside:
                     self.group.admit(pid)
                 self._roots.append(pid)
+
+    def command(self, command: SandboxCommand) -> SandboxCommand:
+        """The same command, run within the limits from its first instruction on."""
+        if self.group is None or not SHELL.exists():
+            return command
+        return replace(command, argv=[*self.group.entry(), *command.argv])
 
     def usage(self) -> Usage:
         """What all processes of the kernel use; as much of it as somebody still tells."""
