@@ -90,8 +90,7 @@ class TemplateProcess:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, kind)
         self._control.setblocking(False)
         try:
-            self._popen, output = _spawn(command(theirs.fileno()))
-            theirs.detach()
+            self._popen, output = _spawn(_prepared(command, theirs.detach()))
         except BaseException:
             self._control.close()
             raise
@@ -249,6 +248,15 @@ class TemplateProcess:
         self._stop_forking("the template has ended")
         while self._forks:
             self._forks.popitem()[1].end(None)
+
+
+def _prepared(command: Callable[[int], SandboxCommand], control: int) -> SandboxCommand:
+    """The command that takes over the descriptor `control`, which is closed if there is none."""
+    try:
+        return command(control)
+    except BaseException:
+        os.close(control)
+        raise
 
 
 def _spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:

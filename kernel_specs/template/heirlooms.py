@@ -30,7 +30,10 @@ class Heirlooms:
         """Count threads, writable shared mappings, and descriptors other than of plain files."""
         return cls(
             threads=len(list(Path("/proc/self/task").iterdir())),
-            mappings=sum(line.split()[1][1::2] == "ws" for line in Path("/proc/self/maps").open()),
+            mappings=sum(
+                line.split()[1][1::2] == "ws"
+                for line in Path("/proc/self/maps").read_text().splitlines()
+            ),
             channels=sum(not stat.S_ISREG(mode) for mode in _descriptors().values()),
         )
 

@@ -1,0 +1,247 @@
+"""A template's process and its protocol, with small scripts in the template's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch import template_process
+from kernel_mcp.launch.tail import OutputTail
+from kernel_mcp.launch.template_kernel import ForkedProcess
+from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
+from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_specs.template import packets
+
+pytestmark = pytest.mark.anyio
+
+PRELUDE = f"""
+import os, signal, socket, sys, time
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from kernel_specs.template import packets
+control = socket.socket(fileno=int(sys.argv[1]))
+def tell(fds=(), **message):
+    packets.send(control, message, fds)
+def hear():
+    received = packets.receive(control)
+    if received is None:
+        sys.exit(0)
+    packets.close_all(received[1])
+    return received[0]
+def sleeper():
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        signal.pause()
+    return pid, os.pidfd_open(pid)
+start = hear()
+"""
+FORK = """
+tell(op="ready", missing={})
+request = hear()
+(init, init_fd), (kernel, kernel_fd) = sleeper(), sleeper()
+tell([init_fd, kernel_fd], op="forked", id=request["id"])
+os.waitpid(init, 0)
+os.kill(kernel, signal.SIGKILL)
+tell(op="exit", id=request["id"], status=os.waitpid(kernel, 0)[1])
+hear()
+"""
+
+Start = Callable[[str], TemplateProcess]
+
+
+class Template:
+    """A template made of a script, and the changes it has told."""
+
+    def __init__(self, script: str) -> None:
+        self.changes: list[bool] = []
+
+        def command(control: int) -> SandboxCommand:
+            return SandboxCommand(
+                argv=[sys.executable, "-c", PRELUDE + script, str(control)],
+                pass_fds=[control],
+                env={},
+            )
+
+        self.process = TemplateProcess(
+            command, {"greeting": "hello"}, lambda process: self.changes.append(process.usable)
+        )
+
+
+@asynccontextmanager
+async def template(script: str) -> AsyncIterator[Template]:
+    made = Template(script)
+    try:
+        with anyio.fail_after(20):
+            yield made
+    finally:
+        await made.process.aclose()
+    assert made.process.gone.is_set()
+
+
+async def test_a_ready_template_is_usable() -> None:
+    async with template("tell(op='ready', missing={'a': start['greeting']}); hear()") as one:
+        assert one.process.alive
+        assert not one.process.usable
+        assert await one.process.ready()
+        assert one.process.missing == {"a": "hello"}
+        assert one.changes == [True]
+
+
+async def test_a_template_that_ends_before_it_is_ready_is_told_with_its_last_words() -> None:
+    async with template("print('no such module'); sys.exit(3)") as one:
+        assert not await one.process.ready()
+        await one.process.gone.wait()
+        assert not one.process.alive
+        assert one.process.output == "no such module"
+        assert one.changes == [False]
+
+
+async def test_a_fork_gives_processes_that_can_be_signalled_and_tells_their_end() -> None:
+    async with template(FORK) as one:
+        await one.process.ready()
+        fork = await one.process.fork({}, [])
+        read, write = os.pipe()
+        os.close(write)
+        process = ForkedProcess(fork, OutputTail(read, one.process._loop))
+        assert process.exit is None
+        assert process.pid > 0
+        process.kill()
+        assert (await process.wait()).signal == signal.SIGKILL
+        await process.aclose()
+
+
+async def test_a_refused_fork_is_an_error_with_the_reason() -> None:
+    script = (
+        "tell(op='ready', missing={})\n"
+        "tell(op='failed', id=hear()['id'], error='no memory')\n"
+        "hear()"
+    )
+    async with template(script) as one:
+        await one.process.ready()
+        with pytest.raises(TemplateError, match="no memory"):
+            await one.process.fork({}, [])
+        assert one.process.usable
+
+
+async def test_a_template_that_dies_over_a_request_is_an_error() -> None:
+    async with template("tell(op='ready', missing={}); hear(); os._exit(1)") as one:
+        await one.process.ready()
+        with pytest.raises(TemplateError, match="ended"):
+            await one.process.fork({}, [])
+        with pytest.raises(TemplateError, match="not running"):
+            await one.process.fork({}, [])
+
+
+async def test_a_template_that_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(template_process, "ANSWER_S", 0.05)
+    async with template("tell(op='ready', missing={}); hear(); signal.pause()") as one:
+        await one.process.ready()
+        with pytest.raises(TemplateError, match="did not answer"):
+            await one.process.fork({}, [])
+        assert not one.process.alive
+
+
+async def test_a_template_that_talks_nonsense_is_given_up() -> None:
+    async with template("control.send(b'hello'); hear()") as one:
+        assert not await one.process.ready()
+        await one.process.gone.wait()
+        assert not one.process.alive
+
+
+@pytest.mark.parametrize("message", ["{}", "{'op': 'forked', 'id': 1}"], ids=["empty", "no pidfds"])
+async def test_a_template_that_leaves_things_out_is_given_up(message: str) -> None:
+    async with template(f"tell(**{message}); hear()") as one:
+        assert not await one.process.ready()
+        await one.process.gone.wait()
+
+
+async def test_a_cancelled_request_ends_the_kernel_that_comes_of_it() -> None:
+    script = FORK.replace("hear()\n(init", "hear(); print('asked', flush=True); hear()\n(init")
+    async with template(script) as one:
+        await one.process.ready()
+        ended = anyio.Event()
+
+        async def ask() -> None:
+            try:
+                await one.process.fork({}, [])
+            finally:
+                ended.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            while "asked" not in one.process.output:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+            packets.send(one.process._control, {"now": "fork"})
+        assert ended.is_set()
+        # the script has gone on to its last line: init and kernel are dead
+        one.process.retire()
+        await one.process.gone.wait()
+
+
+async def test_a_kernel_whose_forker_ended_is_kept_and_its_template_forks_no_more() -> None:
+    script = FORK.replace(
+        "os.waitpid(init, 0)", "tell(op='forker-ended', status=9)\nos.waitpid(init, 0)"
+    )
+    async with template(script) as one:
+        await one.process.ready()
+        fork = await one.process.fork({}, [])
+        while one.process.usable:
+            await anyio.lowlevel.checkpoint()
+        assert not fork.over
+        assert not one.process.gone.is_set()
+        signal.pidfd_send_signal(fork.init, signal.SIGKILL)
+        # with its last kernel it ends by itself
+        await one.process.gone.wait()
+        assert fork.status == signal.SIGKILL
+        os.close(fork.init)
+        os.close(fork.kernel)
+
+
+async def test_when_all_of_it_is_gone_its_kernels_are_over() -> None:
+    async with template(FORK) as one:
+        await one.process.ready()
+        fork = await one.process.fork({}, [])
+        one.process._popen.kill()
+        await one.process.gone.wait()
+        assert fork.over
+        assert fork.status is None
+        for fd in (fork.init, fork.kernel):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            os.close(fd)
+
+
+async def test_a_retired_template_without_kernels_ends() -> None:
+    async with template("tell(op='ready', missing={}); hear()") as one:
+        await one.process.ready()
+        one.process.retire()
+        await one.process.gone.wait()
+
+
+async def test_a_template_that_does_not_let_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "END_S", 0.05)
+    async with template("tell(op='ready', missing={})\nwhile True: signal.pause()") as one:
+        await one.process.ready()
+
+
+async def test_a_program_that_is_not_there_is_told() -> None:
+    def command(control: int) -> SandboxCommand:
+        return SandboxCommand(argv=["/nowhere/bwrap"], pass_fds=[control], env={})
+
+    with pytest.raises(LaunchError, match="No such file"):
+        TemplateProcess(command, {}, ignore)
+
+
+def ignore(_: Any) -> None:
+    """Nothing follows from the change."""
