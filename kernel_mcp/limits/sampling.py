@@ -41,9 +41,9 @@ def _sums(processes: Sequence[int], file: str, lines: dict[bytes, int]) -> tuple
     for pid in processes:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/{file}").read_bytes().splitlines():
-                name, _, rest = line.partition(b" ")
+                name, *rest = line.split() or [b""]  # a tab or spaces, depending on the file
                 if name in lines:
-                    sums[lines[name]] += int(rest.split()[0]) * KIB
+                    sums[lines[name]] += int(rest[0]) * KIB
     return sums[0], sums[1]
 
 
