@@ -159,6 +159,12 @@ def _demo(argv: Sequence[str]) -> int:
     return demo(argv)
 
 
+def _doctor(argv: Sequence[str]) -> int:
+    from kernel_mcp.doctor import main as doctor
+
+    return doctor(argv)
+
+
 def _env(argv: Sequence[str]) -> int:
     from kernel_mcp.environments.commands import main as env
 
@@ -168,5 +174,6 @@ def _env(argv: Sequence[str]) -> int:
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "demo": _demo,
+    "doctor": _doctor,
     "env": _env,
 }

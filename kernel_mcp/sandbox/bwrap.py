@@ -203,7 +203,7 @@ class BwrapSandbox:
         )
         gaps = ["shares the host's Linux kernel, so a kernel exploit leaves the sandbox"]
         if self._identities is None:
-            gaps.append("a kernel can fill the disk through the folder of its sockets")
+            gaps.append("the folder of a kernel's sockets is kept small by a watchdog only")
         if not self.features.size:
             gaps.append("/tmp has no size limit: bubblewrap here is older than 0.7")
         return SandboxReport(

@@ -51,9 +51,8 @@ _GAPS = (
     ),
     (
         "/tmp and /dev/shm cannot be used; TMPDIR is a private folder on the disk of the server's "
-        "run folder, without a size limit of its own"
+        "run folder, which only a watchdog keeps small"
     ),
-    "memory is limited per process: the sum over child processes needs a cgroup or a watchdog",
     (
         "does not work inside: internet and datagram sockets (not even to localhost), connecting "
         "to Unix sockets, multiprocessing queues, pools and locks, System V IPC, terminals (pty), "

@@ -24,6 +24,8 @@ from kernel_mcp.settings import Limits
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _CAP_DAC_READ_SEARCH = 1 << 2
+REFUSED_CALL = " refused"
+"""How the names of checks of single system calls end."""
 _UPDATE = "update bubblewrap and the Linux kernel, then run `kernel-mcp doctor`"
 _REPORT = "do not use this backend here; report it as a defect with the output of this check"
 
@@ -67,7 +69,7 @@ def thorough_checks(sandbox: Sandbox) -> list[Check]:
     answers = facts.get("calls", {})
     return _evaluate(expected, facts) + [
         Check(
-            f"system call {name} refused",
+            f"system call {name}{REFUSED_CALL}",
             answers.get(name) == "EPERM",
             answers.get(name, "not tried: there is no filter"),
         )
@@ -93,7 +95,7 @@ def _run(sandbox: Sandbox, *, calls: dict[str, list[int]]) -> tuple[_Host, dict[
     )
     source = resources.files("kernel_mcp.sandbox").joinpath("inside.py").read_text("utf-8")
     prefixes = sorted({sys.prefix, sys.base_prefix, sys.base_exec_prefix})
-    with _listeners() as addresses:
+    with listeners() as addresses:
         task = {
             "hidden": ["/etc/shadow", "/etc/ssh", "/var/log", "/sys/kernel", *_at_home(prefixes)],
             "unwritable": ["/", "/usr", "/etc", "/dev", "/opt", "/run", "/var/tmp"],
@@ -129,7 +131,7 @@ def _at_home(shown: list[str]) -> list[str]:
 
 
 @contextmanager
-def _listeners() -> Iterator[list[str | list[str | int]]]:
+def listeners() -> Iterator[list[str | list[str | int]]]:
     """Servers on the host that a sandboxed process must not reach."""
     with ExitStack() as stack:
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -144,6 +146,7 @@ def _evaluate(host: _Host, facts: dict[str, Any]) -> list[Check]:
     status = facts["status"]
     shared = [name for name in _NAMESPACES if facts["namespaces"][name] == host.namespaces[name]]
     capabilities = {name: status.get(name, "?") for name in _CAPABILITY_SETS}
+    held = _listed(f"{name} {value}" for name, value in capabilities.items() if int(value, 16))
     own, server = set(facts["ids"]), {os.geteuid(), os.getegid()}
     same_user = os.geteuid() == 0 and bool(own & server)
     return [
@@ -162,12 +165,12 @@ def _evaluate(host: _Host, facts: dict[str, Any]) -> list[Check]:
         Check(
             "no capabilities",
             all(not int(value, 16) for value in capabilities.values()),
-            _listed(f"{name} {value}" for name, value in capabilities.items()),
+            held,
         ),
         Check(
             "no capability to change anything",
             all(not int(value, 16) & ~_CAP_DAC_READ_SEARCH for value in capabilities.values()),
-            _listed(f"{name} {value}" for name, value in capabilities.items()),
+            held,
         ),
         Check("no new privileges", status.get("NoNewPrivs") == "1", status.get("NoNewPrivs", "?")),
         Check("system call filter", status.get("Seccomp") == "2", f"mode {status.get('Seccomp')}"),

@@ -1,0 +1,50 @@
+"""`kernel-mcp doctor`: start real sandboxed kernels and report what holds.
+
+examine   one backend: the self-test from inside, then a kernel and what it may
+trials    what a kernel is put through, one resource or boundary at a time
+orphan    a server that is killed, and the kernel that must not outlive it
+table     the report as text and as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+
+import anyio
+
+from kernel_mcp.cli import settings_from, settings_parser
+
+ABOUT = """\
+Start a sandboxed kernel with every backend this machine has, or with that of --sandbox, and
+report what holds, what does not, and what to do about it. Takes the flags of the server.
+"""
+EPILOG = """\
+exit code: 0 when the sandbox holds that a server with these flags would use, else 1
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command. Raises ConfigError."""
+    parser = settings_parser("kernel-mcp doctor", ABOUT, EPILOG)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    flags = vars(parser.parse_args(list(argv)))
+    as_json = bool(flags.pop("json", False))
+    settings = settings_from(flags)
+    from kernel_mcp.doctor import table
+    from kernel_mcp.doctor.examine import examine_all
+
+    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr)
+
+    def tell(text: str) -> None:
+        if sys.stderr.isatty():
+            print(text, file=sys.stderr, flush=True)
+
+    diagnosis = anyio.run(examine_all, settings, tell)
+    if as_json:
+        print(json.dumps(table.as_json(diagnosis), indent=2))
+    else:
+        print(table.as_text(diagnosis, colour=sys.stdout.isatty()))
+    return 0 if diagnosis.holds else 1

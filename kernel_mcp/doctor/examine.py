@@ -1,0 +1,234 @@
+"""Examine the backends of this machine."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+import zmq
+
+from kernel_mcp import __version__
+from kernel_mcp.doctor.orphan import killed_server
+from kernel_mcp.doctor.trials import LIMITS, TRIALS, Patient, Trial
+from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
+from kernel_mcp.errors import EnvironmentBuildError, KernelMcpError, SandboxUnavailable
+from kernel_mcp.kernel import Kernel
+from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
+from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.policy import Policy
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, select_sandbox
+from kernel_mcp.sandbox.selftest import REFUSED_CALL, Check, thorough_checks
+from kernel_mcp.settings import Settings
+
+UNCONFINED = "none"
+SHORT_FOLDER = "/var/tmp"
+"""Holds paths of sockets, which may have 107 bytes."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found about one backend; `problem` says why it cannot be used at all."""
+
+    backend: str
+    problem: str = ""
+    checks: tuple[Check, ...] = ()
+    report: SandboxReport | None = None
+
+    def state(self, check: Check) -> str:
+        """`ok`, `gap` for what the backend does not promise, or `fails`."""
+        if check.passed:
+            return "ok"
+        promised = self.report is None or check.name not in self.report.unpromised
+        return "fails" if promised else "gap"
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything is in force that this backend promises, and it promises something."""
+        confines = self.report is not None and bool(self.report.enforced)
+        return confines and all(self.state(check) != "fails" for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All examinations; `used` is the backend that a server would use, `refusal` why it has none.
+
+    `problem` is what kept kernels from being started with any backend.
+    """
+
+    versions: dict[str, str]
+    examinations: tuple[Examination, ...]
+    used: str
+    refusal: str = ""
+    problem: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the backend that a server would use holds."""
+        found = (item for item in self.examinations if item.backend == self.used)
+        return not self.problem and any(item.holds for item in found)
+
+
+async def examine_all(settings: Settings, tell: Tell) -> Diagnosis:
+    """Examine the backend of `--sandbox`, or every one but `none`, telling what is being done."""
+    used, refusal = await anyio.to_thread.run_sync(_used, settings)
+    environment, problem = None, ""
+    try:
+        environment = await _environment(settings, tell)
+    except EnvironmentBuildError as error:
+        problem = f"no kernel could be started: {error}"
+    names = [settings.sandbox]
+    if settings.sandbox == "auto":
+        ordered = dict.fromkeys([*AUTOMATIC, *WEAKER, *BACKENDS])
+        names = [name for name in ordered if name != UNCONFINED]
+    found = []
+    for name in names:
+        tell(f"examining {name} …")
+        found.append(await examine(name, settings, environment))
+    versions = await anyio.to_thread.run_sync(_versions, environment)
+    return Diagnosis(versions, tuple(found), used, refusal, problem)
+
+
+async def examine(
+    name: str, settings: Settings, environment: KernelEnvironment | None
+) -> Examination:
+    """Examine one backend, without kernels when there is no environment for them."""
+    try:
+        sandbox = await anyio.to_thread.run_sync(select_sandbox, name)
+        checks = await anyio.to_thread.run_sync(thorough_checks, sandbox)
+    except SandboxUnavailable as refusal:
+        return Examination(name, problem=str(refusal))
+    async with AsyncExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="kernel-mcp-", dir=SHORT_FOLDER))
+        stack.callback(remove_tree, folder)
+        runs = stack.enter_context(RunDirectory.create(folder))
+        enforcer = Enforcer.create(runs.path)
+        await stack.enter_async_context(enforcer.running())
+        report = enforcer.report(sandbox.report(), settings.limits)
+        found = _summed_up(checks)
+        if environment is not None:
+            hospital = _Hospital(sandbox, runs, enforcer, environment)
+            found += await hospital.perform_all()
+            orphan = partial(killed_server, name, environment, folder)
+            found.append(await anyio.to_thread.run_sync(orphan))
+    return Examination(name, checks=tuple(found), report=report)
+
+
+class _Hospital:
+    """Starts kernels and puts them through the trials."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        runs: RunDirectory,
+        enforcer: Enforcer,
+        environment: KernelEnvironment,
+    ) -> None:
+        self._launcher = LocalLauncher(sandbox, runs, enforcer=enforcer)
+        self._folder = runs.path
+        self._environment = environment
+        self._count = 0
+
+    async def perform_all(self) -> list[Check]:
+        """Perform each trial in a kernel of its own."""
+        return [check for trial in TRIALS for check in await self._perform(trial)]
+
+    async def _perform(self, trial: Trial) -> list[Check]:
+        try:
+            async with self._patient() as patient:
+                return await trial.perform(patient)
+        except (KernelMcpError, OSError) as error:
+            return [Check(trial.name, False, f"could not be tried: {error}"[:300])]
+
+    @asynccontextmanager
+    async def _patient(self) -> AsyncIterator[Patient]:
+        self._count += 1
+        workspace = self._folder / f"w{self._count}"
+        workspace.mkdir(mode=0o700)
+        policy = Policy.for_allow(("*",))
+        handle = await self._launcher.launch(
+            KernelRequest(
+                session="doctor",
+                environment=self._environment,
+                policy=policy,
+                limits=LIMITS,
+                workspace=workspace,
+            )
+        )
+        with zmq.Context() as context:
+            kernel = Kernel(handle, environment=self._environment, policy=policy, context=context)
+            try:
+                await kernel.ready(30)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(kernel.watch)
+                    yield Patient(kernel, self._folder / f"r{self._count}")
+                    kernel.kill()
+            finally:
+                await kernel.aclose()
+
+
+def _used(settings: Settings) -> tuple[str, str]:
+    try:
+        sandbox = select_sandbox(settings.sandbox, allow_weaker=settings.allow_weaker_sandbox)
+    except SandboxUnavailable as refusal:
+        return "", str(refusal)
+    return sandbox.name, ""
+
+
+async def _environment(settings: Settings, tell: Tell) -> KernelEnvironment:
+    async def progress(text: str) -> None:
+        tell(text)
+
+    store = EnvironmentStore(settings.cache_dir)
+    return await store.ensure(EnvironmentSpec(python=settings.python), progress)
+
+
+def _summed_up(checks: list[Check]) -> list[Check]:
+    """The checks with those of single system calls made one, unless they fail."""
+    calls = [check for check in checks if check.name.endswith(REFUSED_CALL)]
+    others = [check for check in checks if check not in calls]
+    if not calls:
+        return others
+    held = sum(check.passed for check in calls)
+    failed = [check for check in calls if not check.passed]
+    summary = Check("dangerous system calls refused", not failed, f"{held} of {len(calls)}")
+    return [*others, summary, *failed]
+
+
+def _versions(environment: KernelEnvironment | None) -> dict[str, str]:
+    from kernel_mcp.sandbox.landlock_abi import version
+
+    found = {
+        "kernel-mcp": __version__,
+        "python": platform.python_version(),
+        "linux": f"{platform.release()} {platform.machine()}",
+        "bubblewrap": _bubblewrap(),
+        "landlock": f"version {version()}" if version() else "not available",
+    }
+    if environment is not None:
+        found["kernel"] = f"Python {environment.version}"
+        for package in environment.packages:
+            name, _, number = package.partition("==")
+            if name in ("ipykernel", "ipython"):
+                found[name] = number
+    return found
+
+
+def _bubblewrap() -> str:
+    program = shutil.which("bwrap")
+    if program is None:
+        return "not installed"
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.strip().removeprefix("bubblewrap ") or "unknown"

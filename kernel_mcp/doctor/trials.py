@@ -1,0 +1,258 @@
+"""What a kernel is put through: each trial runs code in it and says what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile, gettempdir
+from typing import Any
+
+import anyio
+
+from kernel_mcp.cell import Cell, Status, StopReason
+from kernel_mcp.execution import run_cell
+from kernel_mcp.kernel import Kernel
+from kernel_mcp.outputs import OutputLog
+from kernel_mcp.sandbox.selftest import Check, listeners
+from kernel_mcp.settings import MIB, Limits
+
+LIMITS = Limits(memory_bytes=512 * MIB, pids=64, disk_bytes=64 * MIB, tmp_bytes=32 * MIB)
+CELL_TIMEOUT_S = 30.0
+PROMPT_S = 2.0
+"""An interrupt that takes longer does not count as working."""
+USE_CGROUPS = (
+    "give the server a cgroup of its own (systemd-run --user --scope -p Delegate=yes kernel-mcp …),"
+    " or see `info` for what stands in for it"
+)
+
+_RUN = "import json\ndef tell(**facts): print(json.dumps(facts))\n"
+_REACH = """
+import socket
+def readable(path):
+    try:
+        with open(path, 'rb') as file: return bool(file.read(1))
+    except OSError: return False
+def connects(address):
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as client:
+            client.settimeout(1)
+            client.connect(chr(0) + address if isinstance(address, str) else tuple(address))
+            return True
+    except OSError: return False
+"""
+_ONE_PROCESS = """
+held = []
+try:
+    for _ in range(40): held.append(b'x' * (64 << 20))
+    tell(mib=64 * len(held))
+except MemoryError:
+    mib = 64 * len(held)
+    held.clear()
+    tell(refused=mib)
+"""
+_SEVERAL = """
+import subprocess, sys, time
+code = "import sys; data = b'x' * (256 << 20); print(flush=True); sys.stdin.read()"
+pipe = subprocess.PIPE
+made = []
+try:
+    for _ in range(5):
+        made.append(subprocess.Popen([sys.executable, '-I', '-S', '-c', code], stdin=pipe,
+                                     stdout=pipe, stderr=subprocess.DEVNULL))
+        made[-1].stdout.readline()
+    time.sleep(1.5)
+    tell(alive=sum(process.poll() is None for process in made))
+except OSError as error:
+    tell(alive=0, error=str(error))
+finally:
+    for process in made: process.kill()
+"""
+_THREADS = """
+import threading
+done = threading.Event()
+started = []
+try:
+    for _ in range(400):
+        thread = threading.Thread(target=done.wait)
+        thread.start()
+        started.append(thread)
+    tell(started=len(started))
+except RuntimeError:
+    tell(refused=len(started))
+finally:
+    done.set()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Something to be tried in a kernel of its own; `name` is shown when it cannot be tried."""
+
+    name: str
+    perform: Callable[[Patient], Awaitable[list[Check]]]
+
+
+class Patient:
+    """A kernel under examination."""
+
+    def __init__(self, kernel: Kernel, records: Path) -> None:
+        self.kernel = kernel
+        self._records = records
+        self._count = 0
+
+    def cell(self, code: str) -> Cell:
+        """A cell that has not been run."""
+        self._count += 1
+        log = OutputLog(self._records, self._count)
+        return Cell(self._count, _RUN + code, CELL_TIMEOUT_S, log)
+
+    async def run(self, cell: Cell) -> Cell:
+        """Run a cell to its end."""
+        cell.begin(time.monotonic())
+        outcome = await run_cell(self.kernel, cell, grace_s=PROMPT_S, cpu_s=0, clock=time.monotonic)
+        cell.finish(outcome, time.monotonic())
+        return cell
+
+    async def facts(self, code: str) -> tuple[Cell, dict[str, Any]]:
+        """Run code that calls `tell`; the cell and what it told, nothing when it was ended."""
+        cell = await self.run(self.cell(code))
+        for line in "".join(cell.log.text()).splitlines():
+            with suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    return cell, found
+        return cell, {}
+
+
+async def reach(patient: Patient) -> list[Check]:
+    """What code in a cell can see of the host."""
+    with _secrets() as secrets, listeners() as addresses:
+        cell, facts = await patient.facts(
+            f"{_REACH}\ntell(files=[p for p in {secrets!r} if readable(p)], "
+            f"peers=[a for a in {addresses!r} if connects(a)])"
+        )
+    if not facts:
+        return [Check("a cell runs", False, "".join(cell.log.text())[-300:] or cell.status.value)]
+    return [
+        Check("a cell cannot read files of the host", not facts["files"], _all(facts["files"])),
+        Check("a cell reaches no server of the host", not facts["peers"], _all(facts["peers"])),
+    ]
+
+
+async def identity(patient: Patient) -> list[Check]:
+    """The kernel's process as the host sees it: who it is, and what binds it."""
+    text = Path(f"/proc/{patient.kernel.handle.pid}/status").read_text()
+    status = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+    users = set(map(int, status["Uid"].split()))
+    capabilities = {name: status[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")}
+    harmful = {name for name, value in capabilities.items() if int(value, 16) & ~_READ_SEARCH}
+    return [
+        Check("the kernel is not root", 0 not in users, f"host user {_all(users)}"),
+        Check("the kernel has no capability to change anything", not harmful, _all(harmful)),
+        Check("the kernel has no new privileges", status["NoNewPrivs"] == "1", ""),
+        Check("the kernel is under a system call filter", status["Seccomp"] == "2", ""),
+    ]
+
+
+_READ_SEARCH = 1 << 2
+
+
+async def interrupt(patient: Patient) -> list[Check]:
+    """An endless loop that has to end, with the variables kept."""
+    await patient.run(patient.cell("kept = 42"))
+    cell = patient.cell("print('running', flush=True)\nwhile True: pass")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(patient.run, cell)
+        await cell.heard()
+        began = time.monotonic()
+        cell.stop(StopReason.INTERRUPT)
+        await cell.finished.wait()
+    took = time.monotonic() - began
+    _, facts = await patient.facts("tell(kept=kept)")
+    worked = cell.status is Status.INTERRUPTED and facts.get("kept") == 42
+    found = f"{took:.2f} s, variables {'kept' if facts.get('kept') == 42 else 'lost'}"
+    return [
+        Check("interrupt works", worked and took < PROMPT_S, found, "the machine is overloaded")
+    ]
+
+
+async def memory(patient: Patient) -> list[Check]:
+    """One process that asks for several times its budget."""
+    cell, facts = await patient.facts(_ONE_PROCESS)
+    ended = cell.status is Status.KILLED
+    found = (
+        f"killed ({cell.outcome.cause if cell.outcome else ''})"
+        if ended
+        else f"refused after {facts.get('refused', '?')} MiB of {LIMITS.memory_bytes // MIB}"
+    )
+    if "mib" in facts:
+        found = f"got {facts['mib']} MiB, the limit is {LIMITS.memory_bytes // MIB}"
+    return [Check("memory limit enforced", ended or "refused" in facts, found, USE_CGROUPS)]
+
+
+async def memory_of_all(patient: Patient) -> list[Check]:
+    """Five processes that take half the budget each."""
+    cell, facts = await patient.facts(_SEVERAL)
+    ended = cell.status is Status.KILLED
+    alive = facts.get("alive", 0)
+    found = f"killed ({cell.outcome.cause if cell.outcome else ''})" if ended else f"{alive} of 5"
+    return [
+        Check(
+            "memory limit holds for several processes",
+            ended or ("alive" in facts and alive < 4),
+            found if ended else f"{found} processes of 256 MiB lived",
+            USE_CGROUPS,
+        )
+    ]
+
+
+async def processes(patient: Patient) -> list[Check]:
+    """Threads beyond their number."""
+    cell, facts = await patient.facts(_THREADS)
+    refused = facts.get("refused")
+    ended = cell.status is Status.KILLED
+    found = f"refused after {refused} of {LIMITS.pids}" if refused is not None else "killed"
+    if "started" in facts:
+        found = f"{facts['started']} threads started, the limit is {LIMITS.pids}"
+    held = ended or (refused is not None and refused <= LIMITS.pids)
+    return [Check("pids limit enforced", held, found, USE_CGROUPS)]
+
+
+TRIALS = (
+    Trial("a cell is confined", reach),
+    Trial("the kernel's process is confined", identity),
+    Trial("interrupt works", interrupt),
+    Trial("memory limit enforced", memory),
+    Trial("memory limit holds for several processes", memory_of_all),
+    Trial("pids limit enforced", processes),
+)
+
+
+@contextmanager
+def _secrets() -> Iterator[list[str]]:
+    """Files of the host that anybody there may read."""
+    paths = []
+    files = []
+    try:
+        for folder in {gettempdir(), str(Path.home())}:
+            with suppress(OSError):
+                file = NamedTemporaryFile("w", dir=folder, prefix=".kernel-mcp-doctor-")  # noqa: SIM115
+                files.append(file)
+                os.fchmod(file.fileno(), 0o644)
+                file.write("secret")
+                file.flush()
+                paths.append(file.name)
+        yield paths
+    finally:
+        for file in files:
+            file.close()
+
+
+def _all(values: Any) -> str:
+    return ", ".join(map(str, values)) or "none"

@@ -1,0 +1,94 @@
+"""`kernel-mcp doctor` on the real machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_mcp.sandbox.landlock import landlock_available
+
+NEEDS_LANDLOCK = pytest.mark.skipif(
+    (reason := landlock_available()) is not None, reason=str(reason)
+)
+EVERYWHERE = {
+    "host files hidden",
+    "network closed",
+    "not root",
+    "no capability to change anything",
+    "system call filter",
+    "no new privileges",
+    "a cell cannot read files of the host",
+    "a cell reaches no server of the host",
+    "the kernel is under a system call filter",
+    "interrupt works",
+    "memory limit enforced",
+    "memory limit holds for several processes",
+    "pids limit enforced",
+    "orphan dies",
+}
+
+
+def doctor(*flags: str, path: Path | None = None) -> tuple[int, dict[str, Any]]:
+    """The exit code and the report."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kernel_mcp", "doctor", "--json", *flags],
+        env={**os.environ, **({"PATH": str(path)} if path else {})},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return done.returncode, report
+
+
+def states(backend: dict[str, Any]) -> dict[str, str]:
+    return {check["name"]: check["state"] for check in backend["checks"]}
+
+
+def test_the_strongest_backend_holds_check_by_check() -> None:
+    code, report = doctor("--sandbox", "bwrap")
+    (backend,) = report["backends"]
+    assert [check for check in backend["checks"] if check["state"] != "ok"] == []
+    assert set(states(backend)) >= EVERYWHERE
+    assert (code, report["holds"], report["used"]) == (0, True, "bwrap")
+    assert {"kernel-mcp", "linux", "bubblewrap", "ipykernel"} <= set(report["versions"])
+
+
+@NEEDS_LANDLOCK
+def test_landlock_holds_but_for_the_gaps_it_admits() -> None:
+    code, report = doctor("--sandbox", "landlock")
+    (backend,) = report["backends"]
+    found = states(backend)
+    assert {found[name] for name in EVERYWHERE} == {"ok"}
+    assert found["own namespaces"] == "gap"
+    assert any("no process namespace" in gap for gap in backend["gaps"])
+    assert (code, report["used"]) == (0, "landlock")
+
+
+def test_no_sandbox_is_told_to_be_none() -> None:
+    code, report = doctor("--sandbox", "none")
+    (backend,) = report["backends"]
+    found = states(backend)
+    assert (code, report["holds"]) == (1, False)
+    assert found["network closed"] == found["system call filter"] == "fails"
+    assert found["a cell cannot read files of the host"] == "fails"
+    assert found["interrupt works"] == found["orphan dies"] == "ok"
+
+
+def test_without_any_backend_it_says_why_and_what_to_do(tmp_path: Path) -> None:
+    for program in ("setpriv",):
+        if found := shutil.which(program):
+            (tmp_path / program).symlink_to(found)
+    code, report = doctor("--sandbox", "bwrap", path=tmp_path)
+    assert (code, report["used"]) == (1, "")
+    assert "bubblewrap is not installed" in report["refusal"]
+    assert "Install" in report["backends"][0]["problem"]
