@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 READY_S = 15.0
 """A forked kernel is ready after some 20 ms; past this a cold start is tried."""
+FORKS_PER_PROCESSOR = 2
+"""How many kernels may be on their way at a time: more would only make all of them late."""
 READY_FD, RECORDER_FD = 3, 4
 """The descriptors that a forked kernel finds its ready socket and its recorder at."""
 
@@ -70,6 +72,7 @@ class TemplateLauncher:
         self._cold = cold
         self._shared = template_outer.Shared((runs.kernels, *shared))
         self._most = templates
+        self._turns = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}
         self._retired: list[TemplateSupervisor] = []
 
@@ -110,7 +113,8 @@ class TemplateLauncher:
             template = supervisor.template
             if template is not None:
                 try:
-                    kernel = await self._fork(template, request)
+                    async with self._turns:
+                        kernel = await self._fork(template, request)
                     supervisor.forked()
                     return kernel
                 except (LaunchError, OSError) as reason:
