@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +65,10 @@ def measure(root: int, *, most_entries: int, most_bytes: int) -> Holding:
     return Holding(size, entries)
 
 
-def unlinked(processes: Iterable[int]) -> dict[tuple[int, int], int]:
-    """Files without a name that processes hold open or mapped, and the bytes that they hold.
+def opened(processes: Iterable[int]) -> dict[tuple[int, int], int]:
+    """Files without a name that processes hold open, and the bytes that they hold. Blocks.
 
-    Keys are device and inode; shared memory without a name is among them. Blocks.
+    Keys are device and inode.
     """
     found: dict[tuple[int, int], int] = {}
     for pid in processes:
@@ -78,10 +78,19 @@ def unlinked(processes: Iterable[int]) -> dict[tuple[int, int], int]:
                     info = path.stat()
                     if not info.st_nlink and stat.S_ISREG(info.st_mode):
                         found[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK
+    return found
+
+
+def unlinked(processes: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Files without a name that processes hold open or mapped, and the bytes that they hold.
+
+    Blocks, and waits for processes that are busy getting memory.
+    """
+    found = opened(processes)
+    for pid in processes:
         with contextlib.suppress(OSError):
             for file, size in _mapped(pid):
-                found.setdefault(file, 0)
-                found[file] = max(found[file], size)
+                found[file] = max(found.get(file, 0), size)
     return found
 
 

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""
+PATIENCE_S = 3.0
+"""How long the system may take to tell shares of memory before the plain sum has to do."""
 MOST_PROCESSES = 1000
 """How many of a kernel's processes are looked at when they have to be one by one."""
 
@@ -30,8 +32,8 @@ MOST_PROCESSES = 1000
 class KernelLimits:
     """What the launcher of a kernel, its cells and the watchdog have to say to each other.
 
-    The launcher: start `command`, `admit` each process it knows before the kernel runs user code, set `kill` to
-    what ends all of them, `explain` their end, `aclose`. Cells: `begin` and `end`.
+    The launcher: start `command`, `admit` each process it knows before the kernel runs user code,
+    set `kill` to what ends all of them, `explain` their end, `aclose`. Cells: `begin` and `end`.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class KernelLimits:
         self.quotas = quotas
         self.kill: Callable[[], None] = _nothing
         self.awake = False
-        self.checking = False
+        self._looking = False
+        self._weighing = False
         self._wake = wake
         self._release = release
         self._roots: list[int] = []
@@ -127,25 +130,51 @@ class KernelLimits:
         which = "a process" if killed == 1 else f"{killed} processes"
         return [f"The system killed {which} of this session: {self._out_of_memory()}"]
 
-    async def check(self) -> None:
-        """Compare what the kernel uses with what it may; called by the watchdog now and then."""
-        self.checking = True
+    async def check_memory(self) -> None:
+        """Compare the memory with its limit where no group does; called by the watchdog.
+
+        Does nothing while an earlier call is at it: a process that is starved of memory can keep
+        those waiting who look at it.
+        """
+        budget = self.limits.memory_bytes
+        if self._weighing or not budget:
+            return
+        if self.group is not None and "memory" in self.group.controllers:
+            return
+        self._weighing = True
         try:
-            if not await self._check_memory():
+            most = int(budget * BACKSTOP)
+            if (held := await self._held_memory(most)) <= most:
+                self._peak = max(self._peak, held)
                 return
-            cpu_s = self.usage().cpu_s
+            self._peak = max(self._peak, held)
+            self._cause = self._out_of_memory()
+            self.kill()
+        finally:
+            self._weighing = False
+
+    async def check_disk(self) -> None:
+        """Compare the folders with their quotas where that is due; called by the watchdog.
+
+        Sets `awake` while there is something to see. Does nothing while an earlier call is at it.
+        """
+        if self._looking:
+            return
+        self._looking = True
+        try:
+            cpu_s = (await self._used()).cpu_s
             active = self._on_excess is not None or cpu_s - self._cpu_s > RESTING_CPU_S
             self._cpu_s = cpu_s
             self._changed = self._changed or active
             if self._changed and (not self.quotas or any(quota.due() for quota in self.quotas)):
                 self._changed = active  # one more look when it has come to rest
                 await self._look()
-                self._check_disk()
+                self._judge()
             self.awake = self._changed
         except OSError as reason:
             logger.debug("a kernel could not be checked: %s", reason)
         finally:
-            self.checking = False
+            self._looking = False
 
     def explain(self, exit_status: ExitStatus) -> ExitStatus:
         """The same end with its cause, if a limit was."""
@@ -172,6 +201,7 @@ class KernelLimits:
             holders = self._processes() if processes else []
             for quota in self.quotas:
                 quota.look(holders)
+                holders = []  # files without a name count once, for the first folder
 
         if self.quotas:
             await anyio.to_thread.run_sync(look)
@@ -180,21 +210,27 @@ class KernelLimits:
         for quota in self.quotas:
             quota.close()
 
-    async def _check_memory(self) -> bool:
-        """Whether the kernel may go on: only asked where no group limits its memory."""
-        budget = self.limits.memory_bytes
-        if not budget or (self.group is not None and "memory" in self.group.controllers):
-            return True
-        most = int(budget * BACKSTOP)
-        held = await anyio.to_thread.run_sync(lambda: held_memory(self._processes(), enough=most))
-        self._peak = max(self._peak, held)
-        if held <= most:
-            return True
-        self._cause = self._out_of_memory()
-        self.kill()
-        return False
+    async def _used(self) -> Usage:
+        """As `usage`, without holding up the event loop where many processes have to be read."""
+        return self.usage() if self.group else await anyio.to_thread.run_sync(self.usage)
 
-    def _check_disk(self) -> None:
+    async def _held_memory(self, most: int) -> int:
+        """What the processes hold; shared memory is only looked at closely above `most`."""
+
+        def plainly() -> int:
+            return held_memory(self._processes())
+
+        def closely() -> int:
+            return held_memory(self._processes(), closely=True)
+
+        held = await anyio.to_thread.run_sync(plainly)
+        if held > most:
+            with anyio.move_on_after(PATIENCE_S):
+                held = await anyio.to_thread.run_sync(closely, abandon_on_cancel=True)
+        return held
+
+    def _judge(self) -> None:
+        """Stop what grows although it is too large."""
         if self._stopped:  # what the stopped cell has left is where the next one begins
             self._stopped = False
             for quota in self.quotas:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -95,13 +95,13 @@ class FolderQuota:
         room = max(self._size - self.measured.bytes, SLACK_BYTES)
         return self._free - self._free_now() > room // 2
 
-    def look(self, processes: Iterable[int] = ()) -> None:
+    def look(self, processes: Sequence[int] = ()) -> None:
         """Measure the folder and the files of it that `processes` hold without a name. Blocks."""
         with self._in_use:
             if self._fd >= 0:
                 self._look(processes)
 
-    def _look(self, processes: Iterable[int]) -> None:
+    def _look(self, processes: Sequence[int]) -> None:
         begin = self._clock()
         self._free = self._free_now()
         found = measure(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from kernel_mcp.limits.disk import unlinked
+from kernel_mcp.limits.disk import opened
 from kernel_mcp.settings import KIB
 
 INODE_BYTES = KIB
@@ -20,19 +20,19 @@ INODE_BYTES = KIB
 _TEMPORARY = ("tmp", "dev/shm")
 
 
-def held_memory(processes: Sequence[int], *, enough: int) -> int:
+def held_memory(processes: Sequence[int], *, closely: bool = False) -> int:
     """Bytes that `processes` hold together.
 
-    What several of them share counts once, when it matters: a plain sum above `enough` is checked
-    by proportional shares, which take the system longer to tell.
+    Looked at `closely`, what several of them share counts once; that takes the system longer, and
+    it waits for processes that are busy getting memory.
     """
-    private, shared = _sums(processes, "status", {b"RssAnon:": 0, b"RssShmem:": 1})
     files = _files(processes)
-    total = private + max(shared, files)
-    if total <= enough:
-        return total
-    private, shared = _sums(processes, "smaps_rollup", {b"Pss_Anon:": 0, b"Pss_Shmem:": 1})
-    return private + max(shared, files) if private else total
+    if closely:
+        private, shared = _sums(processes, "smaps_rollup", {b"Pss_Anon:": 0, b"Pss_Shmem:": 1})
+        if private:
+            return private + max(shared, files)
+    private, shared = _sums(processes, "status", {b"RssAnon:": 0, b"RssShmem:": 1})
+    return private + max(shared, files)
 
 
 def _sums(processes: Sequence[int], file: str, lines: dict[bytes, int]) -> tuple[int, int]:
@@ -50,7 +50,7 @@ def _sums(processes: Sequence[int], file: str, lines: dict[bytes, int]) -> tuple
 def _files(processes: Sequence[int]) -> int:
     """What files in memory take, those without a name among them."""
     unnamed = _device_of_memory()
-    size = sum(held for (device, _), held in unlinked(processes).items() if device == unnamed)
+    size = sum(held for (device, _), held in opened(processes).items() if device == unnamed)
     for name in _TEMPORARY if processes else ():
         with contextlib.suppress(OSError):
             folder = Path(f"/proc/{processes[-1]}/root/{name}")

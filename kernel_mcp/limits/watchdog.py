@@ -41,8 +41,9 @@ class Watchdog:
                 if everyone:
                     rest = now
                 for kernel in list(self._kernels):
-                    if (kernel.awake or everyone) and not kernel.checking:
-                        tasks.start_soon(kernel.check)
+                    if kernel.awake or everyone:
+                        tasks.start_soon(kernel.check_memory)
+                        tasks.start_soon(kernel.check_disk)
 
     async def _pause(self, longest_s: float) -> None:
         """Wait for one tick, and before that until there is something to check."""
