@@ -6,7 +6,9 @@ Tool names and arguments are the public contract of the server; what they do is 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from mcp.server import MCPServer
@@ -48,9 +50,9 @@ ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 
 def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
     """Add every tool to `mcp`."""
+    tool = partial(_tool, mcp)
 
-    @mcp.tool(annotations=CHANGES, meta=ALWAYS_LOADED, structured_output=False)
-    @_readable
+    @tool(annotations=CHANGES, meta=ALWAYS_LOADED, structured_output=False)
     async def execute(
         code: CodeArg,
         ctx: AnyContext,
@@ -71,8 +73,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
             _caller(ctx), session, code, timeout_s=timeout, wait_s=wait, report=_reporter(ctx)
         )
 
-    @mcp.tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
-    @_readable
+    @tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
     async def wait(
         ctx: AnyContext, session: SessionArg = "", wait: WaitArg = settings.wait_s
     ) -> CallToolResult:
@@ -83,8 +84,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """
         return await desk.wait(_caller(ctx), session, wait_s=wait, report=_reporter(ctx))
 
-    @mcp.tool(annotations=CHANGES, structured_output=False)
-    @_readable
+    @tool(annotations=CHANGES, structured_output=False)
     async def interrupt(ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
         """Stop the running cell (KeyboardInterrupt) and return what it had printed.
 
@@ -93,8 +93,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """
         return await desk.interrupt(_caller(ctx), session)
 
-    @mcp.tool(annotations=READS)
-    @_readable
+    @tool(annotations=READS)
     async def check_syntax(
         code: CodeArg, ctx: AnyContext, session: SessionArg = ""
     ) -> SyntaxReport:
@@ -104,8 +103,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """
         return await desk.check_syntax(_caller(ctx), session, code)
 
-    @mcp.tool(annotations=DESTROYS, structured_output=False)
-    @_readable
+    @tool(annotations=DESTROYS, structured_output=False)
     async def reset(
         ctx: AnyContext,
         session: SessionArg = "",
@@ -115,8 +113,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """Replace the session's kernel by a fresh one; all variables are lost."""
         return await desk.reset(_caller(ctx), session, packages=packages, files=files)
 
-    @mcp.tool(annotations=CHANGES)
-    @_readable
+    @tool(annotations=CHANGES)
     async def create_session(
         ctx: AnyContext,
         name: Annotated[str, Field(description="A label for people")] = "",
@@ -131,20 +128,17 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """
         return await desk.create_session(_caller(ctx), name=name, packages=packages, python=python)
 
-    @mcp.tool(annotations=READS)
-    @_readable
+    @tool(annotations=READS)
     async def list_sessions(ctx: AnyContext) -> SessionList:
         """List your sessions: state, what runs and for how long, idle time, memory."""
         return desk.list_sessions(_caller(ctx))
 
-    @mcp.tool(annotations=DESTROYS)
-    @_readable
+    @tool(annotations=DESTROYS)
     async def close_session(ctx: AnyContext, session: SessionArg = "") -> Closed:
         """End a session: its kernel, its variables and its files."""
         return await desk.close_session(_caller(ctx), session)
 
-    @mcp.tool(annotations=READS)
-    @_readable
+    @tool(annotations=READS)
     async def list_variables(ctx: AnyContext, session: SessionArg = "") -> VariableList:
         """List the session's variables with type, shape or length, size and a short preview.
 
@@ -152,16 +146,14 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """
         return await desk.list_variables(_caller(ctx), session)
 
-    @mcp.tool(annotations=READS)
-    @_readable
+    @tool(annotations=READS)
     async def list_files(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "."
     ) -> FileList:
         """List a folder of the session's workspace."""
         return await desk.list_files(_caller(ctx), session, path)
 
-    @mcp.tool(annotations=READS, structured_output=False)
-    @_readable
+    @tool(annotations=READS, structured_output=False)
     async def read_file(
         path: PathArg,
         ctx: AnyContext,
@@ -175,8 +167,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """
         return await desk.read_file(_caller(ctx), session, path, offset=offset, limit=limit)
 
-    @mcp.tool(annotations=CHANGES)
-    @_readable
+    @tool(annotations=CHANGES)
     async def write_file(
         path: PathArg,
         content: Annotated[str, Field(description="The content, in the given encoding")],
@@ -187,16 +178,14 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         """Write a file into the workspace, where code finds it under the same path."""
         return await desk.write_file(_caller(ctx), session, path, content, encoding)
 
-    @mcp.tool(annotations=CHANGES, structured_output=False)
-    @_readable
+    @tool(annotations=CHANGES, structured_output=False)
     async def export_notebook(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
     ) -> CallToolResult:
         """Save all cells with their outputs as a Jupyter notebook in the workspace."""
         return await desk.export_notebook(_caller(ctx), session, path)
 
-    @mcp.tool(annotations=READS)
-    @_readable
+    @tool(annotations=READS)
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
         """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
         return await desk.info(_caller(ctx), session)
@@ -217,6 +206,27 @@ def _reporter(ctx: AnyContext) -> Report:
         await ctx.report_progress(count, message=text)
 
     return report
+
+
+def _tool(
+    mcp: MCPServer[Any],
+    *,
+    annotations: ToolAnnotations,
+    meta: dict[str, Any] | None = None,
+    structured_output: bool | None = None,
+) -> Callable[[Callable[P, Awaitable[R]]], None]:
+    """Registers the function it decorates, described by its docstring."""
+
+    def add(function: Callable[P, Awaitable[R]]) -> None:
+        mcp.add_tool(
+            _readable(function),
+            description=inspect.getdoc(function),
+            annotations=annotations,
+            meta=meta,
+            structured_output=structured_output,
+        )
+
+    return add
 
 
 def _readable(tool: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
