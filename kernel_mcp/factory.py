@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 KERNEL_MODULE = "kernel_mcp.kernel"
 """Imported by the first start, in a thread: what it needs would delay a server's first answer."""
 
+MAX_SOCKETS = 16_384
+"""Five for every kernel; ZMQ's own limit would end at some 200 sessions."""
 _NOBODY = Demand("", Path("/"))
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,8 @@ class KernelFactory:
         self._built[spec] = environment
         modules = import_names(environment, spec)
         if self._templates is not None and demand.ordinary:
-            self._templates.prepare(environment, sorted(modules))
+            whole = sorted(name for name in modules if "." not in name)
+            self._templates.prepare(environment, whole)
         return environment, self._policy.with_modules(modules)
 
     async def warm_up(self) -> None:
@@ -133,6 +136,7 @@ class KernelFactory:
 
         if self._context is None:
             self._context = zmq.Context()
+            self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         return Kernel(handle, environment=environment, policy=policy, context=self._context)
 
     def _spec(self, demand: Demand) -> EnvironmentSpec:

@@ -196,6 +196,12 @@ async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
             scope.cancel()
 
 
+def _allow_many_files() -> None:
+    """Use the hard limit of open files: a session takes some twenty of the server's."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
     """Run the server until it is told to stop; the process's exit code."""
     logging.basicConfig(
@@ -203,6 +209,7 @@ def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    _allow_many_files()
     try:
         anyio.run(run_stdio, settings, sandbox.result())
     except KernelMcpError as error:
