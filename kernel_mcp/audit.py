@@ -70,6 +70,12 @@ class Journal:
     def died(self, cause: str) -> None:
         """The kernel has died between cells."""
 
+    def hibernated(self, saved: int, lost: int, size: int, cause: str) -> None:
+        """The kernel was ended; `saved` variables are on disk, `cause` says why none could be."""
+
+    def woke(self, back: int, lost: int) -> None:
+        """A hibernated session has a kernel again, with `back` of its variables."""
+
     def installed(self, packages: Iterable[str], outcome: str) -> None:
         """Packages were added to the session, or could not be: `outcome` is ok or the reason."""
 
@@ -172,6 +178,12 @@ class _SessionJournal(Journal):
 
     def died(self, cause: str) -> None:
         self._note("kill", cell=None, cause=_short(cause))
+
+    def hibernated(self, saved: int, lost: int, size: int, cause: str) -> None:
+        self._note("hibernate", saved=saved, lost=lost, size=size, cause=_short(cause))
+
+    def woke(self, back: int, lost: int) -> None:
+        self._note("wake", back=back, lost=lost)
 
     def installed(self, packages: Iterable[str], outcome: str) -> None:
         self._note("install", packages=_texts(packages), outcome=_short(outcome))

@@ -74,12 +74,18 @@ class Waking:
     """How a session came back.
 
     `notice` is for the answer of its first cell, empty when there had been nothing to save;
-    `loss` says in short what is gone, None when nothing is.
+    `loss` says in short what is gone, None when nothing is. `back` and `lost` count variables.
     """
 
     notice: str = ""
     loss: str | None = None
-    restored: bool = False
+    back: int = 0
+    lost: int = 0
+
+    @property
+    def restored(self) -> bool:
+        """Whether the kernel holds what an earlier one had made."""
+        return self.back > 0
 
 
 class Hibernation:
@@ -173,7 +179,7 @@ def came_back(sleep: Sleep, names: Sequence[str], lost: Mapping[str, str]) -> Wa
         )
     parts.append(START_ANEW)
     loss = f"hibernation could not keep {listing(lost)}" if lost else None
-    return Waking(". ".join(parts), loss, restored=True)
+    return Waking(". ".join(parts), loss, len(names), len(lost))
 
 
 def nothing_back(sleep: Sleep, failure: str) -> Waking:

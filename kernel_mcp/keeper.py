@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
+from kernel_mcp.audit import Journal
 from kernel_mcp.demand import Demand, KernelSource
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.hibernation import Hibernation, Sleep, nothing_back
@@ -16,6 +17,7 @@ from kernel_mcp.hibernation import Hibernation, Sleep, nothing_back
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kernel_mcp.cell import Cell
     from kernel_mcp.kernel import Kernel
 
 
@@ -36,6 +38,7 @@ class KernelKeeper:
         folder: Path,
         max_bytes: int,
         admit: Callable[[], Awaitable[None]],
+        journal: Journal,
     ) -> None:
         self.demand = demand
         self.kernel: Kernel | None = None
@@ -45,6 +48,8 @@ class KernelKeeper:
         self.loss: str | None = None
         self._source = source
         self._admit = admit
+        self._journal = journal
+        self._dozing: anyio.CancelScope | None = None
         self._hibernation = Hibernation(folder, max_bytes=max_bytes, start=self._start_beside)
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -89,24 +94,41 @@ class KernelKeeper:
         self.news.clear()
         self.loss = None
 
-    async def prepare_sleep(self, sleep: Sleep) -> Sleep:
-        """Save what the kernel holds; it goes on living.
+    async def hibernate(self, sleep: Sleep) -> bool:
+        """Save what the kernel holds and end it, unless `disturb` is called before that is done.
 
-        Raises KernelMcpError or OSError when the server cannot do that now.
+        Raises KernelMcpError or OSError when the server cannot do it now; the kernel lives on.
         """
-        if self.kernel is not None and self.kernel.exit is not None:
-            await self._mourn()
-        return await self._hibernation.prepare(self.kernel if self.used else None, sleep)
-
-    async def fall_asleep(self, sleep: Sleep) -> None:
-        """End the kernel; what was saved of it comes back with the next one."""
+        with anyio.CancelScope() as scope:
+            self._dozing = scope
+            try:
+                if self.kernel is not None and self.kernel.exit is not None:
+                    await self._mourn()
+                sleep = await self._hibernation.prepare(self.kernel if self.used else None, sleep)
+            finally:
+                self._dozing = None
+        if scope.cancel_called:
+            await self._hibernation.end()
+            return False
         self._hibernation.sleep = sleep
         self.awake = False
+        saved = len(sleep.dump.names) if sleep.dump is not None else 0
+        self._journal.hibernated(saved, len(sleep.lost), sleep.size, sleep.failure)
         await self.drop()
+        return True
 
-    async def stay_awake(self) -> None:
-        """Throw away what has been saved."""
-        await self._hibernation.end()
+    def disturb(self) -> None:
+        """Give up what `hibernate` is doing: the kernel is needed."""
+        if self._dozing is not None:
+            self._dozing.cancel()
+
+    def report(self, cell: Cell) -> str | None:
+        """Tell with the answer of `cell` what has happened since the last one; what was lost."""
+        for text in self.news:
+            cell.notice(text)
+        self.news.clear()
+        loss, self.loss = self.loss, None
+        return loss
 
     async def _begin(self, tell: Callable[[str], None]) -> Kernel:
         if self.sleep is None:
@@ -123,6 +145,7 @@ class KernelKeeper:
             await _end(kernel)
             raise
         await self._hibernation.end()
+        self._journal.woke(waking.back, waking.lost)
         self.used = waking.restored
         if waking.notice:
             self.news.append(waking.notice)
@@ -146,6 +169,7 @@ class KernelKeeper:
         await self.drop()
         if used and exit_status is not None:
             self.loss = f"the kernel was {exit_status.describe()} between cells"
+            self._journal.died(self.loss)
             self.news.append(
                 f"Before this cell, {self.loss}: all variables of earlier cells are lost, files in "
                 "the workspace are kept. The kernel is a fresh one now"

@@ -82,6 +82,7 @@ class Session:
             folder=cells_dir,
             max_bytes=hibernate_bytes,
             admit=lambda: admit(self),
+            journal=journal,
         )
         self._grace_s = grace_s
         self._cpu_s = cpu_s
@@ -89,7 +90,6 @@ class Session:
         self._queue: deque[Cell] = deque()
         self._current: Cell | None = None
         self._turn = anyio.Lock()
-        self._dozing: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
 
@@ -173,7 +173,7 @@ class Session:
         )
         self.cells.append(cell)
         self._queue.append(cell)
-        self._stop_dozing()
+        self._keeper.disturb()
         self._wake.set()
         self.last_used = self._clock()
         return cell
@@ -236,18 +236,7 @@ class Session:
             return False
         now = self._clock()
         async with self._turn:
-            with anyio.CancelScope() as scope:
-                self._dozing = scope
-                try:
-                    sleep = Sleep(now, now - self.last_used, purpose)
-                    sleep = await self._keeper.prepare_sleep(sleep)
-                finally:
-                    self._dozing = None
-            if scope.cancel_called:
-                await self._keeper.stay_awake()
-                return False
-            await self._keeper.fall_asleep(sleep)
-            return True
+            return await self._keeper.hibernate(Sleep(now, now - self.last_used, purpose))
 
     def rouse(self) -> None:
         """Count as awake from now on, because room was made for a kernel."""
@@ -276,12 +265,8 @@ class Session:
             return {"variables": [], "omitted": 0}
         return await kernel.ask("kernel_mcp_variables_request", {}, timeout=VARIABLES_TIMEOUT_S)
 
-    def _stop_dozing(self) -> None:
-        if self._dozing is not None:
-            self._dozing.cancel()
-
     def _halt(self, reason: StopReason) -> None:
-        self._stop_dozing()
+        self._keeper.disturb()
         what = "reset" if reason is StopReason.RESET else "closed"
         while self._queue:
             cause = f"the session was {what} before this cell began"
@@ -324,13 +309,7 @@ class Session:
         cell.watch_stop(None)
         if scope.cancelled_caught:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
-        keeper = self._keeper
-        for text in keeper.news:
-            cell.notice(text)
-        keeper.news.clear()
-        loss, keeper.loss = keeper.loss, None
-        if loss is not None:
-            self.journal.died(loss)
+        loss = self._keeper.report(cell)
         outcome = await self._run_in(kernel, cell)
         if loss is not None and outcome.state_kept:
             outcome = replace(outcome, state_kept=False, cause=outcome.cause or loss)

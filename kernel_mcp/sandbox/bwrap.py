@@ -1,6 +1,6 @@
 """Kernels under bubblewrap: namespaces, a minimal root, no capabilities, a system call filter.
 
-A root server gives each kernel a host user id of its own, without a user namespace: with one, the
+A root server gives each session a host user id of its own, without a user namespace: with one, the
 kernel would still be host uid 0. Any other server uses an unprivileged user namespace.
 """
 
@@ -199,7 +199,7 @@ class BwrapSandbox:
         user = (
             "a user namespace without capabilities"
             if self._identities is None
-            else "a host user id of its own for each kernel, without capabilities"
+            else "a host user id of its own for each session, without capabilities"
         )
         gaps = ["shares the host's Linux kernel, so a kernel exploit leaves the sandbox"]
         if self._identities is None:

@@ -8,7 +8,7 @@ from kernel_mcp.sandbox.base import SandboxReport
 def landlock_report(*, own_user: bool) -> SandboxReport:
     """The report; `own_user` when each kernel has a host user id to itself."""
     user = (
-        "a host user id of its own for each kernel, no new privileges"
+        "a host user id of its own for each session, no new privileges"
         if own_user
         else "no capabilities, no new privileges"
     )

@@ -85,6 +85,13 @@ class Segment:
         self.buffers.append(view)
         return False
 
+    def close(self) -> None:
+        """Let go of the values at once: pickler and segment refer to each other."""
+        self._pickler.clear_memo()
+        del self._pickler, self._record
+        self.pickles.clear()
+        self.buffers.clear()
+
     def description(self) -> dict[str, Any]:
         """The part of the header for this segment."""
         return {

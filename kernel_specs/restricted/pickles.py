@@ -17,6 +17,7 @@ import functools
 import importlib
 import sys
 import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             types.CellType: _reduce_cell,
             _LRU_CACHE: _reduce_lru_cache,
             functools.cached_property: _reduce_cached_property,
+            typing.NewType: _reduce_new_type,
             type(get_ipython()): _reduce_shell,
             **dict.fromkeys(_SENTINELS, _reduce_sentinel),
         }
@@ -90,6 +92,8 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(obj)
         if kind is types.FunctionType:
             home = self._home(obj)
+            if home == "functools" and hasattr(obj, "registry") and not _is_importable(obj):
+                return _reduce_single_dispatch(obj)
             if home is not None and (not home or not _is_importable(obj)):
                 return _reduce_function(obj, home)
         elif (special := self._special.get(kind)) is not None:
@@ -99,6 +103,8 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 what = self._refused[kind] = kind_of(kind)
             if what:
                 return _outside(obj, what)
+            if isinstance(obj, BaseException) and _has_own_arguments(kind):
+                return make_exception, (kind, obj.args), vars(obj) or None
         return super().reducer_override(obj)
 
     def _home(self, function: Any) -> str | None:
@@ -146,6 +152,26 @@ def make_cached_property(function: Any, attribute: str | None) -> Any:
     if attribute is not None:
         made.__set_name__(object, attribute)
     return made
+
+
+def make_new_type(name: str, base: Any) -> Any:
+    """`typing.NewType` of a cell."""
+    made: Any = typing.NewType(name, base)  # type: ignore[misc]
+    made.__module__ = "__main__"
+    return made
+
+
+def make_single_dispatch(function: Any, registry: dict[type, Any]) -> Any:
+    """`functools.singledispatch`; its cache of weak references starts empty."""
+    made = functools.singledispatch(function)
+    for kind, implementation in registry.items():
+        made.register(kind, implementation)
+    return made
+
+
+def make_exception(kind: Any, arguments: tuple[Any, ...]) -> Any:
+    """An exception without a call of its `__init__`, which may want other arguments."""
+    return kind.__new__(kind, *arguments)
 
 
 def import_module(name: str, submodules: list[str]) -> types.ModuleType:
@@ -214,6 +240,22 @@ def _reduce_lru_cache(wrapper: Any) -> Any:
 
 def _reduce_cached_property(made: Any) -> Any:
     return make_cached_property, (made.func, made.attrname)
+
+
+def _reduce_new_type(made: Any) -> Any:
+    if _is_importable(made):
+        return NotImplemented
+    return make_new_type, (made.__name__, made.__supertype__)
+
+
+def _reduce_single_dispatch(function: Any) -> Any:
+    return make_single_dispatch, (function.__wrapped__, dict(function.registry))
+
+
+def _has_own_arguments(kind: Any) -> bool:
+    """Whether an exception is pickled as usual, but made by Python code."""
+    usual = kind.__reduce__ is BaseException.__reduce__
+    return usual and type(kind.__init__) is types.FunctionType
 
 
 def _reduce_shell(shell: Any) -> Any:

@@ -78,7 +78,7 @@ def reason_for(error: BaseException, value: object) -> str:
     elif match := _REFUSAL.search(_text(error)):
         what, itself = _words_for(match[1]), type(value).__name__ == match[1].rpartition(".")[2]
     else:
-        return _cut(f"{type(error).__name__}: {_text(error)}")
+        return _cut(f"{type(error).__name__}: {_text(error)}".removesuffix(": "))
     return _cut(what.removeprefix("an ").removeprefix("a ") if itself else f"holds {what}")
 
 

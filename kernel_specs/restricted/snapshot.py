@@ -110,15 +110,6 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
 
 def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
     """Pickle the variables of `shell`. Raises KeyboardInterrupt."""
-    from kernel_specs.restricted.pickles import NotebookPickler, stand_in
-
-    namespace = shell.user_ns
-    code = "\n".join(shell.history_manager.input_hist_parsed)
-    room = Room(content["max_bytes"])
-
-    def segment() -> Segment:
-        return Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
-
     everything = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
     described = variables.describe(found)["variables"]
@@ -126,35 +117,54 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
     # In the order of definition, which is also that of loading: what an object needs when it comes
     # back is there then. Large ones come last: what does not fit costs nothing but itself.
     wanted = dict(sorted(found.items(), key=lambda item: sizes.get(item[0], 0) // LARGE_BYTES))
-    wanted |= {_result_name(number): value for number, value in _results(namespace).items()}
-    segments = [segment()]
+    wanted |= {_result_name(number): value for number, value in _results(shell.user_ns).items()}
+    for name in content["leave"]:
+        wanted.pop(name, None)
+    segments: list[Segment] = []
+    try:
+        lost = _fill(segments, wanted, shell, content)
+        filled = [part for part in segments if part.names]
+        kept = {name for part in filled for name in part.names}
+        order = [name for name in found if name in kept]
+        header = {"segments": [part.description() for part in filled], "order": order}
+        dump = Dump({**header, **_history(shell)}, filled)
+    finally:
+        for part in segments:
+            part.close()
+    if more := len(everything) - len(found):
+        lost[f"{more:,} more"] = f"only {MAX_NAMES:,} variables are kept"
+    return dump, {
+        "size": dump.size,
+        "names": order,
+        "lost": _gathered(lost),
+        "variables": [item for item in described if item["name"] in kept],
+    }
+
+
+def _fill(
+    segments: list[Segment], wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]
+) -> dict[str, str]:
+    """Pickle values into new segments, one for all or one for each; the reasons of what failed."""
+    from kernel_specs.restricted.pickles import NotebookPickler, stand_in
+
+    namespace = shell.user_ns
+    code = "\n".join(shell.history_manager.input_hist_parsed)
+    room = Room(content["max_bytes"])
     with Watch() as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         attempts = Attempts(watch, content["seconds"])
         for name, value in wanted.items():
-            if name in content["leave"]:
-                continue
+            if not segments or not content["shared"]:
+                segments.append(
+                    Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
+                )
             current = segments[-1]
             pickled = stand_in(value, namespace, code)
             if attempts.do(name, partial(current.add, pickled), value):
                 current.names.append(name)
             else:
                 current.undo()
-            if not content["shared"]:
-                segments.append(segment())
-    segments = [part for part in segments if part.names]
-    kept_names = {name for part in segments for name in part.names}
-    order = [name for name in found if name in kept_names]
-    header = {"segments": [part.description() for part in segments], "order": order}
-    dump = Dump({**header, **_history(shell)}, segments)
-    if more := len(everything) - len(found):
-        attempts.lost[f"{more:,} more"] = f"only {MAX_NAMES:,} variables are kept"
-    return dump, {
-        "size": dump.size,
-        "names": order,
-        "lost": _gathered(attempts.lost),
-        "variables": [item for item in described if item["name"] in kept_names],
-    }
+    return attempts.lost
 
 
 def bring_back(shell: Any, arrival: Arrival, content: Mapping[str, Any]) -> dict[str, Any]:

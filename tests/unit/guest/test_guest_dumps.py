@@ -1,0 +1,147 @@
+"""The bytes of a dump: in parts of any size, without copies, and without traces of what failed."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kernel_specs.restricted.dumps import BUFFER_BYTES, Arrival, Dump, Room, Segment
+from kernel_specs.restricted.watch import TooLargeError
+
+
+def plain_pickler(file: Any, aside: Callable[[Any], bool]) -> Any:
+    return pickle.Pickler(file, protocol=5, buffer_callback=aside)
+
+
+class Large:
+    """Pickles as its memory, as arrays do."""
+
+    def __init__(self, data: bytearray) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return bytearray, (pickle.PickleBuffer(self.data),)
+
+
+class Refuses:
+    """Fails after others have been pickled with it."""
+
+    def __init__(self, *before: object) -> None:
+        self.before = before
+
+    def __getstate__(self) -> Any:
+        return [*self.before, iter_of_nothing()]
+
+
+def iter_of_nothing() -> Any:
+    yield
+
+
+def filled(values: dict[str, Any], size: int = 10**9) -> tuple[Segment, dict[str, str]]:
+    """A segment with the values that could be pickled, and why others could not."""
+    segment = Segment(Room(size), plain_pickler)
+    lost = {name: why for name, value in values.items() if (why := added(segment, name, value))}
+    return segment, lost
+
+
+def added(segment: Segment, name: str, value: Any) -> str:
+    """Why a value could not be added, or an empty text."""
+    try:
+        segment.add(value)
+    except (TypeError, TooLargeError) as error:
+        segment.undo()
+        return str(error)
+    segment.names.append(name)
+    return ""
+
+
+def passed_on(segments: list[Segment], part: int) -> dict[str, Any]:
+    """The values of segments after their way through a dump in parts of this size."""
+    dump = Dump({"segments": [segment.description() for segment in segments]}, segments)
+    size, count = dump.size, 0
+    arrival = Arrival()
+    while data := dump.read(part):
+        assert not arrival.complete
+        count += len(data)
+        arrival.write(memoryview(data))
+    assert count == size
+    assert arrival.complete
+    values = {}
+    for description, (pickles, buffers) in zip(
+        arrival.header["segments"], arrival.segments, strict=True
+    ):
+        unpickler = pickle.Unpickler(io.BytesIO(pickles), buffers=buffers)
+        for name in description["names"]:
+            values[name] = unpickler.load()[0]
+    return values
+
+
+@pytest.mark.parametrize("part", [1, 7, 1000, 10**6])
+def test_values_survive_in_parts_of_any_size(part: int) -> None:
+    segment, _ = filled({"a": [1, "x"], "b": Large(bytearray(b"m" * BUFFER_BYTES)), "c": 3})
+    found = passed_on([segment], part)
+    assert found == {"a": [1, "x"], "b": bytearray(b"m" * BUFFER_BYTES), "c": 3}
+
+
+def test_segments_follow_each_other() -> None:
+    segments = [filled({name: [name]})[0] for name in ("a", "b", "c")]
+    assert passed_on(segments, 100) == {"a": ["a"], "b": ["b"], "c": ["c"]}
+
+
+def test_objects_that_values_share_stay_shared() -> None:
+    common = [1]
+    found = passed_on([filled({"a": common, "b": {"x": common}})[0]], 100)
+    assert found["b"]["x"] is found["a"]
+
+
+def test_a_failed_value_leaves_no_trace_in_those_after_it() -> None:
+    common, late = ["common"], ["late"]
+    values = {
+        "a": common,
+        "bad": Refuses(common, late, Large(bytearray(BUFFER_BYTES))),
+        "b": [common, late],
+        "c": late,
+    }
+    segment, lost = filled(values)
+    assert list(lost) == ["bad"]
+    assert segment.buffers == []
+    found = passed_on([segment], 100)
+    assert found == {"a": ["common"], "b": [["common"], ["late"]], "c": ["late"]}
+    assert found["b"][0] is found["a"]
+    assert found["b"][1] is found["c"]
+
+
+def test_the_room_counts_pickles_and_buffers_and_is_given_back() -> None:
+    values = {
+        "small": "x" * 100,
+        "large": Large(bytearray(2 * BUFFER_BYTES)),
+        "long": "y" * (2 * BUFFER_BYTES),
+        "fits": Large(bytearray(BUFFER_BYTES)),
+    }
+    segment, lost = filled(values, BUFFER_BYTES + 1000)
+    assert segment.names == ["small", "fits"]
+    assert "too large" in lost["large"]
+    assert "too large" in lost["long"]
+
+
+def test_a_buffer_is_not_copied_before_it_is_read() -> None:
+    memory = bytearray(BUFFER_BYTES)
+    segment, _ = filled({"a": Large(memory)})
+    memory[0] = 7
+    assert passed_on([segment], 10**6)["a"][0] == 7
+
+
+def test_more_than_the_header_says_is_refused() -> None:
+    segment, _ = filled({"a": 1})
+    dump = Dump({"segments": [segment.description()]}, [segment])
+    arrival = Arrival()
+    with pytest.raises(ValueError, match="longer"):
+        arrival.write(memoryview(dump.read(10**6) + b"more"))
+
+
+def test_an_empty_dump_arrives_too() -> None:
+    assert passed_on([], 3) == {}

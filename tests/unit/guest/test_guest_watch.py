@@ -1,0 +1,107 @@
+"""Time limits and interrupts around code that may do anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from time import monotonic
+
+import pytest
+
+from kernel_specs.restricted.reasons import CannotKeepError, reason_for
+from kernel_specs.restricted.watch import Attempts, TimeUpError, Watch
+
+
+def for_ever() -> None:
+    while True:
+        pass
+
+
+def stubborn() -> None:
+    """Swallows everything a few times."""
+    for _ in range(3):
+        with contextlib.suppress(BaseException):
+            for_ever()
+
+
+def interrupt_itself() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    for_ever()
+
+
+def test_what_takes_too_long_is_ended() -> None:
+    start = monotonic()
+    with Watch() as watch, pytest.raises(TimeUpError):
+        watch.run(for_ever, 0.05)
+    assert monotonic() - start < 2
+
+
+def test_a_swallowed_limit_comes_again() -> None:
+    start = monotonic()
+    with Watch() as watch:
+        watch.run(stubborn, 0.05)
+    assert monotonic() - start < 2
+
+
+def test_signals_and_timer_are_given_back() -> None:
+    timer = signal.getitimer(signal.ITIMER_REAL)[0]
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    with Watch() as watch:
+        assert watch.run(lambda: 5, 1) == 5
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)) == before
+    assert abs(signal.getitimer(signal.ITIMER_REAL)[0] - timer) < 1
+
+
+def test_each_attempt_fails_for_itself() -> None:
+    def fail() -> None:
+        raise ValueError("two\nlines")
+
+    with Watch() as watch:
+        attempts = Attempts(watch, 0.4)
+        assert attempts.do("a", lambda: 1)
+        assert not attempts.do("b", fail)
+        assert not attempts.do("c", for_ever)
+        assert attempts.do("d", lambda: 1)
+    assert attempts.lost == {"b": "ValueError: two lines", "c": "took longer than 0.1 s"}
+
+
+def test_attempts_end_when_the_time_is_used_up() -> None:
+    with Watch() as watch:
+        attempts = Attempts(watch, 0.2)
+        for name in "abcdefgh":
+            attempts.do(name, for_ever)
+    assert attempts.lost["a"].startswith("took longer")
+    assert attempts.lost["h"] == "there was no time left"
+
+
+def test_an_interrupt_ends_all_attempts() -> None:
+    with Watch() as watch:
+        attempts = Attempts(watch, 20)
+        with pytest.raises(KeyboardInterrupt):
+            attempts.do("a", interrupt_itself)
+        with pytest.raises(KeyboardInterrupt):
+            attempts.do("b", lambda: 1)
+
+
+def test_an_interrupt_that_user_code_raises_itself_is_only_a_failure() -> None:
+    def raise_it() -> None:
+        raise KeyboardInterrupt
+
+    with Watch() as watch:
+        attempts = Attempts(watch, 20)
+        assert not attempts.do("a", raise_it)
+        assert attempts.do("b", lambda: 1)
+    assert attempts.lost == {"a": "KeyboardInterrupt"}
+
+
+def test_reasons_are_words() -> None:
+    lock = threading.Lock()
+    assert reason_for(CannotKeepError("a thread lock", lock), lock) == "thread lock"
+    assert reason_for(CannotKeepError("an open file", lock), [lock]) == "holds an open file"
+    assert reason_for(MemoryError(), lock) == "too large for the memory limit"
+    assert reason_for(RecursionError(), lock) == "nested too deeply"
+    refused = TypeError("cannot pickle 'psycopg.Connection' object")
+    assert reason_for(refused, [lock]) == "holds a connection"
+    assert len(reason_for(ValueError("x" * 10_000), lock)) < 200
