@@ -13,9 +13,14 @@ META_KEY = "kernel-mcp/cell"
 
 
 async def answer(
-    session: Session, cell: Cell, budget: Budget, *, since: Position
+    session: Session,
+    cell: Cell,
+    budget: Budget,
+    *,
+    since: Position,
+    closing: str | None = None,
 ) -> CallToolResult:
-    """What `cell` has put out after `since`, and where it stands now.
+    """What `cell` has put out after `since`, and where it stands now: in the words of `closing`.
 
     Raises what kept the cell from running, when it could not be run at all.
     """
@@ -24,7 +29,8 @@ async def answer(
         raise cell.error
     items, cell.reported = cell.log.since(since), cell.log.position()
     notices, cell.notices = cell.notices, []
-    closing = closing_line(session, cell)
+    if closing is None:
+        closing = closing_line(session, cell)
     notes = [f"[{note}]" for note in (*notices, closing) if note]
     rendered = await render(
         items, session=session.handle, cell=cell.number, budget=budget, notes=notes

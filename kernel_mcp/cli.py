@@ -16,6 +16,7 @@ from kernel_mcp import __version__
 from kernel_mcp.configuration import OPTIONS, Option, load, nearest
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.settings import Settings
+from kernel_mcp.values import entries, places
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -115,7 +116,7 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
         dest=option.name,
         metavar=option.metavar,
         help=_help(option),
-        action="append" if option.name == "allow" else "store",
+        action="append" if option.read in (entries, places) else "store",
     )
     if option.name == "profile":
         short.add_argument(

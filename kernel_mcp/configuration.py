@@ -27,9 +27,11 @@ from kernel_mcp.values import (
     limit_duration,
     number,
     path,
+    places,
     python,
     size,
     switch,
+    url,
 )
 
 if sys.version_info >= (3, 11):
@@ -85,6 +87,36 @@ OPTIONS: tuple[Option, ...] = (
         "python", "python", python, "What code may import", "VERSION",
         "Python of the kernels: a version from 3.10 to 3.14 or the path of an interpreter",
         "the server's own version",
+    ),
+    Option(
+        "allow-install", "allow_install", entries, "What agents may install", "NAMES",
+        "packages that agents may add to a session, with version limits if wanted: a comma list, "
+        "repeatable, '*' permits all; code may import what was added",
+        "the packages of --allow",
+    ),
+    Option(
+        "index-url", "index_url", url, "What agents may install", "URL",
+        "package index for environments and installs", "that of uv",
+    ),
+    Option(
+        "find-links", "find_links", places, "What agents may install", "DIR|URL",
+        "also look for wheels here; repeatable", "nowhere else",
+    ),
+    Option(
+        "offline", "offline", switch, "What agents may install", "",
+        "download nothing: only cached packages can be had", "off",
+    ),
+    Option(
+        "allow-source-builds", "allow_source_builds", switch, "What agents may install", "",
+        "let `install` build packages that have no wheel, in a sandbox with network", "off",
+    ),
+    Option(
+        "install-size", "install_bytes", size, "What agents may install", "SIZE",
+        "disk space of the packages that one session adds", "2G",
+    ),
+    Option(
+        "install-timeout", "install_timeout_s", duration, "What agents may install", "TIME",
+        "hard limit of one installation", "5m",
     ),
     Option(
         "memory", "memory_bytes", size, "What a session may use", "SIZE",
@@ -300,6 +332,9 @@ def _refuse_unsafe(table: Mapping[str, Any], file: Path) -> None:
         refuse("allow-weaker-sandbox")
     if "/" in str(table.get("python", "")):
         refuse("python")
+    for key in ("index-url", "find-links", "allow-source-builds"):
+        if key in table:
+            refuse(key)
     for key in ("workspace", "cache-dir", "state-dir", "audit-log"):
         folder = table.get(key)
         if isinstance(folder, str):
@@ -315,4 +350,6 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
         raise ConfigError(f"{source}: {error}") from None
     if option.read is python and "/" in str(value):
         return str(base / str(value))
+    if option.read is places and isinstance(value, tuple):
+        return tuple(place if "://" in place else str(base / place) for place in value)
     return base / value.expanduser() if isinstance(value, Path) else value

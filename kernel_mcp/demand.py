@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class Demand:
     """What a session asks of its kernels: python and packages empty for the server's own.
 
-    `beside` asks for a kernel in a workspace that another kernel is using.
+    `beside` asks for a kernel in a workspace that another kernel is using. `layer` is the folder of
+    the packages that the session adds, None where it can add none.
     """
 
     session: str
@@ -23,6 +24,7 @@ class Demand:
     python: str = ""
     packages: tuple[str, ...] = ()
     beside: bool = False
+    layer: Path | None = None
 
     @property
     def ordinary(self) -> bool:

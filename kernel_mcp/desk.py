@@ -19,7 +19,6 @@ from kernel_mcp.models import (
     Closed,
     FileList,
     ServerInfo,
-    SessionHandle,
     SessionList,
     SyntaxReport,
     Variable,
@@ -76,10 +75,10 @@ class Desk:
         report: Report,
     ) -> CallToolResult:
         """Run code as the session's next cell and answer when it ends or `wait_s` is over."""
-        _check_code(code)
+        check_code(code)
         if timeout_s != self._settings.timeout_s or timeout_s < 0:
-            _check_seconds("timeout", timeout_s, least=0.001)
-        _check_seconds("wait", wait_s, least=0)
+            check_seconds("timeout", timeout_s, least=0.001)
+        check_seconds("wait", wait_s, least=0)
         session = await self._manager.resolve(caller, handle)
         cell = session.submit(code, timeout_s)
         try:
@@ -93,7 +92,7 @@ class Desk:
         self, caller: Caller, handle: str, *, wait_s: float, report: Report
     ) -> CallToolResult:
         """Go on watching the oldest cell whose end has not been reported."""
-        _check_seconds("wait", wait_s, least=0)
+        check_seconds("wait", wait_s, least=0)
         session = await self._manager.resolve(caller, handle)
         cell = session.unreported
         if cell is None:
@@ -131,21 +130,12 @@ class Desk:
     ) -> CallToolResult:
         """Give the session a fresh kernel."""
         session = await self._manager.resolve(caller, handle)
-        await session.reset(files=files)
+        await session.reset(packages=packages, files=files)
+        dropped = " The packages that had been installed are gone too." if packages else ""
         return say(
             f"Session {session.handle} has a fresh kernel: all variables, imports and definitions "
-            f"are gone. The workspace {'is now empty' if files else 'is as it was'}."
+            f"are gone. The workspace {'is now empty' if files else 'is as it was'}.{dropped}"
         )
-
-    async def create_session(
-        self, caller: Caller, *, name: str, packages: list[str], python: str
-    ) -> SessionHandle:
-        """Open a further session."""
-        session = await self._manager.create(
-            caller, name=name, packages=tuple(packages), python=python
-        )
-        note = "Pass the handle as `session`. Its kernel starts with the first cell."
-        return SessionHandle(session=session.handle, name=name, note=note)
 
     def list_sessions(self, caller: Caller) -> SessionList:
         """Describe the caller's sessions."""
@@ -256,7 +246,8 @@ def _write(session: Session, path: str, content: str, encoding: str = "utf-8") -
     return size
 
 
-def _check_code(code: str) -> None:
+def check_code(code: str) -> None:
+    """Raise InputError for code that is empty or too long."""
     if not code.strip():
         raise InputError("The code is empty. Pass at least one statement or expression.")
     if len(code) > MAX_CODE_CHARS:
@@ -266,7 +257,8 @@ def _check_code(code: str) -> None:
         )
 
 
-def _check_seconds(name: str, value: float, *, least: float) -> None:
+def check_seconds(name: str, value: float, *, least: float) -> None:
+    """Raise InputError for a time that cannot be used."""
     if not math.isfinite(value) or not least <= value <= MAX_SECONDS:
         raise InputError(
             f"{name}={value:g} is not usable: pass seconds from {least:g} to {MAX_SECONDS:,.0f}."

@@ -12,7 +12,10 @@ import anyio
 
 from kernel_mcp.demand import Demand
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
+from kernel_mcp.environments.uv import Progress
+from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
+from kernel_mcp.packages.layer import Layer
 from kernel_mcp.policy import Policy
 from kernel_mcp.profiles import entries
 from kernel_mcp.settings import Settings
@@ -75,18 +78,30 @@ class KernelFactory:
 
         Raises EnvironmentBuildError.
         """
-        spec = self._spec(demand)
 
         async def progress(text: str) -> None:
             tell(text)
 
-        environment = await self._environments.ensure(spec, progress)
+        return await self.prepare(demand, progress)
+
+    async def prepare(self, demand: Demand, progress: Progress) -> tuple[KernelEnvironment, Policy]:
+        """As `environment`, with progress that is waited for."""
+        spec = self.spec(demand)
+        try:
+            with anyio.fail_after(self._settings.install_timeout_s if demand.packages else None):
+                environment = await self._environments.ensure(spec, progress)
+        except TimeoutError:
+            raise EnvironmentBuildError(
+                f"Building an environment with {', '.join(demand.packages)} was not done after "
+                f"{self._settings.install_timeout_s:g} s (--install-timeout) and was stopped. What "
+                "has been downloaded is kept: try again, or ask for fewer packages."
+            ) from None
         self._built[spec] = environment
-        modules = import_names(environment, spec)
         if self._templates is not None and demand.ordinary:
+            modules = import_names(environment, spec)
             whole = sorted(name for name in modules if "." not in name)
             self._templates.prepare(environment, whole)
-        return environment, self._policy.with_modules(modules)
+        return environment, self._fitting(environment, spec, demand)
 
     async def warm_up(self) -> None:
         """Have the server's own environment built and its template ready.
@@ -99,11 +114,11 @@ class KernelFactory:
 
     def policy(self, demand: Demand) -> Policy:
         """What a demand's code may import, without waiting for an environment to be built."""
-        spec = self._spec(demand)
+        spec = self.spec(demand)
         environment = self._built.get(spec)
         if environment is None:
             return self._policy.with_modules(spec.packages)
-        return self._policy.with_modules(import_names(environment, spec))
+        return self._fitting(environment, spec, demand)
 
     async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
         """Start a kernel for `demand`. Raises EnvironmentBuildError, LaunchError."""
@@ -116,6 +131,7 @@ class KernelFactory:
                 policy=policy,
                 limits=self._settings.limits,
                 workspace=demand.workspace,
+                layers=() if demand.layer is None else (demand.layer,),
             )
         )
         kernel = self._connect(handle, environment, policy)
@@ -139,7 +155,16 @@ class KernelFactory:
             self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         return Kernel(handle, environment=environment, policy=policy, context=self._context)
 
-    def _spec(self, demand: Demand) -> EnvironmentSpec:
+    def _fitting(
+        self, environment: KernelEnvironment, spec: EnvironmentSpec, demand: Demand
+    ) -> Policy:
+        policy = self._policy.with_modules(import_names(environment, spec))
+        if demand.layer is None:
+            return policy
+        return policy.with_modules(Layer(demand.layer).permitted())
+
+    def spec(self, demand: Demand) -> EnvironmentSpec:
+        """What the environment of a demand has to hold."""
         return EnvironmentSpec.for_allow(
             entries(self._settings),
             python=demand.python or self._settings.python,

@@ -15,7 +15,9 @@ import anyio.abc
 from kernel_mcp.audit import Audit
 from kernel_mcp.demand import Demand, KernelSource
 from kernel_mcp.errors import InputError, SessionNotFound
+from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.occupancy import Occupancy
+from kernel_mcp.packages.layer import Layer
 from kernel_mcp.session import Clock, Session
 from kernel_mcp.settings import Settings
 from kernel_mcp.workspace import Workspace
@@ -43,11 +45,13 @@ class Caller:
 class Folders:
     """Where sessions keep files: `workspaces` for the kernels', `records` for the server's own.
 
-    Workspaces outlive their sessions only when `keep` is set.
+    `layers` are for the packages they add. Only workspaces outlive their sessions, when `keep` is
+    set.
     """
 
     workspaces: Path
     records: Path
+    layers: Path
     keep: bool
 
 
@@ -120,9 +124,10 @@ class SessionManager:
         handle = "s-" + secrets.token_urlsafe(9)
         folder = self._folders.workspaces / handle
         records = self._folders.records / handle
-        demand = Demand(handle, folder, python, packages)
+        demand = Demand(handle, folder, python, packages, layer=self._folders.layers / handle)
         for path in (folder, records):
             path.mkdir(mode=0o700, parents=True)
+        Layer(self._folders.layers / handle).make()
         session = Session(
             demand=demand,
             owner=caller.principal,
@@ -194,7 +199,8 @@ class SessionManager:
             await session.serve(task_status=task_status)
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._remove_files, session)
+                async with session.installing:
+                    await anyio.to_thread.run_sync(self._remove_files, session)
             del self._sessions[session.handle]
             session.journal.closed(cells=len(session.cells))
             session.ended.set()
@@ -203,3 +209,4 @@ class SessionManager:
         if not self._folders.keep:
             session.workspace.remove()
         self._workspace(self._folders.records / session.handle).remove()
+        remove_tree(self._folders.layers / session.handle)

@@ -148,3 +148,43 @@ class VariableList(BaseModel):
     variables: list[Variable]
     omitted: int
     note: str = ""
+
+
+class PackageState(BaseModel):
+    """One package of an installation."""
+
+    name: str
+    version: str
+    previous: str = Field(description="Version it takes the place of; empty when there was none")
+    requested: bool = Field(description="False for what others depend on")
+    imports: list[str] = Field(description="Modules that were tried in the live session")
+    state: str = Field(description="works, needs a reset, fails, ...")
+    detail: str = ""
+
+
+class Installed(BaseModel):
+    """What an installation has brought, as the live session sees it."""
+
+    session: str
+    summary: str
+    packages: list[PackageState]
+    allowed_imports: list[str] = Field(description="Modules that code may import from now on")
+    reset_needed: bool
+    duration_s: float
+
+
+class PackageEntry(BaseModel):
+    """One package a session can use."""
+
+    name: str
+    version: str
+    source: str = Field(description="environment, or installed for packages that were added")
+
+
+class PackageList(BaseModel):
+    """All packages of a session by name."""
+
+    session: str
+    python: str
+    packages: list[PackageEntry]
+    installable: str = Field(description="What install may add")

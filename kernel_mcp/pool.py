@@ -1,8 +1,9 @@
 """Kernels started ahead of need, so that a new session gets one by a hand-over.
 
 A spare is complete: in its sandbox, its channels connected, waiting in an empty workspace of its
-own. The session that takes it gets the folder with it, by a rename that the kernel does not
-notice because it holds the folder itself and not its name. No user code runs before that.
+own, with an empty package layer. The session that takes it gets these folders with it, by renames
+that the kernel does not notice because it holds the folders themselves and not their names. No user
+code runs before that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import anyio
 from kernel_mcp.demand import Demand, KernelSource
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.launch.trees import give_tree, remove_tree
+from kernel_mcp.packages.layer import Layer
 
 if TYPE_CHECKING:
     from kernel_mcp.kernel import Kernel
@@ -37,18 +39,21 @@ REHEARSAL_S = 5.0
 class _Spare:
     kernel: Kernel
     workspace: Path
+    layer: Path
 
 
 class WarmPool:
     """A `KernelSource` in front of another that keeps `size` spares.
 
-    Spares are made below `folder`, which has to lie on the same file system as the workspaces.
+    Spares are made below `folder` and `layers`, where the workspaces and package layers of sessions
+    are too.
     """
 
-    def __init__(self, source: KernelSource, *, size: int, folder: Path) -> None:
+    def __init__(self, source: KernelSource, *, size: int, folder: Path, layers: Path) -> None:
         self._source = source
         self._size = size
         self._folder = folder
+        self._layers = layers
         self._spares: deque[_Spare] = deque()
         self._taken = anyio.Event()
 
@@ -79,10 +84,10 @@ class WarmPool:
 
     async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
         """A spare when one fits the demand, else a kernel started now. Raises KernelMcpError."""
-        while demand.ordinary and self._spares:
+        while demand.ordinary and _adds_nothing(demand.layer) and self._spares:
             spare = self._spares.popleft()
             self._taken.set()
-            if spare.kernel.exit is None:
+            if spare.kernel.exit is None and _take_place(spare.layer, demand.layer):
                 await _hand_over(spare, demand.workspace)
                 return spare.kernel
             await self._drop(spare)
@@ -90,19 +95,36 @@ class WarmPool:
 
     async def _make(self) -> _Spare:
         name = secrets.token_hex(8)
-        workspace = self._folder / name
+        workspace, layer = self._folder / name, self._layers / name
         workspace.mkdir(mode=0o700, parents=True)
+        Layer(layer).make()
         try:
-            kernel = await self._source.start(Demand(name, workspace), logger.info)
+            kernel = await self._source.start(Demand(name, workspace, layer=layer), logger.info)
             await _rehearse(kernel)
         except BaseException:
             workspace.rmdir()
+            layer.rmdir()
             raise
-        return _Spare(kernel, workspace)
+        return _Spare(kernel, workspace, layer)
 
     async def _drop(self, spare: _Spare) -> None:
         await spare.kernel.aclose()
-        await anyio.to_thread.run_sync(remove_tree, spare.workspace)
+        for folder in (spare.workspace, spare.layer):
+            await anyio.to_thread.run_sync(remove_tree, folder)
+
+
+def _adds_nothing(layer: Path | None) -> bool:
+    return layer is None or not any(layer.iterdir())
+
+
+def _take_place(spare: Path, layer: Path | None) -> bool:
+    """Put the spare's layer in the place of the session's, unless that is being filled."""
+    if layer is not None:
+        try:
+            spare.rename(layer)
+        except OSError:
+            return False
+    return True
 
 
 async def _rehearse(kernel: Kernel) -> None:

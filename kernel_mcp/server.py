@@ -23,6 +23,7 @@ from kernel_mcp import __version__
 from kernel_mcp.audit import Audit, open_audit
 from kernel_mcp.desk import Desk
 from kernel_mcp.environments import EnvironmentStore
+from kernel_mcp.environments.sources import sources
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.factory import KernelFactory
 from kernel_mcp.instructions import instructions
@@ -31,12 +32,18 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.manager import Folders, SessionManager
+from kernel_mcp.packagedesk import PackageDesk
+from kernel_mcp.packages.builder import builder_for
+from kernel_mcp.packages.installer import Installer
+from kernel_mcp.packages.requirements import InstallRules
+from kernel_mcp.packagetools import register_packages
 from kernel_mcp.policy import Policy
 from kernel_mcp.pool import WarmPool
 from kernel_mcp.reaper import Reaper
 from kernel_mcp.resources import Library, ResourceServer
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
+from kernel_mcp.scripts import ScriptReader
 from kernel_mcp.settings import Settings
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import register
@@ -58,6 +65,7 @@ class Parts:
     pool: WarmPool
     manager: SessionManager
     desk: Desk
+    packages: PackageDesk
     report: SandboxReport
 
 
@@ -76,6 +84,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         folders = Folders(
             workspaces=settings.workspace or run.path / "w",
             records=run.path / "r",
+            layers=run.path / "p",
             keep=settings.workspace is not None,
         )
         folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,20 +93,21 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         templates = None
         if isinstance(sandbox, BwrapSandbox) and not settings.no_template:
-            shared = [folders.workspaces]
+            shared = [folders.workspaces, folders.layers]
             templates = TemplateLauncher(sandbox, run, cold=cold, shared=shared, enforcer=enforcer)
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)
+        environments = EnvironmentStore(settings.cache_dir, sources=sources(settings))
         factory = KernelFactory(
             settings=settings,
             policy=Policy.for_allow(settings.allow, settings.profile),
-            environments=EnvironmentStore(settings.cache_dir),
+            environments=environments,
             launcher=launcher,
             templates=templates,
         )
         stack.callback(factory.close)
         spares = _spares(settings, sandbox, run.path)
-        pool = WarmPool(factory, size=spares, folder=folders.workspaces)
+        pool = WarmPool(factory, size=spares, folder=folders.workspaces, layers=folders.layers)
         stack.push_async_callback(pool.aclose)
         manager = SessionManager(
             settings=settings,
@@ -117,7 +127,24 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             clock=time.monotonic,
             audit=audit,
         )
-        yield Parts(settings, sandbox, factory, pool, manager, desk, report)
+        rules = InstallRules.of(settings)
+        installer = Installer(
+            settings=settings,
+            rules=rules,
+            uv=environments.uv,
+            builder=builder_for(sandbox),
+            sandbox=sandbox,
+            factory=factory,
+            scratch=run.path / "i",
+        )
+        packages = PackageDesk(
+            settings=settings,
+            manager=manager,
+            factory=factory,
+            installer=installer,
+            reader=ScriptReader(settings, rules, environments.interpreters),
+        )
+        yield Parts(settings, sandbox, factory, pool, manager, desk, packages, report)
 
 
 def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
@@ -151,6 +178,7 @@ def build_mcp(built: Parts) -> ResourceServer:
         log_level="WARNING",
     )
     register(mcp, built.desk, built.settings)
+    register_packages(mcp, built.packages, built.settings)
     return mcp
 
 

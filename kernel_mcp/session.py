@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from kernel_mcp.hibernation import Sleep
 from kernel_mcp.keeper import KernelKeeper
 from kernel_mcp.narration import Report, narrate
 from kernel_mcp.outputs import OutputLog, make_room
+from kernel_mcp.packages.layer import Layer
 from kernel_mcp.settings import MIB
 from kernel_mcp.workspace import Workspace
 
@@ -72,6 +74,8 @@ class Session:
         self.journal = journal
         self.cells: list[Cell] = []
         self.ended = anyio.Event()
+        self.closing = anyio.Event()
+        self.installing = anyio.Lock()
         self.created = self.last_used = clock()
         self.spared_until = 0.0
         self._cells_dir = cells_dir
@@ -103,7 +107,7 @@ class Session:
         """One of new, idle, busy, hibernated, closed."""
         if self._closed:
             return "closed"
-        if self._current is not None or self._queue:
+        if self._current is not None or self._queue or self.installing.locked():
             return "busy"
         if not self._keeper.awake:
             return "hibernated"
@@ -159,6 +163,7 @@ class Session:
                 tasks.cancel_scope.cancel()
         finally:
             self._closed = True
+            self.closing.set()
             with anyio.CancelScope(shield=True):
                 async with self._turn:
                     await self._keeper.drop()
@@ -214,16 +219,37 @@ class Session:
             await cell.finished.wait()
         return cell
 
-    async def reset(self, *, files: bool) -> Kernel:
-        """Drop the queue and the kernel and start a fresh one, with `files` in an empty workspace.
+    async def reset(self, *, packages: bool, files: bool) -> Kernel:
+        """Drop the queue and the kernel and start a fresh one.
 
+        With `packages` it has none of those that were installed, with `files` an empty workspace.
         Raises KernelMcpError when no kernel can be started.
         """
         self._halt(StopReason.RESET)
-        async with self._turn:
+        async with AsyncExitStack() as held:
+            if packages:  # in the order in which an install takes them
+                await held.enter_async_context(self.installing)
+            await held.enter_async_context(self._turn)
             await self._keeper.forget()
             if files:
                 await anyio.to_thread.run_sync(self.workspace.clear)
+            if packages and self.demand.layer is not None:
+                await anyio.to_thread.run_sync(Layer(self.demand.layer).clear)
+            self.last_used = self._clock()
+            return await self._keeper.ensure(lambda _text: None)
+
+    async def ensure_kernel(self) -> Kernel:
+        """The live kernel, without waiting for a cell that runs in it.
+
+        Starts one where there is none. Raises KernelMcpError.
+        """
+        self._stop_dozing()
+        kernel = self.kernel
+        if self._current is not None and kernel is not None and kernel.exit is None:
+            return kernel
+        async with self._turn:
+            if self._closed:
+                raise SessionNotFound("This session was closed meanwhile.")
             self.last_used = self._clock()
             return await self._keeper.ensure(lambda _text: None)
 
@@ -249,6 +275,7 @@ class Session:
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
         self._closed = True
+        self.closing.set()
         self._halt(StopReason.CLOSE)
         self._wake.set()
 

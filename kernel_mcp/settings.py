@@ -56,6 +56,13 @@ class Settings:
     no_template     start every kernel cold instead of forking it from a template
     profile         the list of modules that `allow` adds to: strict, default, data or open
     audit_log       file to which every session, cell, install, file and refusal is noted; or None
+    allow_install   packages agents may add beside those of `allow`; `*` permits all
+    allow_source_builds  whether what has no wheel may be built, in the sandbox of installers
+    index_url       package index instead of uv's default; empty for that
+    find_links      folders and pages with wheels, used beside the index
+    offline         nothing is downloaded: only what uv has cached counts
+    install_bytes   packages that one session may add; 0 for no limit
+    install_timeout_s  time one installation may take
     python          interpreter for kernels: version or path; empty for the server's own version
     output_chars    budget of text in one answer
     """
@@ -80,6 +87,13 @@ class Settings:
     no_template: bool = False
     profile: str = "default"
     audit_log: Path | None = None
+    allow_install: tuple[str, ...] = ()
+    allow_source_builds: bool = False
+    index_url: str = ""
+    find_links: tuple[str, ...] = ()
+    offline: bool = False
+    install_bytes: int = 2 * GIB
+    install_timeout_s: float = 300.0
     python: str = ""
     log_level: str = "warning"
     output_chars: int = 30_000

@@ -5,52 +5,43 @@ Tool names and arguments are the public contract of the server; what they do is 
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any
 
 from mcp.server import MCPServer
-from mcp.server.mcpserver import Context
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import CallToolResult, ToolAnnotations
+from mcp_types import CallToolResult
 from pydantic import Field
 
 from kernel_mcp.desk import Desk
-from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.manager import Caller
 from kernel_mcp.models import (
     Closed,
     FileList,
     ServerInfo,
-    SessionHandle,
     SessionList,
     SyntaxReport,
     VariableList,
     Written,
 )
-from kernel_mcp.narration import Report
 from kernel_mcp.settings import Settings
-
-P = ParamSpec("P")
-R = TypeVar("R")
-AnyContext = Context[Any, Any]
-
-SessionArg = Annotated[str, Field(description="Session handle; empty for the default session")]
-CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
-PathArg = Annotated[str, Field(description="Path in the workspace, such as data/sales.csv")]
-WaitArg = Annotated[float, Field(description="Seconds to wait before answering `running`")]
-
-READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
-DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
-ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
+from kernel_mcp.toolkit import (
+    ALWAYS_LOADED,
+    CHANGES,
+    DESTROYS,
+    READS,
+    AnyContext,
+    CodeArg,
+    PathArg,
+    SessionArg,
+    WaitArg,
+    add_tool,
+    caller_of,
+    reporter,
+)
 
 
 def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
     """Add every tool to `mcp`."""
-    tool = partial(_tool, mcp)
+    tool = partial(add_tool, mcp)
 
     @tool(annotations=CHANGES, meta=ALWAYS_LOADED, structured_output=False)
     async def execute(
@@ -70,7 +61,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         stop it. Every answer says so when variables were lost.
         """
         return await desk.execute(
-            _caller(ctx), session, code, timeout_s=timeout, wait_s=wait, report=_reporter(ctx)
+            caller_of(ctx), session, code, timeout_s=timeout, wait_s=wait, report=reporter(ctx)
         )
 
     @tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
@@ -82,7 +73,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         Answers as soon as the cell ends, at the latest after `wait` seconds. Giving up on this
         call does not stop the cell.
         """
-        return await desk.wait(_caller(ctx), session, wait_s=wait, report=_reporter(ctx))
+        return await desk.wait(caller_of(ctx), session, wait_s=wait, report=reporter(ctx))
 
     @tool(annotations=CHANGES, structured_output=False)
     async def interrupt(ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
@@ -91,7 +82,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         Variables are kept. Code that does not react is killed with its kernel after a short
         grace; the answer then says that variables are lost.
         """
-        return await desk.interrupt(_caller(ctx), session)
+        return await desk.interrupt(caller_of(ctx), session)
 
     @tool(annotations=READS)
     async def check_syntax(
@@ -101,7 +92,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
 
         Every finding has its position and source line.
         """
-        return await desk.check_syntax(_caller(ctx), session, code)
+        return await desk.check_syntax(caller_of(ctx), session, code)
 
     @tool(annotations=DESTROYS, structured_output=False)
     async def reset(
@@ -111,32 +102,17 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         files: Annotated[bool, Field(description="Also empty the workspace")] = False,
     ) -> CallToolResult:
         """Replace the session's kernel by a fresh one; all variables are lost."""
-        return await desk.reset(_caller(ctx), session, packages=packages, files=files)
-
-    @tool(annotations=CHANGES)
-    async def create_session(
-        ctx: AnyContext,
-        name: Annotated[str, Field(description="A label for people")] = "",
-        packages: Annotated[
-            list[str], Field(description="Further packages (PEP 508) for its environment")
-        ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        python: Annotated[str, Field(description="Python version, such as 3.12")] = "",
-    ) -> SessionHandle:
-        """Open a further session with its own kernel, variables and workspace.
-
-        Not needed for ordinary work: tools called without `session` share a default session.
-        """
-        return await desk.create_session(_caller(ctx), name=name, packages=packages, python=python)
+        return await desk.reset(caller_of(ctx), session, packages=packages, files=files)
 
     @tool(annotations=READS)
     async def list_sessions(ctx: AnyContext) -> SessionList:
         """List your sessions: state, what runs and for how long, idle time, memory."""
-        return desk.list_sessions(_caller(ctx))
+        return desk.list_sessions(caller_of(ctx))
 
     @tool(annotations=DESTROYS)
     async def close_session(ctx: AnyContext, session: SessionArg = "") -> Closed:
         """End a session: its kernel, its variables and its files."""
-        return await desk.close_session(_caller(ctx), session)
+        return await desk.close_session(caller_of(ctx), session)
 
     @tool(annotations=READS)
     async def list_variables(ctx: AnyContext, session: SessionArg = "") -> VariableList:
@@ -144,14 +120,14 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
 
         Works while a cell is running.
         """
-        return await desk.list_variables(_caller(ctx), session)
+        return await desk.list_variables(caller_of(ctx), session)
 
     @tool(annotations=READS)
     async def list_files(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "."
     ) -> FileList:
         """List a folder of the session's workspace."""
-        return await desk.list_files(_caller(ctx), session, path)
+        return await desk.list_files(caller_of(ctx), session, path)
 
     @tool(annotations=READS, structured_output=False)
     async def read_file(
@@ -165,7 +141,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
 
         `kernel://SESSION/cells/N` reads the whole output of cell N in the same way.
         """
-        return await desk.read_file(_caller(ctx), session, path, offset=offset, limit=limit)
+        return await desk.read_file(caller_of(ctx), session, path, offset=offset, limit=limit)
 
     @tool(annotations=CHANGES)
     async def write_file(
@@ -176,67 +152,16 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         encoding: Annotated[str, Field(description="utf-8 or base64")] = "utf-8",
     ) -> Written:
         """Write a file into the workspace, where code finds it under the same path."""
-        return await desk.write_file(_caller(ctx), session, path, content, encoding)
+        return await desk.write_file(caller_of(ctx), session, path, content, encoding)
 
     @tool(annotations=CHANGES, structured_output=False)
     async def export_notebook(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
     ) -> CallToolResult:
         """Save all cells with their outputs as a Jupyter notebook in the workspace."""
-        return await desk.export_notebook(_caller(ctx), session, path)
+        return await desk.export_notebook(caller_of(ctx), session, path)
 
     @tool(annotations=READS)
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
         """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
-        return await desk.info(_caller(ctx), session)
-
-
-def _caller(ctx: AnyContext) -> Caller:
-    """Who calls: on stdio one process is one client."""
-    return Caller()
-
-
-def _reporter(ctx: AnyContext) -> Report:
-    """Sends progress messages with a rising counter; does nothing unless the client asked."""
-    count = 0
-
-    async def report(text: str) -> None:
-        nonlocal count
-        count += 1
-        await ctx.report_progress(count, message=text)
-
-    return report
-
-
-def _tool(
-    mcp: MCPServer[Any],
-    *,
-    annotations: ToolAnnotations,
-    meta: dict[str, Any] | None = None,
-    structured_output: bool | None = None,
-) -> Callable[[Callable[P, Awaitable[R]]], None]:
-    """Registers the function it decorates, described by its docstring."""
-
-    def add(function: Callable[P, Awaitable[R]]) -> None:
-        mcp.add_tool(
-            _readable(function),
-            description=inspect.getdoc(function),
-            annotations=annotations,
-            meta=meta,
-            structured_output=structured_output,
-        )
-
-    return add
-
-
-def _readable(tool: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """Hand the text of our own errors to the model unchanged."""
-
-    @functools.wraps(tool)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return await tool(*args, **kwargs)
-        except KernelMcpError as error:
-            raise ToolError(str(error)) from error
-
-    return call
+        return await desk.info(caller_of(ctx), session)

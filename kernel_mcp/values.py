@@ -93,6 +93,27 @@ def switch(given: object) -> bool:
     raise ValueError("expected true or false")
 
 
+def url(given: object) -> str:
+    """The address of a package index."""
+    text = given.strip() if isinstance(given, str) else ""
+    if not re.match(r"(https?|file)://[^\s]+$", text):
+        raise ValueError("expected an address that begins with https://, http:// or file://")
+    return text
+
+
+def places(given: object) -> tuple[str, ...]:
+    """Folders and addresses with wheels, one or a list; folders are made absolute by the caller."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(place, str) and place.strip() and "\0" not in place for place in found
+    ):
+        raise ValueError("expected a folder or an address that begins with https://")
+    return tuple(
+        place if "://" in place else str(Path(place).expanduser())
+        for place in map(str.strip, found)
+    )
+
+
 def path(given: object) -> Path:
     """A path, not empty; the caller makes it absolute."""
     if not isinstance(given, str) or not given.strip() or "\0" in given:

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import anyio
+from packaging.version import Version
 
 from kernel_mcp.environments.uv import Progress, Uv
 from kernel_mcp.errors import EnvironmentBuildError
@@ -68,6 +69,14 @@ class Interpreters:
             found = await self._probe(path, request)
             _remember(remembered, found, path)
         return found
+
+    async def versions(self) -> list[str]:
+        """Versions that are installed and that kernels can run on, newest first."""
+        listed = await self._uv.query(
+            ["python", "list", "--only-installed", "--output-format", "json"]
+        )
+        found = {version for version, _ in _usable(listed.output)}
+        return sorted(found, key=Version, reverse=True)
 
     async def _locate(self, version: str, progress: Progress | None) -> str:
         find = ["python", "find", "--system", "--no-project", "--no-python-downloads", version]
@@ -157,10 +166,18 @@ def _remember(file: Path, found: Interpreter, path: str) -> None:
 
 def _installed(output: str) -> str:
     """The interpreters in uv's list that kernels can run on, each version once."""
-    try:
-        listed = [(entry["version"], entry["path"]) for entry in json.loads(output)]
-        usable = [(version, path) for version, path in listed if _pair(version) >= OLDEST_PYTHON]
-    except (ValueError, KeyError, TypeError):
-        return "nothing uv knows of"
-    first = dict(reversed(usable))
+    first = dict(reversed(_usable(output)))
     return ", ".join(f"{version} ({path})" for version, path in first.items()) or "none usable"
+
+
+def _usable(output: str) -> list[tuple[str, str]]:
+    """Version and path of CPythons in uv's list that kernels can run on."""
+    try:
+        return [
+            (entry["version"], entry["path"])
+            for entry in json.loads(output)
+            if entry.get("implementation", "cpython") == "cpython"
+            and OLDEST_PYTHON <= _pair(entry["version"]) <= NEWEST_PYTHON
+        ]
+    except (ValueError, KeyError, TypeError):
+        return []

@@ -23,13 +23,19 @@ def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str
 
     `pillow` gives `PIL`; what those packages depend on gives nothing.
     """
-    root = env.python.parent.parent
     wanted = {str(canonicalize_name(Requirement(text).name)) for text in spec.packages}
+    provided = provided_modules(env)
+    return frozenset(name for dist in wanted for name in provided.get(dist, ()))
+
+
+def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:
+    """The modules of every package in an environment."""
+    root = env.python.parent.parent
     provided = _recorded(root / MANIFEST)
     if provided is None:
         sites = root.glob("lib/python3*/site-packages")
-        provided = {name: dist for site in sites for name, dist in installed_modules(site).items()}
-    return frozenset(name for dist in wanted for name in provided.get(dist, ()))
+        return {name: dist for site in sites for name, dist in installed_modules(site).items()}
+    return provided
 
 
 def installed_modules(site_packages: Path) -> dict[str, tuple[str, ...]]:

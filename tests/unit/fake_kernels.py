@@ -196,7 +196,7 @@ def new_manager(
     return SessionManager(
         settings=Settings(**settings),
         source=source,
-        folders=Folders(folder / "w", folder / "r", keep=False),
+        folders=Folders(folder / "w", folder / "r", folder / "p", keep=False),
         workspace=Workspace,
         clock=clock,
     )

@@ -195,7 +195,7 @@ async def test_reset_forgets_what_was_saved(tmp_path: Path) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
         await nb.hibernate()
-        await nb.session.reset(files=False)
+        await nb.session.reset(packages=False, files=False)
         assert nb.session.state == "idle"
         assert nb.dumps == []
         assert (await nb.run("b = 1")).notices == []

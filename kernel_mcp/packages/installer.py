@@ -1,0 +1,219 @@
+"""`Installer`: adds packages to a live session, all of them or none.
+
+Resolved against all that is there, put into a folder beside, tried in a process that is thrown
+away, then made part of the session's layer by one rename and imported in the live kernel.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+from packaging.requirements import Requirement
+
+from kernel_mcp.environments.store import BASE_PACKAGES, LEFT_OUT
+from kernel_mcp.environments.uv import Progress, Uv
+from kernel_mcp.errors import InputError, InstallError, SessionNotFound
+from kernel_mcp.factory import KernelFactory
+from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.packages.builder import Builder
+from kernel_mcp.packages.interrupted import unless
+from kernel_mcp.packages.layer import STAGING, Generation, Layer, versions
+from kernel_mcp.packages.live import take_in
+from kernel_mcp.packages.outcome import Outcome, principal
+from kernel_mcp.packages.pip import ConfinedPip
+from kernel_mcp.packages.present import Present
+from kernel_mcp.packages.requirements import InstallRules
+from kernel_mcp.packages.trial import try_imports
+from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.session import Session
+from kernel_mcp.settings import Settings
+
+PINNED = (
+    "cloudpickle", "ipykernel", "ipython", "jupyter-client", "jupyter-core", "pyzmq", "tornado",
+    "traitlets",
+)  # fmt: skip
+"""What the kernel itself runs on: never replaced."""
+
+
+class Installer:
+    """Adds packages to sessions. `scratch` is a folder of the server's for passing files."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        rules: InstallRules,
+        uv: Uv,
+        builder: Builder,
+        sandbox: Sandbox,
+        factory: KernelFactory,
+        scratch: Path,
+    ) -> None:
+        self.rules = rules
+        self._settings = settings
+        self._uv = uv
+        self._builder = builder
+        self._sandbox = sandbox
+        self._factory = factory
+        self._scratch = scratch
+
+    async def install(
+        self, session: Session, packages: Sequence[str], progress: Progress
+    ) -> Outcome:
+        """Add packages by name and import them in the session's kernel, while a cell may run.
+
+        Raises InputError, InstallError, EnvironmentBuildError: then nothing has changed. Raises
+        SessionNotFound when the session is closed meanwhile.
+        """
+        asked = self.rules.admit(packages, standard_library=False)
+        if not asked:
+            raise InputError("packages is empty: name at least one, such as polars.")
+        async with session.installing:
+            done = await unless(
+                session.closing.wait, lambda: self._in_time(session, asked, progress)
+            )
+        if done is None:
+            raise SessionNotFound("The session was closed while packages were being installed.")
+        return done
+
+    async def _in_time(
+        self, session: Session, asked: tuple[str, ...], progress: Progress
+    ) -> Outcome:
+        limit_s = self._settings.install_timeout_s
+        environment, _ = await self._factory.prepare(session.demand, progress)
+        try:
+            with anyio.fail_after(limit_s):
+                present, generation = await self._add(session, environment, asked, progress)
+        except TimeoutError:
+            raise InstallError(
+                f"The installation was not done after {limit_s:g} s (--install-timeout) and was "
+                "stopped: nothing was installed, the session is as it was. What has been "
+                "downloaded is kept, so that trying again goes further."
+            ) from None
+        return await take_in(
+            session, asked, present=present, generation=generation, confined=self._builder.confined
+        )
+
+    async def _add(
+        self,
+        session: Session,
+        environment: KernelEnvironment,
+        asked: tuple[str, ...],
+        progress: Progress,
+    ) -> tuple[Present, Generation]:
+        """Make the next generation of the layer; what there was before, and what it brings."""
+        assert session.demand.layer is not None
+        layer = Layer(session.demand.layer)
+        present = await anyio.to_thread.run_sync(Present.of, environment, layer)
+        staging = await anyio.to_thread.run_sync(layer.stage)
+        try:
+            if not all(present.satisfies(text) for text in asked):
+                await self._fetch(session, environment, layer, asked, present, progress)
+            generation = await anyio.to_thread.run_sync(layer.describe, asked)
+            modules = {**present.modules, **(generation.modules or {})}
+            names = [Requirement(text).name for text in asked]
+            permitted = tuple(sorted({name for each in names for name in modules.get(each, ())}))
+            generation = replace(generation, permitted=permitted)
+            brought = versions(generation.packages)
+            tried = [
+                m
+                for each in names
+                if each in brought
+                for m in principal(each, modules.get(each, ()))
+            ]
+            if tried:
+                await progress(f"Trying import {', '.join(tried)}")
+                await self._try(environment, [staging, *present.folders], tried, brought)
+            with anyio.CancelScope(shield=True):
+                if present.lacks(generation):
+                    await anyio.to_thread.run_sync(layer.commit, generation)
+                else:
+                    await anyio.to_thread.run_sync(layer.discard)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(layer.discard)
+            raise
+        return present, generation
+
+    async def _fetch(
+        self,
+        session: Session,
+        environment: KernelEnvironment,
+        layer: Layer,
+        asked: tuple[str, ...],
+        present: Present,
+        progress: Progress,
+    ) -> None:
+        """Resolve what is asked for together with all that is there, and install what differs."""
+        names = {Requirement(text).name for text in asked}
+        earlier = [text for text in present.requested if Requirement(text).name not in names]
+        wanted = [*BASE_PACKAGES, *self._factory.spec(session.demand).packages, *earlier, *asked]
+        pins = [f"{name}=={present.versions[name]}" for name in PINNED if name in present.versions]
+        named = {Requirement(text).name for text in wanted}
+        opened = ConfinedPip.opened(
+            self._uv,
+            self._builder,
+            scratch=self._folder(),
+            source_builds=self._settings.allow_source_builds,
+        )
+        async with opened as pip:
+            resolved = await pip.resolve(
+                environment,
+                wanted=wanted,
+                present=present.versions,
+                constraints=[*pins, *self.rules.constraints],
+                excludes=sorted(set(LEFT_OUT) - named),
+                progress=progress,
+            )
+            differing = {
+                name: version
+                for name, version in resolved.items()
+                if present.versions.get(name) != version
+            }
+            if differing:
+                await pip.install(
+                    environment,
+                    differing,
+                    into=layer.folder / STAGING,
+                    seen_as=self._builder.layer_path(layer.folder, layer.next_name),
+                    most_bytes=self._settings.install_bytes,
+                    progress=progress,
+                )
+
+    async def _try(
+        self,
+        environment: KernelEnvironment,
+        paths: Sequence[Path],
+        modules: Sequence[str],
+        brought: Mapping[str, str],
+    ) -> None:
+        scratch = self._folder()
+        scratch.mkdir(mode=0o700)
+        try:
+            failures = await try_imports(
+                self._sandbox,
+                environment,
+                paths=paths,
+                modules=modules,
+                limits=self._settings.limits,
+                scratch=scratch,
+            )
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(remove_tree, scratch)
+        if failures:
+            reasons = "\n".join(f"import {name}: {reason}" for name, reason in failures.items())
+            tried = ", ".join(f"{name} {version}" for name, version in brought.items())
+            raise InstallError(
+                f"Nothing was installed, the session is as it was: after a trial installation of "
+                f"{tried} this failed.\n{reasons}\nAsk for another version, or for what is missing."
+            )
+
+    def _folder(self) -> Path:
+        self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._scratch / secrets.token_hex(4)

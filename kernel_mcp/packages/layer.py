@@ -1,0 +1,181 @@
+"""`Layer`: the folder of one session's own packages.
+
+It holds generations, folders named 1, 2, 3 …, one for each `install`; the guest puts them on
+sys.path, newest first. A generation is written under another name and renamed when it is whole,
+and never changes afterwards: what a kernel has imported from an older one goes on working.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from kernel_mcp.environments.metadata import MANIFEST, installed_modules, installed_versions
+from kernel_mcp.launch.trees import empty_tree, remove_tree
+
+STAGING = ".next"
+_LEFTOVERS = (".lock", "bin")
+"""What installers put beside the packages and no kernel needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one `install` brought.
+
+    requested  the requirements it was asked for, also those that were there already
+    packages   what it holds, as `name==version`
+    modules    top-level modules by package
+    permitted  modules that code may import since
+    """
+
+    requested: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    modules: Mapping[str, Sequence[str]] | None = None
+    permitted: tuple[str, ...] = ()
+
+
+class Layer:
+    """One session's packages on disk. The calls block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def make(self) -> None:
+        """Make the folder, which every kernel may read whatever its user."""
+        self.folder.mkdir(mode=0o755, parents=True)
+        self.folder.chmod(0o755)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been installed."""
+        return not self._numbers()
+
+    @property
+    def next_name(self) -> str:
+        """What the next generation will be called."""
+        return str(max(self._numbers(), default=0) + 1)
+
+    def generations(self) -> list[Generation]:
+        """All of them, newest first."""
+        return [_load(self.folder / str(number)) for number in self._numbers()]
+
+    def folders(self) -> list[Path]:
+        """Their folders, newest first."""
+        return [self.folder / str(number) for number in self._numbers()]
+
+    def packages(self) -> dict[str, str]:
+        """The version of every package, the newest generation counting."""
+        found: dict[str, str] = {}
+        for generation in reversed(self.generations()):
+            found |= versions(generation.packages)
+        return found
+
+    def modules(self) -> dict[str, tuple[str, ...]]:
+        """Top-level modules by package."""
+        found: dict[str, tuple[str, ...]] = {}
+        for generation in reversed(self.generations()):
+            found |= {name: tuple(names) for name, names in (generation.modules or {}).items()}
+        return found
+
+    def requested(self) -> tuple[str, ...]:
+        """What was asked for so far; the last word on a package counts."""
+        found: dict[str, str] = {}
+        for generation in reversed(self.generations()):
+            found |= {
+                canonicalize_name(Requirement(text).name): text for text in generation.requested
+            }
+        return tuple(found.values())
+
+    def permitted(self) -> frozenset[str]:
+        """Modules that code may import because they were installed."""
+        return frozenset(name for each in self.generations() for name in each.permitted)
+
+    def stage(self) -> Path:
+        """An empty folder for the next generation; what a failed one left is removed."""
+        self.discard()
+        staging = self.folder / STAGING
+        staging.mkdir(mode=0o755)
+        return staging
+
+    def discard(self) -> None:
+        """Remove what has been staged."""
+        remove_tree(self.folder / STAGING)
+
+    def describe(self, requested: tuple[str, ...]) -> Generation:
+        """What has been staged; nothing may change it afterwards."""
+        staging = self.folder / STAGING
+        for name in _LEFTOVERS:
+            path = staging / name
+            if path.is_dir() and not path.is_symlink():
+                remove_tree(path)
+            else:
+                path.unlink(missing_ok=True)
+        _seal(staging)
+        return Generation(requested, installed_versions(staging), installed_modules(staging))
+
+    def commit(self, generation: Generation) -> None:
+        """Let what has been staged become part of the layer, in one step."""
+        staging = self.folder / STAGING
+        content = json.dumps({**asdict(generation), "modules": dict(generation.modules or {})})
+        (staging / MANIFEST).write_text(content, encoding="utf-8")
+        staging.chmod(0o555)
+        staging.rename(self.folder / self.next_name)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        empty_tree(self.folder)
+
+    def _numbers(self) -> list[int]:
+        """The names of complete generations, newest first."""
+        names = [entry.name for entry in self.folder.iterdir()]
+        return sorted(
+            (int(name) for name in names if name.isascii() and name.isdigit()), reverse=True
+        )
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """From `name==version` to versions by name."""
+    pairs = (text.partition("==") for text in packages)
+    return {name: version for name, _, version in pairs}
+
+
+def tree_size(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    total = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += (Path(place) / name).lstat().st_size
+    return total
+
+
+def _load(folder: Path) -> Generation:
+    content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return Generation(
+        requested=tuple(content["requested"]),
+        packages=tuple(content["packages"]),
+        modules=content["modules"],
+        permitted=tuple(content["permitted"]),
+    )
+
+
+def _seal(folder: Path) -> None:
+    """Plain files and folders that everyone may read and nobody write; other things go."""
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(place) / name
+            mode = path.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                path.chmod(0o555 if name != STAGING else 0o755)
+            elif stat.S_ISREG(mode):
+                path.chmod(0o555 if mode & stat.S_IXUSR else 0o444)
+            else:
+                path.unlink()

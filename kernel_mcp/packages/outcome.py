@@ -1,0 +1,175 @@
+"""What came of an installation, package by package, and the words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from packaging.utils import canonicalize_name
+
+from kernel_mcp.environments.known import DISTRIBUTIONS
+
+_NOT_THE_POINT = frozenset(
+    {"benchmarks", "conftest", "doc", "docs", "examples", "scripts", "setup", "test", "tests"}
+)
+_MOST_MODULES = 3
+
+
+class State(str, Enum):
+    """How a package stands in the live session; the later, the worse."""
+
+    NO_MODULE = "has no module to import"
+    WORKS = "works"
+    NOT_TRIED = "not tried"
+    NEEDS_RESET = "needs a reset"
+    HIDDEN = "hidden by a file of the workspace"
+    FAILS = "fails"
+
+
+Verdicts: TypeAlias = Mapping[str, tuple[str, str]]
+"""What a kernel says about modules: a word for how it went, and details."""
+_STATES = {
+    "imported": State.WORKS,
+    "earlier": State.NEEDS_RESET,
+    "shadowed": State.HIDDEN,
+    "failed": State.FAILS,
+}
+_BADNESS = tuple(State)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageOutcome:
+    """One package. `previous` is the version it replaces, empty when there was none."""
+
+    name: str
+    version: str
+    previous: str
+    asked: bool
+    modules: tuple[str, ...]
+    state: State
+    detail: str = ""
+
+    @property
+    def changed(self) -> bool:
+        """Whether this version was not there before."""
+        return self.previous != self.version
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All packages of one `install`, those asked for first.
+
+    unfit      packages that were asked for, but not for this Python or platform
+    permitted  modules that code may import from now on
+    confined   whether the installer was in a sandbox
+    trouble    why the imports could not be tried; empty when they were
+    """
+
+    packages: tuple[PackageOutcome, ...]
+    unfit: tuple[str, ...] = ()
+    permitted: tuple[str, ...] = ()
+    confined: bool = True
+    trouble: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether something that was asked for is not sure to work."""
+        bad = (State.FAILS, State.NOT_TRIED)
+        return bool(self.trouble) or any(each.asked and each.state in bad for each in self.packages)
+
+    @property
+    def needs_reset(self) -> bool:
+        """Whether older versions stay in use until a reset."""
+        return any(each.state is State.NEEDS_RESET for each in self.packages)
+
+    def summary(self) -> str:
+        """All that a model has to know, what went wrong first."""
+        asked = [each for each in self.packages if each.asked]
+        rest = [each for each in self.packages if not each.asked]
+        asked.sort(key=lambda each: each.state is not State.FAILS)
+        lines = [_sentence(each) for each in asked]
+        lines += [
+            f"{name}: left out, it is not for this Python or platform." for name in self.unfit
+        ]
+        if rest:
+            lines.append(f"With them: {', '.join(_short(each) for each in rest)}.")
+        if self.needs_reset:
+            lines.append(
+                "Call reset to change over to the new versions; variables are lost then, the "
+                "packages stay."
+            )
+        lines.append(self.trouble or "Variables are kept.")
+        if not self.confined:
+            lines.append("The installer ran without a sandbox of its own.")
+        return "\n".join(lines)
+
+
+def principal(package: str, modules: Iterable[str]) -> tuple[str, ...]:
+    """The modules that show whether a package works: those with its name, else the public ones."""
+    known = [name for name in modules if name.split(".")[0].lower() not in _NOT_THE_POINT]
+    exact = [
+        name
+        for name in known
+        if canonicalize_name(name) == package or DISTRIBUTIONS.get(name) == package
+    ]
+    public = [name for name in known if not name.startswith("_")]
+    return tuple((exact or public or known)[:_MOST_MODULES])
+
+
+def judge(
+    name: str,
+    version: str,
+    *,
+    previous: str,
+    asked: bool,
+    modules: Sequence[str],
+    verdicts: Verdicts,
+) -> PackageOutcome:
+    """Sum up what became of a package's modules: the worst of them counts."""
+    state, detail = State.WORKS if modules else State.NO_MODULE, ""
+    if any(module not in verdicts for module in modules):
+        state = State.NOT_TRIED
+    for module in modules:
+        word, reason = verdicts.get(module, ("", ""))
+        # in a package that has not changed, a module is where it was when it was loaded
+        found = State.WORKS if word == "earlier" and previous == version else _STATES.get(word)
+        if found is not None and _BADNESS.index(found) > _BADNESS.index(state):
+            state, detail = found, f"import {module}" + (f": {reason}" if reason else "")
+    return PackageOutcome(name, version, previous, asked, tuple(modules), state, detail)
+
+
+def _sentence(each: PackageOutcome) -> str:
+    what = f"{each.name} {each.version}"
+    if each.changed:
+        done = f"Installed {what}" + (f" in place of {each.previous}" if each.previous else "")
+    else:
+        done = f"{what} was there already"
+    imports = ", ".join(each.modules)
+    match each.state:
+        case State.WORKS:
+            return f"{done}: import {imports} works in this session."
+        case State.NEEDS_RESET:
+            older = each.previous or "another version"
+            return f"{done}, but this session has loaded {older} and goes on with it until a reset."
+        case State.HIDDEN:
+            return (
+                f"{done}, but a file of the workspace hides it: {each.detail}. Rename that file, "
+                "then import again."
+            )
+        case State.FAILS:
+            return f"{done}, but it cannot be used in this session: {each.detail}"
+        case State.NO_MODULE:
+            return f"{done}; it has no module to import."
+        case _:
+            return f"{done}; whether import {imports} works is not known."
+
+
+def _short(each: PackageOutcome) -> str:
+    text = f"{each.name} {each.version}"
+    if each.previous and each.changed:
+        text += f" (before: {each.previous})"
+    if each.state in (State.FAILS, State.HIDDEN):
+        text += f" ({each.state.value}: {each.detail})"
+    return text

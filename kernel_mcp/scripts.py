@@ -1,0 +1,109 @@
+"""What a script needs to run: packages and a Python, from its metadata and its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+
+from kernel_mcp import profiles
+from kernel_mcp.environments import EnvironmentSpec
+from kernel_mcp.environments.interpreters import Interpreters
+from kernel_mcp.errors import EnvironmentBuildError, InputError
+from kernel_mcp.packages.requirements import InstallRules
+from kernel_mcp.policy import ScriptMetadata, script_metadata
+from kernel_mcp.settings import Settings
+from kernel_mcp.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.values import python as read_python
+
+Progress = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A demand without a session: both empty where the server's own environment will do."""
+
+    packages: tuple[str, ...]
+    python: str
+
+
+class ScriptReader:
+    """Turns scripts and wishes into needs that the operator permits."""
+
+    def __init__(self, settings: Settings, rules: InstallRules, interpreters: Interpreters) -> None:
+        self._settings = settings
+        self._rules = rules
+        self._interpreters = interpreters
+
+    async def needs(
+        self, script: str, dependencies: Sequence[str], python: str, progress: Progress
+    ) -> Needs:
+        """What a script with these further dependencies needs; `python` empty for any that fits.
+
+        Raises InputError for metadata or arguments that cannot be used, InstallError for packages
+        the operator does not permit, EnvironmentBuildError when no Python fits.
+        """
+        metadata = script_metadata(script) or ScriptMetadata()
+        packages = self.packages([*metadata.dependencies, *dependencies])
+        if metadata.requires_python is None:
+            return Needs(packages, await self.python(python, progress))
+        return Needs(packages, await self._fitting(metadata.requires_python, python, progress))
+
+    def packages(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """The packages to add to the server's own. Raises InputError, InstallError."""
+        admitted = self._rules.admit(wanted)
+        own = EnvironmentSpec.for_allow(profiles.entries(self._settings)).packages
+        return tuple(sorted(set(admitted) - set(own)))
+
+    async def python(self, wanted: str, progress: Progress) -> str:
+        """A version or path, checked; empty for the server's own choice.
+
+        Raises InputError, EnvironmentBuildError.
+        """
+        if not wanted.strip():
+            return ""
+        if "/" in wanted:
+            raise InputError(
+                f"python={wanted!r}: pass a version such as 3.12; a path is the operator's choice "
+                "(--python)."
+            )
+        try:
+            version = read_python(wanted)
+        except ValueError as error:
+            raise InputError(f"python={wanted!r}: {error}.") from None
+        own = await self._interpreters.find(self._settings.python)
+        found = await self._interpreters.find(version, progress)
+        return "" if found == own else version
+
+    async def _fitting(self, requires: str, wanted: str, progress: Progress) -> str:
+        """The Python to run a script with `requires-python` on."""
+        fits = SpecifierSet(requires)
+        if wanted.strip():
+            version = await self.python(wanted, progress)
+            found = await self._interpreters.find(version or self._settings.python)
+            if not fits.contains(found.version, prereleases=True):
+                raise InputError(
+                    f"The script says requires-python = {requires!r}, and python={wanted!r} is "
+                    f"{found.version}. Leave python empty to have one chosen that fits."
+                )
+            return version
+        own = await self._interpreters.find(self._settings.python)
+        if fits.contains(own.version, prereleases=True):
+            return ""
+        for version in await self._interpreters.versions():
+            if fits.contains(version, prereleases=True):
+                return version
+        for minor in range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1):
+            if _may_fit(fits, minor):
+                return await self.python(f"3.{minor}", progress)
+        raise EnvironmentBuildError(
+            f"The script says requires-python = {requires!r}; kernels run on Python "
+            f"{'.'.join(map(str, OLDEST_PYTHON))} to {'.'.join(map(str, NEWEST_PYTHON))}. Nothing "
+            "was run."
+        )
+
+
+def _may_fit(fits: SpecifierSet, minor: int) -> bool:
+    """Whether some release of Python 3.`minor` meets the specifier."""
+    return any(fits.contains(f"3.{minor}.{patch}") for patch in range(40))
