@@ -17,6 +17,7 @@ create_session gives a second, separate notebook.
 Long cells: execute answers `running` and the cell goes on; call wait for more, interrupt to stop \
 it. An answer that says `killed` means that the variables are lost.
 Imports: {allowed} (info lists all). Other imports are refused.
+Packages: {packages}
 Files: {files} There is no network."""
 
 FILES = "code works in its workspace folder; write_file and read_file move files in and out."
@@ -31,7 +32,18 @@ def instructions(settings: Settings, sandbox: SandboxReport) -> str:
     allowed = f"{base}{', ' if added else ''}{added}"
     if "*" in settings.allow or settings.profile == "open":
         allowed = "every module"
-    text = TEXT.format(allowed=allowed, files=NO_FILES if strict else FILES)
+    text = TEXT.format(
+        allowed=allowed,
+        packages=_packages(settings.allow_install),
+        files=NO_FILES if strict else FILES,
+    )
     if sandbox.gaps:
         text += f"\nSandbox {sandbox.backend}; not enforced: {'; '.join(sandbox.gaps)}."
     return text
+
+
+def _packages(allow_install: tuple[str, ...]) -> str:
+    if not allow_install:
+        return "what is there cannot be added to; list_packages shows it."
+    names = "any package" if "*" in allow_install else ", ".join(allow_install[:SHOWN_NAMES])
+    return f"install adds {names} to the session without losing variables."

@@ -17,6 +17,8 @@ from kernel_mcp.settings import Settings
 from kernel_mcp.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.values import python as read_python
 
+_MINORS = range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)
+
 Progress = Callable[[str], Awaitable[None]]
 
 
@@ -70,8 +72,11 @@ class ScriptReader:
             )
         try:
             version = read_python(wanted)
-        except ValueError as error:
-            raise InputError(f"python={wanted!r}: {error}.") from None
+        except ValueError:
+            raise InputError(
+                f"python={wanted!r}: pass a version from {_pair(OLDEST_PYTHON)} to "
+                f"{_pair(NEWEST_PYTHON)}, such as 3.12."
+            ) from None
         own = await self._interpreters.find(self._settings.python)
         found = await self._interpreters.find(version, progress)
         return "" if found == own else version
@@ -91,19 +96,32 @@ class ScriptReader:
         own = await self._interpreters.find(self._settings.python)
         if fits.contains(own.version, prereleases=True):
             return ""
+        minors = [minor for minor in _MINORS if _may_fit(fits, minor)]
+        for version in (f"3.{minor}" for minor in minors):
+            known = self._interpreters.recalled(version)
+            if known is not None and fits.contains(known.version, prereleases=True):
+                return version
         for version in await self._interpreters.versions():
             if fits.contains(version, prereleases=True):
-                return version
-        for minor in range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1):
-            if _may_fit(fits, minor):
-                return await self.python(f"3.{minor}", progress)
+                return await self._short(version, fits)
+        if minors:
+            return await self.python(f"3.{minors[0]}", progress)
         raise EnvironmentBuildError(
             f"The script says requires-python = {requires!r}; kernels run on Python "
-            f"{'.'.join(map(str, OLDEST_PYTHON))} to {'.'.join(map(str, NEWEST_PYTHON))}. Nothing "
-            "was run."
+            f"{_pair(OLDEST_PYTHON)} to {_pair(NEWEST_PYTHON)}. Nothing was run."
         )
+
+    async def _short(self, version: str, fits: SpecifierSet) -> str:
+        """`3.12` in place of `3.12.1` if that fits too, so that the next script finds it known."""
+        short = version.rpartition(".")[0]
+        found = await self._interpreters.find(short)
+        return short if fits.contains(found.version, prereleases=True) else version
 
 
 def _may_fit(fits: SpecifierSet, minor: int) -> bool:
-    """Whether some release of Python 3.`minor` meets the specifier."""
+    """Whether some release of Python 3.`minor` meets the specifier; none has 40 of them."""
     return any(fits.contains(f"3.{minor}.{patch}") for patch in range(40))
+
+
+def _pair(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -243,7 +243,7 @@ class Session:
 
         Starts one where there is none. Raises KernelMcpError.
         """
-        self._stop_dozing()
+        self._keeper.disturb()
         kernel = self.kernel
         if self._current is not None and kernel is not None and kernel.exit is None:
             return kernel

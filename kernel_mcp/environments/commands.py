@@ -10,7 +10,10 @@ import anyio
 
 from kernel_mcp.cli import read_settings, settings_from, settings_parser
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
-from kernel_mcp.errors import ConfigError
+from kernel_mcp.environments.bar import Bar, drawn
+from kernel_mcp.environments.sources import sources
+from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.profiles import entries
 from kernel_mcp.settings import GIB, MIB, Settings
 from kernel_mcp.values import duration
@@ -45,15 +48,30 @@ def _list(settings: Settings) -> int:
 
 
 async def _build(settings: Settings) -> int:
-    async def progress(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    store = EnvironmentStore(settings.cache_dir)
+    store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     spec = EnvironmentSpec.for_allow(entries(settings), python=settings.python)
     started = time.perf_counter()
-    env = await store.ensure(spec, progress)
+    env = await _watched(store, spec)
     print(f"{env.python.parent.parent}  ready after {time.perf_counter() - started:.1f} s")
     return 0
+
+
+async def _watched(store: EnvironmentStore, spec: EnvironmentSpec) -> KernelEnvironment:
+    """Build with a bar on a terminal, with plain lines elsewhere."""
+
+    async def line(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    if not sys.stderr.isatty():
+        return await store.ensure(spec, line)
+    bar = Bar()
+    failure: KernelMcpError | None = None
+    async with drawn(bar, sys.stderr):
+        try:
+            return await store.ensure(spec, bar.tell)
+        except KernelMcpError as error:
+            failure = error
+    raise failure
 
 
 def _prune(argv: Sequence[str]) -> int:

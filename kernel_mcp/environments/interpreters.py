@@ -62,13 +62,17 @@ class Interpreters:
         own = _own()
         if _matches(request, own.version):
             return own
-        remembered = self._cache / f"{sha256(request.encode()).hexdigest()[:16]}.json"
+        remembered = self._file(request)
         found = _recall(remembered)
         if found is None:
             path = request if "/" in request else await self._locate(request, progress)
             found = await self._probe(path, request)
             _remember(remembered, found, path)
         return found
+
+    def recalled(self, request: str) -> Interpreter | None:
+        """What `find` has answered before, if it is still there; asks nobody."""
+        return _recall(self._file(request))
 
     async def versions(self) -> list[str]:
         """Versions that are installed and that kernels can run on, newest first."""
@@ -77,6 +81,9 @@ class Interpreters:
         )
         found = {version for version, _ in _usable(listed.output)}
         return sorted(found, key=Version, reverse=True)
+
+    def _file(self, request: str) -> Path:
+        return self._cache / f"{sha256(request.encode()).hexdigest()[:16]}.json"
 
     async def _locate(self, version: str, progress: Progress | None) -> str:
         find = ["python", "find", "--system", "--no-project", "--no-python-downloads", version]

@@ -27,7 +27,7 @@ _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJE
 # system keeps it; uv's own list of authorities would not do.
 _TRUST_SETTINGS = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE")
 _SYSTEM_TRUST = Path("/etc/ssl/certs")
-_TOLD = re.compile(r"\s*(Resolved|Downloading|Prepared|Installed|Bytecode compiled)\b")
+_TOLD = re.compile(r"\s*(Resolved|Downloading|Downloaded|Prepared|Installed|Bytecode compiled)\b")
 
 Command: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], SandboxCommand]
 """From uv's command line and environment to what is executed instead."""

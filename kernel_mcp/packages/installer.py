@@ -159,7 +159,7 @@ class Installer:
             self._uv,
             self._builder,
             scratch=self._folder(),
-            source_builds=self._settings.allow_source_builds,
+            source_builds=self._builds_allowed(),
         )
         async with opened as pip:
             resolved = await pip.resolve(
@@ -213,6 +213,11 @@ class Installer:
                 f"Nothing was installed, the session is as it was: after a trial installation of "
                 f"{tried} this failed.\n{reasons}\nAsk for another version, or for what is missing."
             )
+
+    def _builds_allowed(self) -> bool:
+        """Code of packages runs in a sandbox, or where the operator wants none at all."""
+        boundary = self._builder.confined or self._sandbox.name == "none"
+        return self._settings.allow_source_builds and boundary
 
     def _folder(self) -> Path:
         self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
