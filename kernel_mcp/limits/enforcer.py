@@ -134,7 +134,9 @@ class Enforcer:
         found = []
         if missing:
             why = f" ({self._refusal})" if self._refusal else ""
-            found.append(f"no cgroup for {' and '.join(missing)}{why}")
+            *most, last = missing
+            names = f"{', '.join(most)} and {last}" if most else last
+            found.append(f"no cgroup for {names}{why}")
         if limits.cpus and not self._by("cpu"):
             found.append("the number of processors is not limited, which takes a cgroup")
         unlimited = [

@@ -75,10 +75,12 @@ class FolderQuota:
     def growing(self) -> bool:
         """Whether it is full and has grown since `start`, or since something was removed."""
         found, lowest = self.measured, self._lowest
-        return not found.complete or (
-            found.bytes > max(self._size, lowest.bytes + SLACK_BYTES)
-            or found.entries > max(self._entries, lowest.entries + SLACK_ENTRIES)
-        )
+        most, many = self._size, self._entries
+        if lowest.bytes > most:
+            most = lowest.bytes + SLACK_BYTES
+        if lowest.entries > many:
+            many = lowest.entries + SLACK_ENTRIES
+        return found.bytes > most or found.entries > many or not found.complete
 
     def start(self) -> None:
         """From here on the folder may not grow further, if it is full."""

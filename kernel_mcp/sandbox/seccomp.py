@@ -26,6 +26,8 @@ SOCKET_FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6: the network namespace is empty, so the last two reach nothing."""
 TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX push input into a terminal; TIOCSETD loads line disciplines."""
+PREALLOCATIONS = (0x40305828, 0x4030582A, 0x40305839)
+"""FS_IOC_RESVSP, FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE: fallocate by another name."""
 DEVICE_TYPES = (0x2000, 0x6000)
 """S_IFCHR, S_IFBLK."""
 TYPE_MASK = 0xF000
@@ -67,7 +69,9 @@ def _rules(arch: Architecture) -> Rules:
         # libzmq aborts on EAFNOSUPPORT
         "socket": _only(0, SOCKET_FAMILIES, errno.EOPNOTSUPP),
         "socketpair": _only(0, SOCKET_FAMILIES, errno.EOPNOTSUPP),
-        "ioctl": _none_of(1, TERMINAL_IOCTLS),
+        # it fills a disk in no time, before anyone can notice; libc writes zeros instead
+        "fallocate": bpf.give(fail(errno.EOPNOTSUPP)),
+        "ioctl": _none_of(1, (*TERMINAL_IOCTLS, *PREALLOCATIONS)),
         "mknod": _none_of(1, DEVICE_TYPES, TYPE_MASK),
         "mknodat": _none_of(2, DEVICE_TYPES, TYPE_MASK),
     }

@@ -96,6 +96,7 @@ _REFUSED: _Table = {
 _CHECKED: _Table = {
     "clone": (56, 220),
     "clone3": (435, 435),
+    "fallocate": (285, 47),
     "ioctl": (16, 29),
     "mknod": (133, None),
     "mknodat": (259, 33),

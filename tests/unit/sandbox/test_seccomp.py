@@ -119,3 +119,12 @@ def test_device_nodes_are_refused_and_fifos_are_made(answer: Answer) -> None:
 
 def test_other_machines_have_no_table() -> None:
     assert architecture("riscv64") is None
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_disk_space_cannot_be_taken_faster_than_it_is_written(
+    answer: Answer, arch: Architecture
+) -> None:
+    assert answer(arch, "fallocate") == seccomp.fail(errno.EOPNOTSUPP)
+    for request_code in seccomp.PREALLOCATIONS:
+        assert answer(arch, "ioctl", 3, request_code) == EPERM

@@ -1,0 +1,214 @@
+"""How cells, the watchdog and the end of a kernel see its limits."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.launch.base import ExitStatus
+from kernel_mcp.limits import kernel as module
+from kernel_mcp.limits import quota as quota_module
+from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.groups import GroupTree
+from kernel_mcp.limits.hierarchy import find_hierarchies
+from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.sandbox.base import SandboxCommand, SandboxReport
+from kernel_mcp.settings import GIB, MIB, Limits
+from tests.unit.limits.conftest import FakeGroups
+
+pytestmark = pytest.mark.anyio
+
+SMALL = Limits(memory_bytes=2 * GIB, disk_bytes=4 * MIB, tmp_bytes=0)
+KILLED = ExitStatus(signal=signal.SIGKILL)
+REPORT = SandboxReport(backend="test", enforced=(), gaps=())
+
+
+@pytest.fixture(autouse=True)
+def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quota_module.FolderQuota, "due", lambda _self: True)
+
+
+class Watched:
+    """A kernel's limits, with what was done to it."""
+
+    def __init__(self, limits: KernelLimits, workspace: Path) -> None:
+        self.limits = limits
+        self.workspace = workspace
+        self.done: list[str] = []
+        limits.kill = lambda: self.done.append("kill")
+
+    async def begin(self) -> None:
+        await self.limits.begin(lambda: self.done.append("stop"))
+
+    def fill(self, size: int, name: str = "file") -> None:
+        (self.workspace / name).write_bytes(b"x" * size)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def watched(workspace: Path) -> Watched:
+    return Watched(Enforcer().open(SMALL, workspace, workspace), workspace)
+
+
+def with_groups(groups: FakeGroups) -> Enforcer:
+    hierarchies = find_hierarchies(groups.process)
+    return Enforcer(GroupTree.create(hierarchies, "kernel-mcp-1-x", groups.process / "record"))
+
+
+async def test_a_cell_that_fills_the_disk_is_stopped(watched: Watched) -> None:
+    await watched.begin()
+    await watched.limits.check_disk()
+    assert watched.done == []
+    watched.fill(5 * MIB)
+    await watched.limits.check_disk()
+    assert watched.done == ["stop"]
+    assert watched.limits.cause == "disk quota (the workspace holds 5 MiB, limit 4 MiB)"
+
+
+async def test_after_the_stop_the_kernel_may_live_on(watched: Watched) -> None:
+    await watched.begin()
+    watched.fill(5 * MIB)
+    await watched.limits.check_disk()
+    watched.limits.end()
+    watched.fill(6 * MIB)  # what was still written until the cell had stopped
+    await watched.limits.check_disk()
+    await watched.limits.check_disk()
+    assert watched.done == ["stop"]
+    await watched.begin()
+    (watched.workspace / "file").unlink()
+    await watched.limits.check_disk()
+    assert watched.done == ["stop"]
+
+
+async def test_what_goes_on_growing_between_cells_is_killed(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota_module, "SLACK_BYTES", MIB)
+    await watched.begin()
+    watched.limits.end()
+    watched.fill(6 * MIB)
+    await watched.limits.check_disk()
+    assert watched.done == ["kill"]
+    assert "disk quota" in watched.limits.explain(KILLED).describe()
+
+
+async def test_twice_the_quota_is_killed_at_once_and_no_cell_runs_then(watched: Watched) -> None:
+    await watched.begin()
+    watched.fill(9 * MIB)
+    await watched.limits.check_disk()
+    assert watched.done == ["stop", "kill"]
+    watched.limits.end()
+    with pytest.raises(WorkspaceError, match="reset with files=true"):
+        await watched.begin()
+    (watched.workspace / "file").unlink()
+    await watched.begin()
+
+
+async def test_files_from_before_count_for_a_new_kernel(watched: Watched) -> None:
+    watched.fill(5 * MIB)
+    await watched.begin()
+    await watched.limits.check_disk()
+    assert watched.done == []
+
+
+async def test_without_a_group_memory_is_weighed(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = [int(2.3 * GIB), int(2.5 * GIB)]
+    monkeypatch.setattr(module, "held_memory", lambda *_args, **_named: held[0])
+    await watched.begin()
+    await watched.limits.check_memory()
+    assert watched.done == []
+    held.pop(0)
+    await watched.limits.check_memory()
+    assert watched.done == ["kill"]
+    assert watched.limits.explain(KILLED).describe() == (
+        "killed by SIGKILL: out of memory (limit 2 GiB, peak 2.5 GiB)"
+    )
+
+
+async def test_shared_memory_is_looked_at_closely_before_anything_is_killed(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held(*_args: object, closely: bool = False) -> int:
+        return GIB if closely else 9 * GIB
+
+    monkeypatch.setattr(module, "held_memory", held)
+    await watched.limits.check_memory()
+    assert watched.done == []
+
+
+async def test_the_system_s_kill_for_lack_of_memory_is_named(
+    groups: FakeGroups, workspace: Path
+) -> None:
+    groups.mount_v1("memory")
+    limits = with_groups(groups).open(SMALL, workspace, workspace)
+    folder = groups.root / "memory" / "kernel-mcp-1-x" / "k-1"
+    await limits.begin(lambda: None)
+    assert limits.explain(KILLED).cause == ""
+    (folder / "memory.oom_control").write_text("oom_kill 2\n")
+    (folder / "memory.max_usage_in_bytes").write_text(str(int(2.4 * GIB)))
+    assert limits.explain(KILLED).cause == "out of memory (limit 2 GiB, peak 2.4 GiB)"
+    assert limits.explain(ExitStatus(code=1)).cause == ""
+    assert limits.end() == [
+        "The system killed 2 processes of this session: out of memory (limit 2 GiB, peak 2.4 GiB)"
+    ]
+    assert limits.end() == []
+    assert limits.explain(KILLED).cause == ""
+    await limits.aclose()
+    assert not folder.exists()
+
+
+async def test_processes_start_in_their_group(groups: FakeGroups, workspace: Path) -> None:
+    groups.mount_v1("memory")
+    limits = with_groups(groups).open(SMALL, workspace, workspace)
+    started = limits.command(SandboxCommand(argv=["bwrap", "x"], pass_fds=[], env={}))
+    assert started.argv[0] == "/bin/sh"
+    assert list(started.argv[-2:]) == ["bwrap", "x"]
+    assert str(groups.root / "memory" / "kernel-mcp-1-x" / "k-1" / "cgroup.procs") in started.argv
+
+
+async def test_a_folder_that_is_not_there_leaves_no_group(
+    groups: FakeGroups, workspace: Path
+) -> None:
+    groups.mount_v1("memory")
+    with pytest.raises(FileNotFoundError):
+        with_groups(groups).open(SMALL, workspace / "missing", workspace)
+    assert list(groups.root.rglob("k-1")) == []
+
+
+def test_the_report_says_what_is_in_force(groups: FakeGroups) -> None:
+    groups.mount_v1("memory")
+    groups.mount_v2("pids cpu", root=True)
+    report = with_groups(groups).report(REPORT, Limits(cpus=1.5))
+    assert report.enforced == (
+        "memory 2 GiB by RLIMIT_AS and cgroup v1",
+        "512 processes and threads by cgroup v2",
+        "1.5 processors by cgroup v2",
+        "workspace 1 GiB by a watchdog",
+    )
+    assert report.gaps == ()
+
+
+def test_the_report_says_what_is_only_weakly_so() -> None:
+    report = Enforcer(refusal="no controller of cgroups is mounted here").report(
+        REPORT, Limits(cpus=2, disk_bytes=0)
+    )
+    assert report.enforced == (
+        "memory 2 GiB by RLIMIT_AS and a watchdog",
+        "512 processes and threads by RLIMIT_NPROC",
+    )
+    assert report.gaps == (
+        "no cgroup for memory, processes and processors (no controller of cgroups is mounted here)",
+        "the number of processors is not limited, which takes a cgroup",
+        "no limit by --disk 0",
+    )

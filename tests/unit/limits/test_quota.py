@@ -1,0 +1,239 @@
+"""Folder quotas: what is measured, how often, and when a folder may not grow any more."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.limits import disk, quota
+from kernel_mcp.limits.disk import measure, opened, unlinked
+from kernel_mcp.limits.quota import FolderQuota
+from kernel_mcp.settings import MIB
+
+PLENTY = {"most_entries": 10**6, "most_bytes": 10**12}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "workspace"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watched(folder: Path, clock: Clock) -> Iterator[FolderQuota]:
+    found = FolderQuota(folder, "the workspace", 4 * MIB, clock=clock)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def root(folder: Path) -> Iterator[int]:
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def fill(path: Path, size: int) -> None:
+    path.write_bytes(b"x" * size)
+
+
+def test_bytes_on_disk_and_entries_are_counted(folder: Path, root: int) -> None:
+    (folder / "deep" / "er").mkdir(parents=True)
+    fill(folder / "deep" / "er" / "a", MIB)
+    (folder / "link").symlink_to("/usr")
+    os.truncate(folder / "deep" / "er" / "a", 100 * MIB)  # a hole takes no space
+    found = measure(root, **PLENTY)
+    assert MIB <= found.bytes < 2 * MIB
+    assert (found.entries, found.complete) == (4, True)
+
+
+def test_a_file_with_two_names_counts_once(folder: Path, root: int) -> None:
+    fill(folder / "a", MIB)
+    os.link(folder / "a", folder / "b")
+    assert MIB <= measure(root, **PLENTY).bytes < 2 * MIB
+
+
+def test_a_folder_without_rights_is_counted_all_the_same(folder: Path, root: int) -> None:
+    hidden = folder / "a" / "b"
+    hidden.mkdir(parents=True)
+    fill(hidden / "big", MIB)
+    hidden.chmod(0)
+    hidden.parent.chmod(0)
+    assert measure(root, **PLENTY).bytes >= MIB
+
+
+def test_a_scan_ends_when_there_is_too_much(folder: Path, root: int) -> None:
+    for number in range(50):
+        (folder / str(number)).touch()
+    found = measure(root, most_entries=10, most_bytes=10**12)
+    assert (found.entries, found.complete) == (11, False)
+
+
+def test_a_tree_that_is_too_deep_to_be_measured_is_told_apart(
+    folder: Path, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "MOST_STEPS", 50)
+    path = folder
+    for _ in range(15):
+        path = path / "d"
+        path.mkdir()
+    assert not measure(root, **PLENTY).complete
+
+
+def test_a_thousand_folders_in_each_other_are_measured(folder: Path, root: int) -> None:
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(1000):
+        os.mkdir("d" * 20, dir_fd=inner)
+        deeper = os.open("d" * 20, os.O_RDONLY, dir_fd=inner)
+        os.close(inner)
+        inner = deeper
+    os.close(inner)
+    assert measure(root, **PLENTY).entries == 1000
+
+
+def test_a_deleted_file_counts_while_it_is_open_or_mapped(folder: Path) -> None:
+    device = folder.stat().st_dev
+    fd = os.open(folder / "gone", os.O_RDWR | os.O_CREAT)
+    (folder / "gone").unlink()
+    os.write(fd, b"x" * MIB)
+    inode = os.fstat(fd).st_ino
+    assert opened([os.getpid()])[device, inode] == MIB
+    with mmap.mmap(fd, MIB):
+        os.close(fd)
+        assert unlinked([os.getpid()])[device, inode] >= MIB
+    assert (device, inode) not in unlinked([os.getpid()])
+
+
+def test_a_folder_within_its_limit_is_left_alone(folder: Path, watched: FolderQuota) -> None:
+    fill(folder / "a", 3 * MIB)
+    watched.look()
+    assert not watched.full
+    assert not watched.growing
+
+
+def test_growing_over_the_limit_is_noticed_and_told(folder: Path, watched: FolderQuota) -> None:
+    watched.look()
+    fill(folder / "a", 5 * MIB)
+    watched.look()
+    assert watched.full
+    assert watched.growing
+    assert not watched.severe
+    assert watched.sentence() == "disk quota (the workspace holds 5 MiB, limit 4 MiB)"
+
+
+def test_a_folder_that_is_full_may_be_worked_in_but_not_grow(
+    folder: Path, watched: FolderQuota, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "SLACK_BYTES", MIB)
+    fill(folder / "a", 5 * MIB)
+    watched.look()
+    watched.start()
+    fill(folder / "note", 4096)
+    watched.look()
+    assert not watched.growing
+    fill(folder / "b", 2 * MIB)
+    watched.look()
+    assert watched.growing
+
+
+def test_room_that_was_made_is_not_given_back(folder: Path, watched: FolderQuota) -> None:
+    fill(folder / "a", 30 * MIB)
+    watched.look()
+    watched.start()
+    (folder / "a").unlink()
+    watched.look()
+    fill(folder / "a", 30 * MIB)
+    watched.look()
+    assert watched.growing
+
+
+def test_twice_the_limit_is_severe(folder: Path, watched: FolderQuota) -> None:
+    fill(folder / "a", 9 * MIB)
+    watched.look()
+    assert watched.severe
+    assert "more than" in watched.sentence()
+
+
+def test_too_many_files_are_told_by_their_number(
+    folder: Path, watched: FolderQuota, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "_entries", 20)
+    for number in range(25):
+        (folder / str(number)).touch()
+    watched.look()
+    assert watched.growing
+    assert watched.sentence() == ("disk quota (the workspace holds 25 files and folders, limit 20)")
+
+
+def test_files_without_a_name_belong_to_the_folder(folder: Path, watched: FolderQuota) -> None:
+    fd = os.open(folder / "gone", os.O_RDWR | os.O_CREAT)
+    (folder / "gone").unlink()
+    os.write(fd, b"x" * 5 * MIB)
+    watched.look([os.getpid()])
+    os.close(fd)
+    assert watched.growing
+
+
+def test_it_is_looked_at_twice_a_second_at_most(watched: FolderQuota, clock: Clock) -> None:
+    assert watched.due()
+    watched.look()
+    assert not watched.due()
+    clock.now += 0.5
+    assert watched.due()
+
+
+def test_what_takes_long_is_done_seldom(
+    watched: FolderQuota, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object, **__: object) -> disk.Holding:
+        clock.now += 1
+        return disk.Holding()
+
+    monkeypatch.setattr(quota, "measure", slow)
+    watched.look()
+    clock.now += 10
+    assert not watched.due()
+    clock.now += 10
+    assert watched.due()
+
+
+def test_a_disk_that_fills_up_quickly_hurries_the_next_look(
+    watched: FolderQuota, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [10**9]
+    monkeypatch.setattr(watched, "_free_now", lambda: free[0])
+    watched.look()
+    clock.now += 0.1
+    assert not watched.due()
+    free[0] -= 20 * MIB
+    assert watched.due()
+
+
+def test_a_renamed_folder_is_still_the_same(folder: Path, watched: FolderQuota) -> None:
+    moved = folder.rename(folder.with_name("elsewhere"))
+    fill(moved / "a", 5 * MIB)
+    watched.look()
+    assert watched.full
+
+
+def test_nothing_is_looked_at_once_it_is_closed(watched: FolderQuota) -> None:
+    watched.close()
+    watched.look()
+    watched.close()
