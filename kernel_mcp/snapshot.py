@@ -20,15 +20,16 @@ from kernel_mcp.settings import MIB
 from kernel_mcp.text import one_line
 
 if TYPE_CHECKING:
-    from kernel_mcp.kernel import Kernel
+    from kernel_mcp.kernel import Answer, Kernel
     from kernel_mcp.wire import Message
 
 SECONDS = 20.0
 """Time the kernel gives itself for all variables together."""
 ANSWER_S = 5.0
 """How much later its answer may come, and how long any other answer may take."""
-SETTLE_S = 0.5
-"""How long an interrupted kernel may take to say that it has stopped."""
+SETTLE_S = 0.2
+INTERRUPTS = 4
+"""A kernel may ignore an interrupt that comes just before it begins, so it is repeated."""
 PART_BYTES = 4 * MIB
 EXTRA_BYTES = 32 * MIB
 """Room for what is not variables: code of cells, names."""
@@ -155,10 +156,7 @@ async def _ask(
                 with anyio.move_on_after(seconds) as scope:
                     await answer.done.wait()
             finally:
-                if not answer.done.is_set():
-                    kernel.interrupt()
-                    with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
-                        await answer.done.wait()
+                await _settle(kernel, answer)
     except LaunchError as error:
         raise HibernationError("its kernel took no requests") from error
     message = answer.message
@@ -171,6 +169,16 @@ async def _ask(
         text = one_line(reason, MAX_REASON_CHARS) if isinstance(reason, str) else "no reason given"
         raise HibernationError(f"its kernel could not do it: {text}")
     return message
+
+
+async def _settle(kernel: Kernel, answer: Answer) -> None:
+    """Interrupt a kernel that is still at it, until it says that it has stopped."""
+    for _ in range(INTERRUPTS):
+        if answer.done.is_set():
+            break
+        kernel.interrupt()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+            await answer.done.wait()
 
 
 def _names(value: object) -> tuple[str, ...]:

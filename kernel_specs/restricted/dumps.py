@@ -48,7 +48,7 @@ class Segment:
         self._room = room
         self._pickler: NotebookPickler = pickler(self, self._put_aside)
         self._record: list[Any] = []
-        self._mark = (0, 0, 0)
+        self._mark: tuple[int, int, int] | None = None
 
     def write(self, data: Any) -> None:
         """Called by the pickler, every 64 KiB and for each long text."""
@@ -56,15 +56,23 @@ class Segment:
         self.pickles.append(bytes(data))
 
     def add(self, value: Any) -> None:
-        """Pickle one value; call `undo` when it fails."""
-        self._mark = (len(self.pickles), len(self.buffers), self._room.left)
+        """Pickle one value; then call `keep`, or `undo` when it has failed."""
         # The list is the first thing that the pickler remembers of this value.
         self._record = [value]
+        self._mark = (len(self.pickles), len(self.buffers), self._room.left)
         self._pickler.dump(self._record)
 
+    def keep(self, name: str) -> None:
+        """The last value is complete."""
+        self.names.append(name)
+        self._mark = None
+
     def undo(self) -> None:
-        """Forget what was written and remembered for the last value."""
+        """Forget what was written and remembered since the last `keep`."""
+        if self._mark is None:
+            return
         pickles, buffers, self._room.left = self._mark
+        self._mark = None
         del self.pickles[pickles:]
         del self.buffers[buffers:]
         memo = self._pickler.memo.copy()

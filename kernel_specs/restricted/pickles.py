@@ -60,9 +60,14 @@ class Module:
 
 
 def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
-    """What is pickled for the value of a variable; `code` is that of all cells."""
+    """What is pickled for the value of a variable; `code` is that of all cells.
+
+    Raises CannotKeepError, before the pickler has seen any of it.
+    """
     if value is namespace:
         return Globals()
+    if what := kind_of(type(value)):
+        _outside(value, what)
     if isinstance(value, types.ModuleType) and sys.modules.get(value.__name__) is value:
         return Module(value, code)
     return value

@@ -150,6 +150,10 @@ def _fill(
     namespace = shell.user_ns
     code = "\n".join(shell.history_manager.input_hist_parsed)
     room = Room(content["max_bytes"])
+
+    def add(segment: Segment, value: Any) -> None:
+        segment.add(stand_in(value, namespace, code))
+
     with Watch() as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         attempts = Attempts(watch, content["seconds"])
@@ -158,12 +162,10 @@ def _fill(
                 segments.append(
                     Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
                 )
-            current = segments[-1]
-            pickled = stand_in(value, namespace, code)
-            if attempts.do(name, partial(current.add, pickled), value):
-                current.names.append(name)
+            if attempts.do(name, partial(add, segments[-1], value), value):
+                segments[-1].keep(name)
             else:
-                current.undo()
+                segments[-1].undo()
     return attempts.lost
 
 

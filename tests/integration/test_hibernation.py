@@ -43,7 +43,7 @@ async def woken(notebook: Agent, code: str) -> Answer:
 
 
 DEFINITIONS = """
-import dataclasses, enum, functools, json as j, math, xml.etree.ElementTree
+import dataclasses, enum, functools, json as j, math, typing, xml.etree.ElementTree
 import numpy as np, pandas as pd
 df = pd.DataFrame({"a": np.arange(1000), "b": ["x", "y"] * 500})
 column = df["a"].to_numpy()
@@ -92,6 +92,18 @@ cat = Cat()
 ring = []
 ring.append(ring)
 _private = "kept too"
+UserId = typing.NewType("UserId", int)
+@functools.singledispatch
+def kind(x):
+    return "other"
+@kind.register
+def integer(x: int):
+    return "integer"
+class Refused(Exception):
+    def __init__(self, who, why):
+        super().__init__(f"{who}: {why}")
+        self.who = who
+refused = Refused("me", "no")
 """
 
 BACK = {
@@ -110,6 +122,8 @@ BACK = {
     "cat.name(), cat.slow, isinstance(cat, Animal)": "('cat, animal', 42, True)",
     "ring[0] is ring": "True",
     "_private": "'kept too'",
+    "UserId(3), kind(1), kind('a')": "(3, 'integer', 'other')",
+    "refused.who, str(refused)": "('me', 'me: no')",
     "j.loads('[1]'), xml.etree.ElementTree.__name__": "([1], 'xml.etree.ElementTree')",
     "Out[2]": "'the result of cell 2'",
 }
@@ -125,10 +139,10 @@ async def test_what_a_notebook_holds_comes_back_and_works() -> None:
         assert "Not back" not in answer.text
         assert answer.cell["state_kept"] is True
         names = (
-            "dataclasses, enum, functools, j, math, xml, np, pd, df, column, shared, alias, base"
+            "dataclasses, enum, functools, j, math, typing, xml, np, pd, df, column, shared, alias"
         )
         assert f"Back: {names}" in answer.text
-        assert "(28)" in answer.text
+        assert "(34)" in answer.text
         for code, expected in BACK.items():
             assert (await notebook.run(code)).text == expected, code
 

@@ -66,7 +66,7 @@ class FakeKernel:
             self._waiting.on_reply({"status": "ok"})
             self._waiting.on_idle()
             self._waiting = None
-        if self._pending is not None:
+        if self._pending is not None and self._source.dump != "stuck":
             self._answer(self._pending, {"status": "aborted"})
 
     def submit(self, code: str, sink: Sink, *, silent: bool = False) -> Run:
@@ -95,7 +95,7 @@ class FakeKernel:
         yield answer
 
     def _make(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
-        if self._source.dump == "hang":
+        if self._source.dump in ("hang", "stuck"):
             self._pending = answer
             self._source.dumping.set()
             return

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kernel_mcp import snapshot
 from kernel_mcp.cell import Cell
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.hibernation import MAKE_ROOM, Sleep, came_back, duration, nothing_back
@@ -136,6 +137,19 @@ async def test_a_kernel_that_dies_while_it_saves_is_told_honestly(tmp_path: Path
         assert cell.outcome is not None
         assert cell.outcome.state_kept is False
         assert nb.dumps == []
+
+
+async def test_a_kernel_that_does_not_stop_saving_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "SECONDS", 0.05)
+    monkeypatch.setattr(snapshot, "ANSWER_S", 0.05)
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        nb.source.dump = "stuck"
+        assert await nb.hibernate()
+        assert nb.source.living == 0
+        assert "did not answer within" in (await nb.run("b = 1")).notices[0]
 
 
 async def test_a_dump_that_cannot_be_read_back_counts_as_not_saved(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def added(segment: Segment, name: str, value: Any) -> str:
     except (TypeError, TooLargeError) as error:
         segment.undo()
         return str(error)
-    segment.names.append(name)
+    segment.keep(name)
     return ""
 
 
