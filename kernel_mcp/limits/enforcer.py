@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-
-import anyio
 
 from kernel_mcp.limits.groups import PREFIX, RECORD, GroupsUnavailable, GroupTree
 from kernel_mcp.limits.hierarchy import find_hierarchies
@@ -80,12 +79,13 @@ class Enforcer:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Watch kernels inside this block; leaving it removes the control groups."""
+        task = asyncio.create_task(self._watchdog.run())
+        task.add_done_callback(_tell_failure)
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watchdog.run)
-                yield
-                tasks.cancel_scope.cancel()
+            yield
         finally:
+            task.cancel()
+            await asyncio.wait([task])
             self.close()
 
     def close(self) -> None:
@@ -156,3 +156,9 @@ class Enforcer:
         self._watchdog.forget(kernel)
         if self._groups is not None and kernel.group is not None:
             self._groups.discard(kernel.group)
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    """A watchdog that has ended by itself leaves kernels without limits."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.critical("the watchdog of kernels has failed", exc_info=task.exception())

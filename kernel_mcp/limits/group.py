@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.limits import files
-from kernel_mcp.settings import Limits
+from kernel_mcp.settings import MIB, Limits
 
 BACKSTOP = 1.2
-"""A group may hold this much of the memory budget: the address space limit acts first, within a
-process that can go on; the group is for what processes together use."""
+LEAST_ABOVE = 128 * MIB
+"""All processes together may hold the memory budget 1.2 times, and at least this much above it:
+the address space limit acts first, within a process that can go on after that."""
 PERIOD_US = 100_000
 """Period of the processor quota, the default of both versions."""
 SHELL = Path("/bin/sh")
@@ -25,6 +26,11 @@ while [ "$count" -gt 0 ]; do
 done
 exec "$@"
 """
+
+
+def backstop(budget: int) -> int:
+    """What all processes of a kernel together may hold, in bytes."""
+    return max(int(budget * BACKSTOP), budget + LEAST_ABOVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class KernelGroup:
     def limit(self, limits: Limits) -> None:
         """Write the limits."""
         if limits.memory_bytes and "memory" in self._folders:
-            self._limit_memory(int(limits.memory_bytes * BACKSTOP))
+            self._limit_memory(backstop(limits.memory_bytes))
         if limits.pids and "pids" in self._folders:
             files.write(self._folders["pids"] / "pids.max", limits.pids)
         if limits.cpus and "cpu" in self._folders:

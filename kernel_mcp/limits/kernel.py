@@ -12,7 +12,7 @@ import anyio
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus, Usage
 from kernel_mcp.launch.usage import tree, tree_usage
-from kernel_mcp.limits.group import BACKSTOP, SHELL, KernelGroup
+from kernel_mcp.limits.group import SHELL, KernelGroup, backstop
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.sampling import held_memory
 from kernel_mcp.limits.words import amount
@@ -143,7 +143,7 @@ class KernelLimits:
             return
         self._weighing = True
         try:
-            most = int(budget * BACKSTOP)
+            most = backstop(budget)
             if (held := await self._held_memory(most)) <= most:
                 self._peak = max(self._peak, held)
                 return

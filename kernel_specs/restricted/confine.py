@@ -15,8 +15,9 @@ from kernel_specs.restricted.config import BootConfig, Limits
 MIB = 1024 * 1024
 ADDRESS_SPACE_OVERHEAD = 768 * MIB
 """Address space of a kernel with numpy and pandas that is never touched, at most."""
-IMPORT_ALLOWANCE = 256 * MIB
-"""Address space that one cell may add without touching it, for budgets that are not small."""
+LEAST_ALLOWANCE, MOST_ALLOWANCE = 64 * MIB, 256 * MIB
+"""Address space that one cell may add without touching it, as imports do. It grows with the budget
+as the host's own limit does, which has to be above what can be touched."""
 LEAST_ROOM = 32 * MIB
 """Address space that a cell gets in any case: even the cell that deletes things needs some."""
 MEMORY_RESERVE = 128 * MIB
@@ -117,8 +118,9 @@ def renew_memory_budget() -> None:
         os.close(statm)
     ceiling = hard - MEMORY_RESERVE
     budget = ceiling - ADDRESS_SPACE_OVERHEAD
+    allowance = min(max(budget // 5 - 2 * LEAST_ALLOWANCE, LEAST_ALLOWANCE), MOST_ALLOWANCE)
     untouched = size - (resident - shared)
-    wanted = budget + untouched + min(IMPORT_ALLOWANCE, budget // 8)
+    wanted = budget + untouched + allowance
     wanted = min(max(wanted, size + LEAST_ROOM), ceiling)
     if wanted != soft and wanted > 0:
         resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.launch.trees import empty_tree
 from kernel_mcp.limits import disk, quota
 from kernel_mcp.limits.disk import measure, opened, unlinked
 from kernel_mcp.limits.quota import FolderQuota
@@ -106,6 +107,7 @@ def test_a_thousand_folders_in_each_other_are_measured(folder: Path, root: int) 
         inner = deeper
     os.close(inner)
     assert measure(root, **PLENTY).entries == 1000
+    empty_tree(folder)  # which pytest could not
 
 
 def test_a_deleted_file_counts_while_it_is_open_or_mapped(folder: Path) -> None:
