@@ -398,3 +398,27 @@ async def test_a_session_can_sleep_again_and_again() -> None:
             answer = await woken(notebook, "add()")
             assert answer.text.startswith(f"{expected}\n")
             assert "Back: add, n (2)" in answer.text
+
+
+async def test_a_session_from_the_reserve_sleeps_and_wakes_too() -> None:
+    async with agent("--warm", "1", *IDLE) as notebook:
+        await notebook.call("write_file", path="mine.py", content="value = 1\n")
+        await notebook.run("import mine; x = [mine.value]; open('own.txt', 'w').write('own')")
+        answer = await woken(notebook, "x, open('own.txt').read()")
+        assert "([1], 'own')" in answer.text
+        assert "Back: mine, x (2)" in answer.text
+
+
+async def test_other_sessions_cannot_read_what_was_saved(tmp_path: Path) -> None:
+    state = tmp_path / "s"
+    flags = ("--allow", "os", "--max-sessions", "1", "--state-dir", str(state))
+    async with agent(*flags) as notebook:
+        await notebook.run("secret = 'hidden'")
+        other = (await notebook.call("create_session")).data["session"]
+        (dump,) = state.rglob("*.dump")
+        answer = await notebook.run(f"open({str(dump)!r}, 'rb').read()", session=other)
+        assert "FileNotFoundError" in answer.text or "PermissionError" in answer.text
+        answer = await notebook.run(
+            f"import os; [f for p, _, f in os.walk({str(state)!r})]", session=other
+        )
+        assert "dump" not in answer.text
