@@ -1,91 +1,82 @@
-"""A kernel's ZMQ channels on the event loop: no polling, no thread, no reconnect.
+"""A kernel's channels on the event loop: no thread, no polling, no reading ahead, no reconnect.
 
-One callback per socket drains what has arrived. A kernel that floods gets at most `SLICE_S` of
-the loop at a time and then a pause, so that other sessions keep their turn; ZMQ's own high-water
-marks push back on the kernel meanwhile.
+A kernel that floods gets `SHARE` of the loop's time and `BURST_S` of it at once, so that other
+sessions keep their turn. Meanwhile nothing of it is read: its own sockets fill up and make it wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import anyio
-import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from kernel_mcp.connection import Connection
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo
-from kernel_mcp.wire import MAX_MESSAGE_BYTES, Message, Wire, WireError
+from kernel_mcp.settings import KIB
+from kernel_mcp.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, WireError
+from kernel_mcp.zmtp import ProtocolError
 
 Channel: TypeAlias = Literal["shell", "iopub", "control"]
 
-SLICE_S = 0.005
-PAUSE_S = 0.005
-QUEUED_MESSAGES = 64
-"""High-water mark in messages per socket; with 64 KiB stream messages some 4 MiB."""
+BURST_S = 0.003
+SHARE = 0.5
+"""Of the time that passes, how much counts as paid for: a flood gets a third of the loop."""
+CLOSED_GRACE_S = 0.5
+"""How long a kernel that closed a channel may take to end by itself, which says more about it."""
+OVERHEAD_BYTES = 64 * KIB
+"""Of a message's frames besides its content."""
 
 
 class Channels:
-    """The shell, iopub and control sockets of one kernel.
+    """The shell, iopub and control channels of one kernel.
 
     `on_message(channel, message)` is called for every valid message, in order per channel;
-    `on_broken(reason)` once when the kernel's end of a channel goes away.
+    `on_refused(reason)` for each that is left out because it would take too long; and
+    `on_broken(reason)` when the kernel can no longer be talked to.
     """
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
         connection: ConnectionInfo,
         *,
         on_message: Callable[[Channel, Message], None],
+        on_refused: Callable[[str], None],
         on_broken: Callable[[str], None],
     ) -> None:
         self._wire = Wire(connection.key)
         self._on_message = on_message
+        self._on_refused = on_refused
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
-        self._welcome = anyio.Event()
-        self._broken = anyio.Event()
+        self._greeted = anyio.Event()
+        self._welcome = False
+        self._ended = anyio.Event()
+        self._reason = ""
         self._closed = False
-        self._sockets: dict[Channel, zmq.Socket[bytes]] = {}
-        self._monitors: list[zmq.Socket[bytes]] = []
-        self._paused: dict[Channel, asyncio.TimerHandle] = {}
+        self._lines: dict[Channel, Connection] = {}
+        self._debt = 0.0
+        self._settled = perf_counter()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self.malformed = 0
-        self._open("shell", context.socket(zmq.DEALER), connection.url(connection.shell_port))
-        self._open("control", context.socket(zmq.DEALER), connection.url(connection.control_port))
-        self._open("iopub", context.socket(zmq.SUB), connection.url(connection.iopub_port))
-
-    def _open(self, channel: Channel, socket: zmq.Socket[bytes], url: str) -> None:
-        socket.linger = 0
-        socket.set(zmq.RECONNECT_IVL, -1)
-        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        socket.set(zmq.RCVHWM, QUEUED_MESSAGES)
-        if channel == "iopub":
-            socket.set(zmq.SUBSCRIBE, b"")
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-        self._monitors.append(monitor)
-        self._loop.add_reader(_fd(monitor), self._on_monitor, channel, monitor)
-        socket.connect(url)
-        self._sockets[channel] = socket
-        self._loop.add_reader(_fd(socket), self._drain, channel)
-        self._loop.call_soon(self._drain, channel)
+        self._open("shell", b"DEALER", connection.path(connection.shell_port))
+        self._open("control", b"DEALER", connection.path(connection.control_port))
+        self._open("iopub", b"SUB", connection.path(connection.iopub_port))
 
     async def ready(self, timeout: float) -> None:
         """Wait until output of the kernel is sure to arrive here.
 
-        Raises LaunchError after `timeout` seconds.
+        Raises LaunchError after `timeout` seconds, or when the kernel cannot be talked to.
         """
         with anyio.move_on_after(timeout):
-            await self._welcome.wait()
-            return
-        raise LaunchError(
-            f"The kernel started but its channels did not answer within {timeout:g} s. "
-            "Call reset to start a fresh one."
-        )
+            await self._greeted.wait()
+            if self._welcome:
+                return
+        reason = self._reason or f"its channels did not answer within {timeout:g} s"
+        raise LaunchError(f"The kernel started, but {reason}. Call reset to start a fresh one.")
 
     def send(
         self, channel: Channel, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
@@ -95,85 +86,124 @@ class Channels:
         Raises LaunchError when the channel is gone or the kernel has stopped reading it.
         """
         msg_id, frames = self._wire.request(kind, content)
-        socket = self._sockets[channel]
+        line = self._lines.get(channel)
+        if line is None:
+            raise LaunchError(f"The kernel's {channel} channel is closed. Call reset.")
         try:
-            socket.send_multipart([*frames, *buffers], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
+            line.send([*frames, *buffers])
+        except OSError as error:
             raise LaunchError(
                 f"The kernel's {channel} channel takes no requests: {error}. Call reset."
             ) from error
-        if _has_input(socket):
-            self._loop.call_soon(self._drain, channel)
         return msg_id
 
     async def drained(self, timeout: float) -> None:
         """Deliver what a dead kernel still sent, waiting at most `timeout` seconds for its end."""
+        if "rest" in self._timers:
+            self._timers.pop("rest").cancel()
+        self._debt = 0.0
+        for channel in list(self._lines):
+            self._read(channel, rest=False)
         with anyio.move_on_after(timeout):
-            await self._broken.wait()
-        if not self._closed:
-            for channel in self._sockets:
-                self._drain(channel, whole=True)
+            await self._ended.wait()
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> None:
         """Run `callback` on the event loop after `delay` seconds."""
         self._loop.call_later(delay, callback)
 
     def close(self) -> None:
-        """Close all sockets; messages not yet delivered are dropped."""
-        if self._closed:
-            return
+        """Close all connections; messages not yet delivered are dropped."""
         self._closed = True
-        for timer in self._paused.values():
+        for timer in self._timers.values():
             timer.cancel()
-        for socket in (*self._sockets.values(), *self._monitors):
-            self._loop.remove_reader(_fd(socket))
-        for channel_socket in self._sockets.values():
-            channel_socket.disable_monitor()
-        for socket in (*self._sockets.values(), *self._monitors):
-            socket.close(linger=0)
+        for channel in list(self._lines):
+            self._hang_up(channel)
 
-    def _drain(self, channel: Channel, whole: bool = False) -> None:
-        if self._closed or (channel in self._paused and not whole):
+    def _open(self, channel: Channel, kind: bytes, path: str) -> None:
+        limit = MAX_MESSAGE_BYTES + OVERHEAD_BYTES
+        try:
+            line = Connection(path, kind, max_bytes=limit, loop=self._loop)
+        except OSError as error:
+            self._loop.call_soon(self._break, f"its {channel} channel cannot be opened: {error}")
             return
-        socket = self._sockets[channel]
-        end = perf_counter() + SLICE_S
-        while _has_input(socket):
-            self._deliver(channel, socket.recv_multipart(zmq.NOBLOCK))
-            if self._closed:
-                return
-            if perf_counter() > end and not whole:
-                self._loop.remove_reader(_fd(socket))
-                self._paused[channel] = self._loop.call_later(PAUSE_S, self._resume, channel)
-                return
+        self._lines[channel] = line
+        self._loop.add_reader(line, self._read, channel)
 
-    def _resume(self, channel: Channel) -> None:
-        del self._paused[channel]
-        self._loop.add_reader(_fd(self._sockets[channel]), self._drain, channel)
-        self._drain(channel)
+    def _read(self, channel: Channel, *, rest: bool = True) -> None:
+        """Take messages until there are none or the kernel's time is used up."""
+        began = perf_counter()
+        self._debt = max(0.0, self._debt - (began - self._settled) * SHARE)
+        self._settled = began
+        if not self._take(channel, began + BURST_S - self._debt if rest else began + 1.0):
+            return
+        self._settled = perf_counter()
+        self._debt += self._settled - began
+        if rest and self._debt > BURST_S:
+            self._rest()
+
+    def _take(self, channel: Channel, end: float) -> bool:
+        """Whether the connection is still there."""
+        line = self._lines.get(channel)
+        try:
+            while line is not None:
+                frames = line.message()
+                if frames is not None:
+                    self._deliver(channel, frames)
+                    line = self._lines.get(channel)
+                elif not line.read():
+                    return True
+                if perf_counter() > end:
+                    return True
+        except EOFError:
+            self._on_end(channel)
+        except ProtocolError as error:
+            self._hang_up(channel)
+            self._break(f"it sent {error} on its {channel} channel")
+        return False
+
+    def _rest(self) -> None:
+        """Read nothing until the debt is paid."""
+        for line in self._lines.values():
+            self._loop.remove_reader(line)
+        self._timers["rest"] = self._loop.call_later(self._debt / SHARE, self._resume)
+
+    def _resume(self) -> None:
+        self._timers.pop("rest", None)
+        for channel, line in list(self._lines.items()):
+            self._loop.add_reader(line, self._read, channel)
+        for channel in list(self._lines):
+            if "rest" not in self._timers:
+                self._read(channel)
 
     def _deliver(self, channel: Channel, frames: list[bytes]) -> None:
         try:
             message = self._wire.decode(frames)
             if message.kind == "iopub_welcome":
-                self._welcome.set()
+                self._welcome = True
+                self._greeted.set()
             else:
                 self._on_message(channel, message)
+        except Overload as error:
+            self._on_refused(str(error))
         except WireError:
             self.malformed += 1
 
-    def _on_monitor(self, channel: Channel, monitor: zmq.Socket[bytes]) -> None:
-        while not self._closed and _has_input(monitor):
-            with contextlib.suppress(zmq.Again):
-                recv_monitor_message(monitor, zmq.NOBLOCK)
-                if channel == "iopub":
-                    self._broken.set()
-                self._on_broken(f"the kernel's {channel} channel was closed")
+    def _on_end(self, channel: Channel) -> None:
+        self._hang_up(channel)
+        if channel == "iopub":
+            self._ended.set()
+        if "end" not in self._timers and not self._closed:
+            reason = f"it closed its {channel} channel"
+            self._timers["end"] = self._loop.call_later(CLOSED_GRACE_S, self._break, reason)
 
+    def _hang_up(self, channel: Channel) -> None:
+        line = self._lines.pop(channel, None)
+        if line is not None:
+            self._loop.remove_reader(line)
+            line.close()
 
-def _fd(socket: zmq.Socket[bytes]) -> int:
-    """The descriptor that wakes when the socket's state changes."""
-    return cast(int, socket.get(zmq.FD))
-
-
-def _has_input(socket: zmq.Socket[bytes]) -> bool:
-    return bool(cast(int, socket.get(zmq.EVENTS)) & zmq.POLLIN)
+    def _break(self, reason: str) -> None:
+        if not self._closed:
+            self._reason = self._reason or reason
+            self._greeted.set()
+            self._on_broken(reason)

@@ -21,15 +21,11 @@ from kernel_mcp.profiles import entries
 from kernel_mcp.settings import Settings
 
 if TYPE_CHECKING:
-    import zmq
-
     from kernel_mcp.kernel import Kernel
 
 KERNEL_MODULE = "kernel_mcp.kernel"
 """Imported by the first start, in a thread: what it needs would delay a server's first answer."""
 
-MAX_SOCKETS = 16_384
-"""Five for every kernel; ZMQ's own limit would end at some 200 sessions."""
 _NOBODY = Demand("", Path("/"))
 
 logger = logging.getLogger(__name__)
@@ -63,13 +59,7 @@ class KernelFactory:
         self._environments = environments
         self._launcher = launcher
         self._templates = templates
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._built: dict[EnvironmentSpec, KernelEnvironment] = {}
-
-    def close(self) -> None:
-        """Give back what all kernels shared."""
-        if self._context is not None:
-            self._context.destroy(linger=0)
 
     async def environment(
         self, demand: Demand, tell: Callable[[str], None]
@@ -146,14 +136,9 @@ class KernelFactory:
     def _connect(
         self, handle: KernelHandle, environment: KernelEnvironment, policy: Policy
     ) -> Kernel:
-        import zmq
-
         from kernel_mcp.kernel import Kernel
 
-        if self._context is None:
-            self._context = zmq.Context()
-            self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-        return Kernel(handle, environment=environment, policy=policy, context=self._context)
+        return Kernel(handle, environment=environment, policy=policy)
 
     def _fitting(
         self, environment: KernelEnvironment, spec: EnvironmentSpec, demand: Demand

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import anyio
-import zmq
 
 from kernel_mcp.channels import Channel, Channels
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.events import Event, Failure, Stream
 from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, KernelHandle
 from kernel_mcp.policy import Policy
-from kernel_mcp.wire import Message, WireError, event_from, failure_from
+from kernel_mcp.wire import Message, WireError, event_from, failure_from, whole_number
 
 Sink: TypeAlias = Callable[[Event], None]
 
 IDLE_GRACE_S = 2.0
-"""How long after the reply a cell may go without its `idle` status, which a flood can swallow."""
+"""How long after the reply a cell may go without output or its `idle` status, which may be lost."""
+IDLE_MOST_S = 60.0
+"""How long it may go on sending output that came before its reply."""
 DRAIN_S = 0.25
 """How long after a death to wait for the end of what the kernel had sent."""
 
 
 class Run:
-    """One execute request in flight; `finished` is set when it ended or the kernel died."""
+    """One execute request in flight; `finished` is set when it ended or the kernel died.
+
+    The first reply stands: the kernel can send any number of them.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self.msg_id = ""
@@ -38,8 +44,10 @@ class Run:
 
     def on_reply(self, content: dict[str, Any]) -> None:
         """Take over the outcome from an execute reply."""
-        status, count = content.get("status"), content.get("execution_count")
-        self.execution_count = count if isinstance(count, int) else None
+        if self.status is not None:
+            return
+        status = content.get("status")
+        self.execution_count = whole_number(content.get("execution_count"))
         if status == "error":
             with contextlib.suppress(WireError):
                 self.failure = failure_from(content)
@@ -74,7 +82,6 @@ class Kernel:
         *,
         environment: KernelEnvironment,
         policy: Policy,
-        context: zmq.Context[zmq.Socket[bytes]],
     ) -> None:
         self.handle = handle
         self.environment = environment
@@ -84,9 +91,13 @@ class Kernel:
         self._stray: Sink | None = None
         self._asked: dict[str, Answer] = {}
         self._closing = False
-        self._heard = 0
+        self._heard = self._messages = 0
+        self._broken = ""
         self._channels = Channels(
-            context, handle.connection, on_message=self._on_message, on_broken=self._on_broken
+            handle.connection,
+            on_message=self._on_message,
+            on_refused=self._on_refused,
+            on_broken=self._on_broken,
         )
 
     async def ready(self, timeout: float) -> None:
@@ -96,7 +107,10 @@ class Kernel:
     @property
     def exit(self) -> ExitStatus | None:
         """How the kernel ended, or None while it lives."""
-        return self.handle.exit
+        status = self.handle.exit
+        if status is not None and self._broken and status.signal == signal.SIGKILL:
+            return replace(status, cause=status.cause or self._broken)
+        return status
 
     @property
     def malformed(self) -> int:
@@ -190,19 +204,41 @@ class Kernel:
         mine = run is not None and message.parent == run.msg_id
         if channel == "shell":
             if run is not None and mine and message.kind == "execute_reply":
+                first = run.status is None
                 run.on_reply(message.content)
-                self._channels.call_later(IDLE_GRACE_S, run.finished.set)
+                if first:
+                    self._await_idle(run, IDLE_MOST_S)
         elif message.kind == "status":
             if run is not None and mine and message.content.get("execution_state") == "idle":
                 run.on_idle()
         else:
+            self._messages += 1
             event = event_from(message)
             if isinstance(event, Stream):
                 self._heard += len(event.text)
             if event is not None and self._stray is not None:
                 (run.sink if run is not None and mine else self._stray)(event)
 
-    def _on_broken(self, _reason: str) -> None:
+    def _await_idle(self, run: Run, left_s: float) -> None:
+        """End the cell when its `idle` is lost: some time after the last of its output."""
+        seen = self._messages
+
+        def look() -> None:
+            if run.finished.is_set():
+                return
+            if self._messages == seen or left_s <= 0:
+                run.finished.set()
+            else:
+                self._await_idle(run, left_s - IDLE_GRACE_S)
+
+        self._channels.call_later(IDLE_GRACE_S, look)
+
+    def _on_refused(self, reason: str) -> None:
+        if self._stray is not None:
+            self._stray(Stream("stderr", f"[left out: {reason}]\n"))
+
+    def _on_broken(self, reason: str) -> None:
         """A kernel without its channels is of no use: end it, if it has not ended itself."""
-        if not self._closing:
+        if not self._closing and self.handle.exit is None:
+            self._broken = self._broken or reason
             self.handle.kill()

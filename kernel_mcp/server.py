@@ -105,7 +105,6 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             launcher=launcher,
             templates=templates,
         )
-        stack.callback(factory.close)
         spares = _spares(settings, sandbox, run.path)
         pool = WarmPool(factory, size=spares, folder=folders.workspaces, layers=folders.layers)
         stack.push_async_callback(pool.aclose)

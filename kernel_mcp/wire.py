@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,8 +21,27 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message accepted from a kernel: decoding one holds up other sessions by some 30 ms."""
 
 
+MAX_HEADER_BYTES = 64 * 1024
+MAX_VALUES = 200_000
+"""JSON values in one message: those of 16 MiB of `[],` would take the server a second."""
+UNSUSPICIOUS_BYTES = 128 * 1024
+MAX_ENTRIES = 256
+"""Entries of a MIME bundle; an honest one has a handful."""
+MAX_ID_CHARS = 256
+MAX_FRAMES = 2000
+"""Frames of a traceback that are looked at, half of them from its end."""
+MAX_COUNT = 2**53
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SEPARATORS = (b",", b"[", b"{")
+
+
 class WireError(ValueError):
     """A message that is not signed, not JSON or not of the protocol's shape."""
+
+
+class Overload(WireError):
+    """A message that is signed, but would hold up the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +86,9 @@ class Wire:
             digest.update(part)
         if not hmac.compare_digest(digest.hexdigest().encode(), frames[start]):
             raise WireError("bad signature")
+        if len(parts[0]) > MAX_HEADER_BYTES or len(parts[1]) > MAX_HEADER_BYTES:
+            raise WireError("header or parent is too long")
+        _check_values(parts[3])
         try:
             header, parent, content = (json.loads(parts[i]) for i in (0, 1, 3))
         except (ValueError, RecursionError) as error:
@@ -92,7 +115,7 @@ def event_from(message: Message) -> Event | None:
         return Display(
             data=_bundle(content.get("data")),
             metadata=_object(content.get("metadata", {})),
-            display_id=display_id if isinstance(display_id, str) else None,
+            display_id=_identifier(display_id),
             update=message.kind == "update_display_data",
             result=message.kind == "execute_result",
         )
@@ -109,9 +132,38 @@ def failure_from(content: dict[str, Any]) -> Failure:
     Raises WireError.
     """
     traceback = content.get("traceback", [])
-    if not (isinstance(traceback, list) and all(isinstance(line, str) for line in traceback)):
+    if not isinstance(traceback, list):
+        raise WireError("traceback is not a list")
+    if len(traceback) > MAX_FRAMES:
+        traceback = traceback[: MAX_FRAMES // 2] + traceback[-MAX_FRAMES // 2 :]
+    if not all(isinstance(line, str) for line in traceback):
         raise WireError("traceback is not a list of strings")
     return Failure(_text(content, "ename"), _text(content, "evalue"), tuple(traceback))
+
+
+def whole_number(value: object) -> int | None:
+    """A count as the protocol means it, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value < MAX_COUNT else None
+
+
+def _check_values(content: bytes) -> None:
+    """Raise Overload for JSON of too many values; text of any length passes."""
+    if len(content) <= UNSUSPICIOUS_BYTES or _separators(content) <= MAX_VALUES:
+        return
+    found = _separators(_STRING.sub(b"", content))
+    if found > MAX_VALUES:
+        size = f"{len(content) / 1e6:.1f} MB"
+        raise Overload(f"an output of {size} holds more than {MAX_VALUES:,} values")
+
+
+def _separators(content: bytes) -> int:
+    return sum(map(content.count, _SEPARATORS))
+
+
+def _identifier(value: object) -> str | None:
+    return value if isinstance(value, str) and len(value) <= MAX_ID_CHARS else None
 
 
 def _stream_name(value: object) -> Literal["stdout", "stderr"]:
@@ -138,6 +190,8 @@ def _object(value: object) -> dict[str, Any]:
 def _bundle(value: object) -> dict[str, Any]:
     """A MIME bundle; entries that are neither text nor of a JSON type are refused."""
     bundle = _object(value)
+    if len(bundle) > MAX_ENTRIES:
+        raise WireError("too many entries in a MIME bundle")
     for mime, data in bundle.items():
         if not isinstance(data, str) and not (mime == "application/json" or mime.endswith("+json")):
             raise WireError(f"data of type {mime[:80]!r} is not a string")

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import zmq
 
 from kernel_mcp import __version__
 from kernel_mcp.doctor.orphan import killed_server
@@ -167,16 +166,15 @@ class _Hospital:
                 workspace=workspace,
             )
         )
-        with zmq.Context() as context:
-            kernel = Kernel(handle, environment=self._environment, policy=policy, context=context)
-            try:
-                await kernel.ready(30)
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(kernel.watch)
-                    yield Patient(kernel, self._folder / f"r{self._count}")
-                    kernel.kill()
-            finally:
-                await kernel.aclose()
+        kernel = Kernel(handle, environment=self._environment, policy=policy)
+        try:
+            await kernel.ready(30)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kernel.watch)
+                yield Patient(kernel, self._folder / f"r{self._count}")
+                kernel.kill()
+        finally:
+            await kernel.aclose()
 
 
 def _used(settings: Settings) -> tuple[str, str]:

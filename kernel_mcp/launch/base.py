@@ -32,7 +32,11 @@ class ConnectionInfo:
 
     def url(self, port: int) -> str:
         """The ZMQ address of one channel."""
-        return f"ipc://{self.ip}-{port}"
+        return f"ipc://{self.path(port)}"
+
+    def path(self, port: int) -> str:
+        """The socket of one channel on the host."""
+        return f"{self.ip}-{port}"
 
 
 @dataclass(frozen=True, slots=True)

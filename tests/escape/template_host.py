@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import anyio
-import zmq
 
 from kernel_mcp.events import Event, Stream
 from kernel_mcp.kernel import Kernel
@@ -90,7 +89,6 @@ async def kernels(
     launcher: Launcher, runs: RunDirectory, count: int
 ) -> AsyncIterator[list[Kernel]]:
     """Kernels with clients, their workspaces below `w` of the run directory."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made: list[Kernel] = []
     try:
         for number in range(count):
@@ -107,7 +105,7 @@ async def kernels(
                     workspace=workspace,
                 )
             )
-            kernel = Kernel(handle, environment=ENVIRONMENT, policy=OPEN, context=context)
+            kernel = Kernel(handle, environment=ENVIRONMENT, policy=OPEN)
             made.append(kernel)
             await kernel.ready(20)
             await run(kernel, f"folder = {workspace.name!r}; import os; print(os.getcwd())")
@@ -116,7 +114,6 @@ async def kernels(
         with anyio.CancelScope(shield=True):
             for kernel in made:
                 await kernel.aclose()
-        context.destroy(0)
 
 
 async def against_the_host(attacker: Kernel) -> dict[str, str]:

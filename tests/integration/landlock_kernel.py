@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-import zmq
 
 from kernel_mcp.events import Event, Stream
 from kernel_mcp.kernel import Kernel
@@ -81,16 +80,15 @@ async def notebook(
             workspace=Path(folder),
         )
         handle = await launcher.launch(request)
-        with zmq.Context() as context:
-            kernel = Kernel(handle, environment=ENVIRONMENT, policy=POLICY, context=context)
-            try:
-                await kernel.ready(CELL_TIMEOUT_S)
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(kernel.watch)
-                    yield Notebook(handle, kernel, Path(folder))
-                    handle.kill()
-            finally:
-                await kernel.aclose()
+        kernel = Kernel(handle, environment=ENVIRONMENT, policy=POLICY)
+        try:
+            await kernel.ready(CELL_TIMEOUT_S)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kernel.watch)
+                yield Notebook(handle, kernel, Path(folder))
+                handle.kill()
+        finally:
+            await kernel.aclose()
 
 
 async def serve(code: str) -> None:

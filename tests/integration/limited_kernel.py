@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import zmq
 
 from kernel_mcp.cell import Cell
 from kernel_mcp.displayindex import DisplayIndex
@@ -105,8 +104,6 @@ async def limited_kernel(
             template.prepare(ENVIRONMENT)
             assert await template.ready(ENVIRONMENT)
         stack.push_async_callback(launcher.aclose)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        stack.callback(context.destroy, linger=0)
         handle = await launcher.launch(
             KernelRequest(
                 session="test",
@@ -116,9 +113,7 @@ async def limited_kernel(
                 workspace=workspace,
             )
         )
-        kernel = Kernel(
-            handle, environment=ENVIRONMENT, policy=Policy.for_allow(["*"]), context=context
-        )
+        kernel = Kernel(handle, environment=ENVIRONMENT, policy=Policy.for_allow(["*"]))
         stack.push_async_callback(kernel.aclose)
         await kernel.ready(20)
         async with anyio.create_task_group() as tasks:

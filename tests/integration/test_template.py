@@ -16,7 +16,6 @@ from typing import Any
 
 import anyio
 import pytest
-import zmq
 
 from kernel_mcp.events import Event, Stream
 from kernel_mcp.kernel import Kernel
@@ -47,7 +46,6 @@ class Bench:
         self.launcher = launcher
         self.runs = runs
         self.workspaces = workspaces
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.kernels: list[Kernel] = []
 
     def request(self, **changes: Any) -> KernelRequest:
@@ -71,7 +69,7 @@ class Bench:
         return kernel
 
     async def meet(self, handle: KernelHandle) -> Kernel:
-        kernel = Kernel(handle, environment=ENVIRONMENT, policy=OPEN, context=self.context)
+        kernel = Kernel(handle, environment=ENVIRONMENT, policy=OPEN)
         self.kernels.append(kernel)
         await kernel.ready(10)
         return kernel
@@ -81,7 +79,6 @@ class Bench:
             for kernel in self.kernels:
                 await kernel.aclose()
             await self.launcher.aclose()
-        self.context.destroy(0)
 
 
 @asynccontextmanager
