@@ -24,7 +24,8 @@ SLACK_BYTES = 16 * MIB
 SLACK_ENTRIES = 100
 """What may be added to a folder that is too full already, so that code can make room in it."""
 SEVERE = 2
-"""A folder with this many times its limit takes no code any more."""
+SEVERE_BYTES = 512 * MIB
+"""A folder with this many times its limit, and this much above it, takes no code any more."""
 MOST_ENTRIES = 100_000
 BYTES_PER_ENTRY = 8 * KIB
 LEAST_ENTRIES = 10_000
@@ -47,6 +48,7 @@ class FolderQuota:
         self._name = name
         self._size = size
         self._entries = min(max(size // BYTES_PER_ENTRY, LEAST_ENTRIES), MOST_ENTRIES)
+        self._far = max(SEVERE * size, size + SEVERE_BYTES)
         self._clock = clock
         self._next = 0.0
         self._soonest = 0.0
@@ -66,9 +68,7 @@ class FolderQuota:
         """Whether there is so much in it that nothing but removing all of it helps."""
         found = self.measured
         return (
-            found.bytes > SEVERE * self._size
-            or found.entries > SEVERE * self._entries
-            or not found.complete
+            found.bytes > self._far or found.entries > SEVERE * self._entries or not found.complete
         )
 
     @property
@@ -106,9 +106,7 @@ class FolderQuota:
     def _look(self, processes: Sequence[int]) -> None:
         begin = self._clock()
         self._free = self._free_now()
-        found = measure(
-            self._fd, most_entries=SEVERE * self._entries, most_bytes=SEVERE * self._size
-        )
+        found = measure(self._fd, most_entries=SEVERE * self._entries, most_bytes=self._far)
         device = os.fstat(self._fd).st_dev
         hidden = sum(size for (place, _), size in unlinked(processes).items() if place == device)
         self.measured = Holding(found.bytes + hidden, found.entries, found.complete)

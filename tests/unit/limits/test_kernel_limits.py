@@ -101,7 +101,10 @@ async def test_what_goes_on_growing_between_cells_is_killed(
     assert "disk quota" in watched.limits.explain(KILLED).describe()
 
 
-async def test_twice_the_quota_is_killed_at_once_and_no_cell_runs_then(watched: Watched) -> None:
+async def test_twice_the_quota_is_killed_at_once_and_no_cell_runs_then(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched.limits.quotas[0], "_far", 8 * MIB)
     await watched.begin()
     watched.fill(9 * MIB)
     await watched.limits.check_disk()

@@ -166,7 +166,10 @@ def test_room_that_was_made_is_not_given_back(folder: Path, watched: FolderQuota
     assert watched.growing
 
 
-def test_twice_the_limit_is_severe(folder: Path, watched: FolderQuota) -> None:
+def test_twice_the_limit_is_severe(
+    folder: Path, watched: FolderQuota, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "_far", 8 * MIB)
     fill(folder / "a", 9 * MIB)
     watched.look()
     assert watched.severe
