@@ -108,6 +108,9 @@ def _outcome(
             cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
         return Outcome(Status.KILLED, state_kept=False, cause=cause)
     if reason is None:
+        if run.status == "aborted":
+            cause = "the kernel dropped the cell twice without running it; run it again"
+            return Outcome(Status.ERROR, cause=cause)
         status = Status.ERROR if run.status == "error" else Status.OK
     elif reason in (StopReason.TIMEOUT, StopReason.CPU):
         status = Status.TIMEOUT

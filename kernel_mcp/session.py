@@ -21,6 +21,7 @@ import anyio.abc
 from kernel_mcp.audit import SILENT, Journal
 from kernel_mcp.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.demand import Demand, KernelSource
+from kernel_mcp.descriptions import counted, descriptions
 from kernel_mcp.displayindex import DisplayIndex
 from kernel_mcp.errors import KernelMcpError, LaunchError, SessionNotFound
 from kernel_mcp.execution import run_cell
@@ -290,7 +291,11 @@ class Session:
         kernel = self._keeper.kernel
         if kernel is None or kernel.exit is not None:
             return {"variables": [], "omitted": 0}
-        return await kernel.ask("kernel_mcp_variables_request", {}, timeout=VARIABLES_TIMEOUT_S)
+        reply = await kernel.ask("kernel_mcp_variables_request", {}, timeout=VARIABLES_TIMEOUT_S)
+        return {
+            "variables": descriptions(reply.get("variables")),
+            "omitted": counted(reply.get("omitted")) or 0,
+        }
 
     def _halt(self, reason: StopReason) -> None:
         self._keeper.disturb()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from kernel_mcp.descriptions import descriptions
 from kernel_mcp.errors import HibernationError, LaunchError
 from kernel_mcp.settings import MIB
 from kernel_mcp.text import one_line
@@ -36,8 +37,6 @@ EXTRA_BYTES = 32 * MIB
 MAX_NAMES = 2100
 MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 200
-MAX_DESCRIBED = 500
-MAX_DIMENSIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ async def take(
         size=size,
         names=_names(reply.get("names")),
         lost=_reasons(reply.get("lost")),
-        variables=_descriptions(reply.get("variables")),
+        variables=descriptions(reply.get("variables")),
     )
 
 
@@ -198,22 +197,3 @@ def _reasons(value: object) -> dict[str, str]:
         name: one_line(text, MAX_REASON_CHARS)
         for name, text in zip(_names(list(value)), value.values(), strict=True)
     }
-
-
-def _descriptions(value: object) -> tuple[dict[str, Any], ...]:
-    """What the kernel says about single variables, cut to what `list_variables` shows."""
-    items = value[:MAX_DESCRIBED] if isinstance(value, list) else []
-    return tuple(_description(item) for item in items if isinstance(item, dict))
-
-
-def _description(item: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {key: one_line(str(item.get(key, ""))) for key in ("name", "type", "preview")}
-    counts = {key: _count(item.get(key)) for key in ("length", "size")}
-    shape = item.get("shape")
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or None in map(_count, shape):
-        shape = None
-    return {**texts, **counts, "shape": shape}
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and 0 <= value < 2**63 else None
