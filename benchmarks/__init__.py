@@ -1,1 +1,1 @@
-"""Measurements of kernel-mcp as a client sees it: `make bench`."""
+"""What kernel-mcp costs, measured beside what it replaces: `python -m benchmarks --help`."""

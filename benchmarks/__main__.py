@@ -1,109 +1,117 @@
-"""Times what a client on stdio waits for and prints one table."""
+"""Measure kernel-mcp beside jupyter_client with a stock ipykernel, in the same run.
+
+Times are medians. The floor is what a session costs without MCP and without a sandbox.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
+import json
+import resource
 import sys
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 
 import anyio
-from mcp.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
 
-_LIMIT_S = 600
+from benchmarks import crowds, field, ours, record, report, sessions
+from benchmarks.bench import Bench
+from benchmarks.machine import Machine
+from benchmarks.places import build_ours
+from benchmarks.results import Results, failure
 
+GROUP_S = 1200
+RESULTS = Path(__file__).parent / "results"
+PEERS = "peers"
 
-class Stopwatch:
-    """Collects times in milliseconds under names."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, list[float]] = {}
-        self._started = time.perf_counter()
-
-    def start(self) -> None:
-        """Begin a measurement."""
-        self._started = time.perf_counter()
-
-    def stop(self, name: str) -> None:
-        """End it and keep it."""
-        self._times.setdefault(name, []).append((time.perf_counter() - self._started) * 1000)
-
-    def table(self) -> str:
-        """Median, 90th percentile and number of measurements of each name."""
-        lines = [f"{'':38}{'median':>10}{'p90':>10}{'n':>6}"]
-        for name, times in self._times.items():
-            p90 = sorted(times)[min(len(times) - 1, int(len(times) * 0.9))]
-            lines.append(
-                f"{name:38}{statistics.median(times):>7.1f} ms{p90:>7.1f} ms{len(times):>6}"
-            )
-        return "\n".join(lines)
+GROUPS: Mapping[str, Callable[[Bench], Awaitable[None]]] = MappingProxyType(
+    {
+        "start": sessions.start,
+        "first": sessions.first,
+        "session": sessions.session,
+        "warm": sessions.warm,
+        "cells": sessions.cells,
+        "ends": sessions.ends,
+        "burst": crowds.burst,
+        "robin": crowds.robin,
+        "memory": crowds.memory,
+        "growth": crowds.growth,
+        PEERS: field.measure,
+    }
+)
 
 
-@asynccontextmanager
-async def connected(flags: Sequence[str], mode: str) -> AsyncIterator[Client]:
-    """A client of a server process of its own."""
-    server = StdioServerParameters(
-        command=sys.executable, args=["-m", "kernel_mcp", *flags], env=dict(os.environ)
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few rounds, few sessions")
+    parser.add_argument("--peers", action="store_true", help="measure other MCP servers too")
+    parser.add_argument("--only", metavar="NAME,…", default="", help=f"some of {', '.join(GROUPS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where all values are written")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="rewrite docs/benchmarks.md, its plot and the summary in the README",
     )
-    async with Client(stdio_client(server), mode=mode) as client:
-        yield client
+    options = parser.parse_args(argv)
+    options.only = [name for name in options.only.split(",") if name]
+    if unknown := [name for name in options.only if name not in GROUPS]:
+        parser.error(f"there is no {unknown[0]!r}; choose from {', '.join(GROUPS)}")
+    return options
 
 
-async def execute(client: Client, code: str, session: str = "") -> None:
-    """Run a cell that must succeed."""
-    result = await client.call_tool("execute", {"code": code, "session": session})
-    status = (result.meta or {})["kernel-mcp/cell"]["status"]
-    if status != "ok":
-        raise SystemExit(f"benchmark: the cell {code!r} ended with {status}: {result.content}")
+async def _run(results: Results, groups: Sequence[str], *, quick: bool) -> None:
+    print("Preparing the environments", file=sys.stderr)
+    await build_ours(ours.ALLOW)
+    for group in groups:
+        print(f"Measuring {group}", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="kb-") as scratch:
+            if why := await failure(partial(_measure, group, Bench(results, Path(scratch), quick))):
+                results.broken[group] = why
 
 
-async def measure(flags: Sequence[str], mode: str, rounds: int) -> str:
-    """All measurements as a table."""
-    watch = Stopwatch()
-    async with connected(flags, mode) as client:  # builds the environment if need be
-        await execute(client, "1")
-    for _ in range(3):
-        watch.start()
-        async with connected(flags, mode) as client:
-            await client.list_tools()
-            watch.stop("server: start to list of tools")
-            watch.start()
-            await execute(client, "1")
-            watch.stop("default session: first result")
-    async with connected(flags, mode) as client:
-        for _ in range(10):
-            watch.start()
-            created = await client.call_tool("create_session", {})
-            session = str((created.structured_content or {})["session"])
-            await execute(client, "1", session)
-            watch.stop("new session: first result")
-            await client.call_tool("close_session", {"session": session})
-        cells = {"1": "1", "1000 lines": "for i in range(1000): print(i)", "1 MB": "'x' * 10**6"}
-        for name, code in cells.items():
-            await execute(client, code)
-            for _ in range(rounds):
-                watch.start()
-                await execute(client, code)
-                watch.stop(f"warm execute: {name}")
-        for _ in range(rounds):
-            watch.start()
-            await client.call_tool("check_syntax", {"code": "import json\njson.dumps(1)"})
-            watch.stop("check_syntax")
-    return watch.table()
+async def _measure(group: str, bench: Bench) -> None:
+    with anyio.fail_after(GROUP_S):
+        await GROUPS[group](bench)
 
 
-async def main() -> None:
-    """Read the arguments, measure, print."""
-    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200, help="of each warm call")
-    parser.add_argument("--mode", default="auto", help="auto or legacy protocol era")
-    options, flags = parser.parse_known_args()
-    with anyio.fail_after(_LIMIT_S):
-        print(await measure(flags, options.mode, options.rounds))
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write; 0 when everything could be measured."""
+    options = _options(argv)
+    groups = options.only or [name for name in GROUPS if name != PEERS or options.peers]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    now = datetime.now(timezone.utc)
+    machine = Machine.this()
+    results = Results()
+    why = anyio.run(failure, partial(_run, results, groups, quick=options.quick))
+    if why:
+        print(f"benchmarks: {why}", file=sys.stderr)
+        return 1
+    print(report.table(results))
+    for group, why in results.broken.items():
+        print(f"\n{group} was not measured to its end: {why}")
+    print(f"\n{machine.describe()}")
+    file = options.json or RESULTS / f"{now:%Y-%m-%dT%H%M%SZ}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "date": now.isoformat(timespec="seconds"),
+        "quick": options.quick,
+        "machine": machine.as_json(),
+        "figures": results.as_json(),
+    }
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(f"All values: {file}", file=sys.stderr)
+    if options.record:
+        why = anyio.run(failure, partial(record.record, results, machine, now))
+        if why:
+            print(f"benchmarks: nothing recorded: {why}", file=sys.stderr)
+            return 1
+    return int(results.failed)
 
 
-anyio.run(main)
+if __name__ == "__main__":
+    sys.exit(main())

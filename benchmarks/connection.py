@@ -1,0 +1,53 @@
+"""MCP servers on stdio, ours and others', driven by one and the same client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp_types import CallToolResult, ImageContent, TextContent
+
+from benchmarks.notebooks import Answer
+from benchmarks.places import clean_environ
+from benchmarks.results import BenchmarkError
+
+Era: TypeAlias = Literal["auto", "legacy"]
+"""How the client says hello: by server/discover, or by initialize."""
+
+
+@asynccontextmanager
+async def connected(
+    argv: Sequence[str], folder: Path, era: Era = "auto", environ: Mapping[str, str] | None = None
+) -> AsyncIterator[Client]:
+    """A client of a server process of its own, once the server has answered for the first time.
+
+    It runs in `folder`, where what it says on stderr is kept.
+    """
+    server = StdioServerParameters(
+        command=argv[0],
+        args=list(argv[1:]),
+        env={**clean_environ(), **(environ or {})},
+        cwd=folder,
+    )
+    with open(folder / "stderr.log", "a", encoding="utf-8") as errors:
+        async with Client(stdio_client(server, errors), mode=era) as client:
+            yield client
+
+
+async def call(client: Client, tool: str, **arguments: Any) -> CallToolResult:
+    """Call a tool. Raises BenchmarkError when it fails."""
+    result = await client.call_tool(tool, arguments)
+    if result.is_error:
+        raise BenchmarkError(f"the tool {tool} failed: {answer(result).text[-300:]}")
+    return result
+
+
+def answer(result: CallToolResult) -> Answer:
+    """The text and the pictures of a result."""
+    texts = [block.text for block in result.content if isinstance(block, TextContent)]
+    pictures = sum(isinstance(block, ImageContent) for block in result.content)
+    return Answer("\n".join(texts), pictures)

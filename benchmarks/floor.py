@@ -1,0 +1,139 @@
+"""The floor: jupyter_client and a stock ipykernel, as anyone would put them together.
+
+No MCP, no sandbox, in the process that measures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import anyio
+import zmq.asyncio
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+
+from benchmarks.notebooks import Answer
+from benchmarks.places import PACKAGES, environment
+from benchmarks.results import BenchmarkError
+
+FLOOR = "floor: jupyter_client + ipykernel"
+REQUIREMENTS = (f"ipykernel=={version('ipykernel')}", *PACKAGES)
+READY_S = 60
+CELL_S = 120
+_MAX_SOCKETS = 16_384
+_KERNEL = "stock"
+
+
+class FloorNotebook:
+    """One stock kernel and its client."""
+
+    def __init__(self, manager: AsyncKernelManager, client: AsyncKernelClient) -> None:
+        self._manager = manager
+        self._client = client
+        self._begun = ""
+
+    async def run(self, code: str) -> Answer:
+        """Run a cell to its end."""
+        texts: list[str] = []
+        pictures = 0
+
+        def take(message: dict[str, Any]) -> None:
+            nonlocal pictures
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                texts.append(content["text"])
+            elif message["msg_type"] in ("execute_result", "display_data"):
+                texts.append(content["data"].get("text/plain", ""))
+                pictures += "image/png" in content["data"]
+
+        reply = await self._client.execute_interactive(
+            code, allow_stdin=False, output_hook=take, timeout=CELL_S
+        )
+        if reply["content"]["status"] != "ok":
+            raise BenchmarkError(f"the cell {code[:60]!r} ended with {reply['content']}")
+        return Answer("".join(texts), pictures)
+
+    async def begin(self, code: str) -> None:
+        """Start a cell that does not end, and return once it has put something out."""
+        self._begun = self._client.execute(code, allow_stdin=False)
+        while (await self._client.get_iopub_msg(timeout=READY_S))["msg_type"] != "stream":
+            pass
+
+    async def interrupt(self) -> None:
+        """Stop the cell and return once it has ended."""
+        await self._manager.interrupt_kernel()
+        reply = await self._client.get_shell_msg(timeout=READY_S)
+        if reply["parent_header"].get("msg_id") != self._begun:
+            raise BenchmarkError("another cell ended")
+        while True:
+            message = await self._client.get_iopub_msg(timeout=READY_S)
+            if message["content"].get("execution_state") == "idle":
+                return
+
+    async def close(self) -> None:
+        """Kill the kernel."""
+        with anyio.CancelScope(shield=True):
+            self._client.stop_channels()
+            await self._manager.shutdown_kernel(now=True)
+
+
+class Floor:
+    """Starts stock kernels and ends those that are left."""
+
+    def __init__(self, specs: KernelSpecManager, context: zmq.asyncio.Context, folder: Path):
+        self._specs = specs
+        self._context = context
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._open: list[FloorNotebook] = []
+
+    async def open(self) -> FloorNotebook:
+        """Start a kernel and wait until it is ready, in jupyter_client's own way."""
+        manager = AsyncKernelManager(
+            kernel_name=_KERNEL,
+            kernel_spec_manager=self._specs,
+            context=self._context,
+            connection_file=str(self._folder / f"kernel-{next(self._numbers)}.json"),
+        )
+        environ = {**os.environ, "IPYTHONDIR": str(self._folder / "ipython")}
+        await manager.start_kernel(cwd=str(self._folder), env=environ, stderr=subprocess.DEVNULL)
+        client = manager.client()
+        notebook = FloorNotebook(manager, client)
+        self._open.append(notebook)
+        client.start_channels()
+        await client.wait_for_ready(timeout=READY_S)
+        return notebook
+
+    async def aclose(self) -> None:
+        """End every kernel that still runs."""
+        for notebook in self._open:
+            await notebook.close()
+
+
+@asynccontextmanager
+async def floor(folder: Path) -> AsyncIterator[Floor]:
+    """A floor whose files are below `folder`. Raises BenchmarkError."""
+    python = await environment("floor", REQUIREMENTS) / "bin/python"
+    argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": _KERNEL, "language": "python"}
+    place = folder / "specs" / _KERNEL
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "kernel.json").write_text(json.dumps(spec))
+    specs = KernelSpecManager(kernel_dirs=[str(place.parent)], ensure_native_kernel=False)
+    context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    made = Floor(specs, context, folder)
+    try:
+        yield made
+    finally:
+        await made.aclose()
+        context.destroy(linger=0)
