@@ -46,7 +46,7 @@ class Enforcer:
 
     def warn(self, limits: Limits) -> None:
         """Log what is only enforced in a weaker form."""
-        for gap in self._gaps(limits):
+        for gap in self._weaknesses(limits):
             logger.warning("%s", gap)
 
     def open(self, limits: Limits, workspace: Path, sockets: Path) -> KernelLimits:
@@ -99,7 +99,7 @@ class Enforcer:
         return replace(
             sandbox,
             enforced=(*sandbox.enforced, *self._enforced(limits)),
-            gaps=(*sandbox.gaps, *self._gaps(limits)),
+            gaps=(*sandbox.gaps, *self._weaknesses(limits), *_waived(limits)),
         )
 
     def _by(self, controller: str) -> str:
@@ -121,7 +121,7 @@ class Enforcer:
             found.append(f"workspace {amount(limits.disk_bytes)} by a watchdog")
         return found
 
-    def _gaps(self, limits: Limits) -> list[str]:
+    def _weaknesses(self, limits: Limits) -> list[str]:
         missing = [
             resource
             for resource, limit, controller in (
@@ -139,23 +139,23 @@ class Enforcer:
             found.append(f"no cgroup for {names}{why}")
         if limits.cpus and not self._by("cpu"):
             found.append("the number of processors is not limited, which takes a cgroup")
-        unlimited = [
-            flag
-            for flag, limit in (
-                ("--memory", limits.memory_bytes),
-                ("--pids", limits.pids),
-                ("--disk", limits.disk_bytes),
-            )
-            if not limit
-        ]
-        if unlimited:
-            found.append(f"no limit by {', '.join(unlimited)} 0")
         return found
 
     def _release(self, kernel: KernelLimits) -> None:
         self._watchdog.forget(kernel)
         if self._groups is not None and kernel.group is not None:
             self._groups.discard(kernel.group)
+
+
+def _waived(limits: Limits) -> list[str]:
+    """What the operator wants no limit of."""
+    flags = {
+        "--memory": limits.memory_bytes,
+        "--pids": limits.pids,
+        "--disk": limits.disk_bytes,
+    }
+    unlimited = [flag for flag, limit in flags.items() if not limit]
+    return [f"no limit by {', '.join(unlimited)} 0"] if unlimited else []
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:

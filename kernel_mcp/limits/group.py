@@ -15,6 +15,8 @@ LEAST_ABOVE = 128 * MIB
 the address space limit acts first, within a process that can go on after that."""
 PERIOD_US = 100_000
 """Period of the processor quota, the default of both versions."""
+EQUAL, BEHIND = 1.0, 0.125
+"""Shares of the processors among the kernels of one server, relative to the default."""
 SHELL = Path("/bin/sh")
 _ENTER = """
 count=$1
@@ -80,6 +82,14 @@ class KernelGroup:
             with contextlib.suppress(ProcessLookupError):
                 files.write(folder / "cgroup.procs", pid)
 
+    def favour(self) -> None:
+        """Give it the same share of the processors as other kernels have."""
+        self._weigh(EQUAL)
+
+    def step_back(self) -> None:
+        """Let other kernels go first, as far as they have something to do."""
+        self._weigh(BEHIND)
+
     def entry(self) -> list[str]:
         """The beginning of a command line that runs the rest of it inside the group.
 
@@ -137,6 +147,12 @@ class KernelGroup:
             files.write(folder / "memory.memsw.limit_in_bytes", size)
         except OSError:  # the same
             files.write(folder / "memory.swappiness", 0)
+
+    def _weigh(self, part: float) -> None:
+        if "cpu" in self._unified:
+            files.write(self._folders["cpu"] / "cpu.weight", int(100 * part))
+        elif "cpu" in self._folders:
+            files.write(self._folders["cpu"] / "cpu.shares", int(1024 * part))
 
     def _cpu_s(self) -> float | None:
         for controller in self._unified:  # told in every group of version 2

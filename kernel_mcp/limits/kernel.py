@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -21,6 +23,8 @@ from kernel_mcp.settings import Limits
 
 logger = logging.getLogger(__name__)
 
+LONG_S = 1.0
+"""A kernel at work for longer than this lets the others go first."""
 RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""
 PATIENCE_S = 3.0
@@ -44,6 +48,7 @@ class KernelLimits:
         quotas: Sequence[FolderQuota],
         wake: Callable[[KernelLimits], None],
         release: Callable[[KernelLimits], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`wake` is called when the kernel is to be watched, `release` when it has been closed."""
         self.limits = limits
@@ -54,6 +59,7 @@ class KernelLimits:
         self._looking = False
         self._weighing = False
         self._wake = wake
+        self._clock = clock
         self._release = release
         self._roots: list[int] = []
         self._on_excess: Callable[[], None] | None = None
@@ -64,6 +70,8 @@ class KernelLimits:
         self._known = False
         self._changed = False
         self._stopped = False
+        self._behind = False
+        self._began = 0.0
 
     @property
     def cause(self) -> str:
@@ -116,6 +124,10 @@ class KernelLimits:
         self._cause = ""
         self._on_excess = on_excess
         self._stopped = False
+        if self._behind and self.group is not None:
+            self.group.favour()
+        self._behind = False
+        self._began = self._clock()
         self._changed = self.awake = True
         self._wake(self)
 
@@ -152,6 +164,16 @@ class KernelLimits:
             self.kill()
         finally:
             self._weighing = False
+
+    def rank(self) -> None:
+        """Let short cells of other kernels go before one that has been computing for a while."""
+        if self.group is None or self._behind or not self.awake:
+            return
+        if self._clock() - self._began < LONG_S:
+            return
+        with contextlib.suppress(OSError):
+            self.group.step_back()
+            self._behind = True
 
     async def check_disk(self) -> None:
         """Compare the folders with their quotas where that is due; called by the watchdog.

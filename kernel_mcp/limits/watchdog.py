@@ -42,6 +42,7 @@ class Watchdog:
                     rest = now
                 for kernel in list(self._kernels):
                     if kernel.awake or everyone:
+                        kernel.rank()
                         tasks.start_soon(kernel.check_memory)
                         tasks.start_soon(kernel.check_disk)
 

@@ -20,7 +20,7 @@ V1_FILES = {
         "memory.stat": "cache 5\nrss 1\ntotal_rss 1000\ntotal_shmem 200\n",
     },
     "pids": {"pids.max": "max"},
-    "cpu": {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "-1"},
+    "cpu": {"cpu.shares": "1024", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "-1"},
     "cpuacct": {"cpuacct.usage": "1500000000"},
 }
 V2_FILES = {

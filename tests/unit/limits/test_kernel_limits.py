@@ -189,6 +189,27 @@ async def test_a_folder_that_is_not_there_leaves_no_group(
     assert list(groups.root.rglob("k-1")) == []
 
 
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_long_cell_lets_others_go_first(
+    groups: FakeGroups, workspace: Path, version: int
+) -> None:
+    own = groups.mount_v1("cpu") if version == 1 else groups.mount_v2("cpu", root=True)
+    limits = with_groups(groups).open(SMALL, workspace, workspace)
+    folder = own / "kernel-mcp-1-x" / "k-1"
+    share = folder / ("cpu.shares" if version == 1 else "cpu.weight")
+    usual = int(share.read_text())
+    await limits.begin(lambda: None)
+    limits.rank()
+    assert int(share.read_text()) == usual
+    limits.awake = True
+    limits._began -= 2
+    limits.rank()
+    assert int(share.read_text()) == usual // 8
+    limits.end()
+    await limits.begin(lambda: None)
+    assert int(share.read_text()) == usual
+
+
 def test_the_report_says_what_is_in_force(groups: FakeGroups) -> None:
     groups.mount_v1("memory")
     groups.mount_v2("pids cpu", root=True)
