@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,8 @@ from kernel_mcp.limits.watchdog import Watchdog
 from kernel_mcp.limits.words import amount
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.settings import Limits
+
+_NAMES = {"memory": "memory", "pids": "processes", "cpu": "processors"}
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +48,8 @@ class Enforcer:
 
     def warn(self, limits: Limits) -> None:
         """Log what is only enforced in a weaker form."""
-        for gap in self._weaknesses(limits):
-            logger.warning("%s", gap)
+        if weak := _listed(self._without_group(limits)):
+            logger.warning("no cgroup limits %s of kernels: %s", weak, self._refusal)
 
     def open(self, limits: Limits, workspace: Path, sockets: Path) -> KernelLimits:
         """Put the limits of a new kernel in force, for processes still to be admitted.
@@ -99,7 +101,7 @@ class Enforcer:
         return replace(
             sandbox,
             enforced=(*sandbox.enforced, *self._enforced(limits)),
-            gaps=(*sandbox.gaps, *self._weaknesses(limits), *_waived(limits)),
+            gaps=(*sandbox.gaps, *self._gaps(limits)),
         )
 
     def _by(self, controller: str) -> str:
@@ -109,11 +111,12 @@ class Enforcer:
 
     def _enforced(self, limits: Limits) -> list[str]:
         found = []
+        none = f"no cgroup: {self._refusal}"
         if limits.memory_bytes:
-            means = self._by("memory") or "a watchdog"
+            means = self._by("memory") or f"a watchdog ({none})"
             found.append(f"memory {amount(limits.memory_bytes)} by RLIMIT_AS and {means}")
         if limits.pids:
-            means = self._by("pids") or "RLIMIT_NPROC"
+            means = self._by("pids") or f"RLIMIT_NPROC ({none})"
             found.append(f"{limits.pids} processes and threads by {means}")
         if limits.cpus and self._by("cpu"):
             found.append(f"{limits.cpus:g} processors by {self._by('cpu')}")
@@ -121,25 +124,18 @@ class Enforcer:
             found.append(f"workspace {amount(limits.disk_bytes)} by a watchdog")
         return found
 
-    def _weaknesses(self, limits: Limits) -> list[str]:
-        missing = [
-            resource
-            for resource, limit, controller in (
-                ("memory", limits.memory_bytes, "memory"),
-                ("processes", limits.pids, "pids"),
-                ("processors", limits.cpus, "cpu"),
-            )
-            if limit and not self._by(controller)
-        ]
+    def _gaps(self, limits: Limits) -> list[str]:
         found = []
-        if missing:
-            why = f" ({self._refusal})" if self._refusal else ""
-            *most, last = missing
-            names = f"{', '.join(most)} and {last}" if most else last
-            found.append(f"no cgroup for {names}{why}")
-        if limits.cpus and not self._by("cpu"):
-            found.append("the number of processors is not limited, which takes a cgroup")
+        if weak := _listed(self._without_group(limits)):
+            found.append(f"no cgroup limits {weak}")
+        if waived := _listed([flag for flag, limit in _limited(limits).items() if not limit]):
+            found.append(f"{waived} not limited at all")
         return found
+
+    def _without_group(self, limits: Limits) -> list[str]:
+        """What is limited, but by no group."""
+        wanted = {"memory": limits.memory_bytes, "pids": limits.pids, "cpu": limits.cpus}
+        return [_NAMES[name] for name, limit in wanted.items() if limit and not self._by(name)]
 
     def _release(self, kernel: KernelLimits) -> None:
         self._watchdog.forget(kernel)
@@ -147,15 +143,17 @@ class Enforcer:
             self._groups.discard(kernel.group)
 
 
-def _waived(limits: Limits) -> list[str]:
-    """What the operator wants no limit of."""
-    flags = {
-        "--memory": limits.memory_bytes,
-        "--pids": limits.pids,
-        "--disk": limits.disk_bytes,
+def _limited(limits: Limits) -> dict[str, int]:
+    return {
+        "memory": limits.memory_bytes,
+        "processes": limits.pids,
+        "disk": limits.disk_bytes,
     }
-    unlimited = [flag for flag, limit in flags.items() if not limit]
-    return [f"no limit by {', '.join(unlimited)} 0"] if unlimited else []
+
+
+def _listed(names: Sequence[str]) -> str:
+    *most, last = names or [""]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Awaitable, Callable
 
 import anyio
 
 from kernel_mcp.limits.kernel import KernelLimits
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 """How often a kernel is checked that runs code or has just done so."""
@@ -43,8 +47,8 @@ class Watchdog:
                 for kernel in list(self._kernels):
                     if kernel.awake or everyone:
                         kernel.rank()
-                        tasks.start_soon(kernel.check_memory)
-                        tasks.start_soon(kernel.check_disk)
+                        tasks.start_soon(_guarded, kernel.check_memory)
+                        tasks.start_soon(_guarded, kernel.check_disk)
 
     async def _pause(self, longest_s: float) -> None:
         """Wait for one tick, and before that until there is something to check."""
@@ -53,3 +57,11 @@ class Watchdog:
             with anyio.move_on_after(max(longest_s, 0) if self._kernels else math.inf):
                 await self._woken.wait()
         await anyio.sleep(TICK_S)
+
+
+async def _guarded(check: Callable[[], Awaitable[None]]) -> None:
+    """Let one check that fails be the end of itself only."""
+    try:
+        await check()
+    except Exception:
+        logger.exception("a kernel could not be compared with its limits")

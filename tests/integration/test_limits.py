@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import uuid
@@ -14,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
 from kernel_mcp.limits.hierarchy import find_hierarchies
 from kernel_mcp.settings import MIB, Limits
@@ -117,7 +119,7 @@ def may_have_groups(tmp_path: Path) -> None:
     ids=["bytearray", "growing list", "zip bomb"],
 )
 async def test_too_much_memory_is_an_error_and_the_kernel_lives(
-    means: dict[str, bool], code: str
+    means: dict[str, Any], code: str
 ) -> None:
     async with limited_kernel(SMALL, **means) as kernel:
         ended = await kernel.run(code)
@@ -141,7 +143,7 @@ async def test_hungry_children_end_the_kernel_where_no_group_limits_them() -> No
 
 
 @pytest.mark.parametrize("means", MEANS)
-async def test_a_fork_bomb_is_bounded_and_the_kernel_lives(means: dict[str, bool]) -> None:
+async def test_a_fork_bomb_is_bounded_and_the_kernel_lives(means: dict[str, Any]) -> None:
     async with limited_kernel(SMALL, **means) as kernel:
         ended = await kernel.run(FORK_BOMB)
         count, _, error = ended.text.partition(" ")
@@ -151,7 +153,7 @@ async def test_a_fork_bomb_is_bounded_and_the_kernel_lives(means: dict[str, bool
 
 
 @pytest.mark.parametrize("means", MEANS)
-async def test_a_thread_bomb_is_bounded_and_the_kernel_lives(means: dict[str, bool]) -> None:
+async def test_a_thread_bomb_is_bounded_and_the_kernel_lives(means: dict[str, Any]) -> None:
     async with limited_kernel(SMALL, **means) as kernel:
         ended = await kernel.run(THREAD_BOMB)
         count, _, error = ended.text.partition(" ")
@@ -171,7 +173,7 @@ async def test_memory_without_a_name_is_found_where_no_group_counts_it() -> None
 
 
 @pytest.mark.parametrize("means", MEANS)
-async def test_a_cell_that_fills_the_disk_is_interrupted(means: dict[str, bool]) -> None:
+async def test_a_cell_that_fills_the_disk_is_interrupted(means: dict[str, Any]) -> None:
     async with limited_kernel(SMALL, **means) as kernel:
         ended = await kernel.run("kept = 1\n" + FILL_DISK)
         assert ended.status == "interrupted", ended
@@ -342,6 +344,34 @@ tree.close()
 after = {"own": members(own), "left": [path.name for path in own.glob("kernel-mcp-*")]}
 print(json.dumps({"inside": inside, "after": after}))
 """
+
+
+def test_groups_of_a_killed_server_go_with_the_next_one(
+    may_have_groups: None, tmp_path: Path
+) -> None:
+    killed = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.settings import Limits
+folder = Path(sys.argv[1])
+limits = Enforcer.create(folder).open(Limits(), folder, folder)
+argv = [*limits.group.entry(), "/bin/sh", "-c", "echo; exec sleep 600"]
+with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "s-1").mkdir()
+    argv = [sys.executable, "-c", killed, str(tmp_path / "s-1")]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -9
+    left = os.pidfd_open(int(done.stdout))
+    assert "kernel-mcp-" in Path(f"/proc/{int(done.stdout)}/cgroup").read_text()
+    (tmp_path / "s-2").mkdir()
+    Enforcer.create(tmp_path / "s-2").close()
+    assert select.select([left], [], [], 10)[0] == [left]
+    os.close(left)
 
 
 @pytest.mark.timeout(240)

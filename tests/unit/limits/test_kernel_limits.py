@@ -224,15 +224,21 @@ def test_the_report_says_what_is_in_force(groups: FakeGroups) -> None:
 
 
 def test_the_report_says_what_is_only_weakly_so() -> None:
-    report = Enforcer(refusal="no controller of cgroups is mounted here").report(
-        REPORT, Limits(cpus=2, disk_bytes=0)
-    )
+    enforcer = Enforcer(refusal="no controller of cgroups is mounted here")
+    report = enforcer.report(REPORT, Limits(cpus=2, disk_bytes=0))
+    why = "(no cgroup: no controller of cgroups is mounted here)"
     assert report.enforced == (
-        "memory 2 GiB by RLIMIT_AS and a watchdog",
-        "512 processes and threads by RLIMIT_NPROC",
+        f"memory 2 GiB by RLIMIT_AS and a watchdog {why}",
+        f"512 processes and threads by RLIMIT_NPROC {why}",
     )
     assert report.gaps == (
-        "no cgroup for memory, processes and processors (no controller of cgroups is mounted here)",
-        "the number of processors is not limited, which takes a cgroup",
-        "no limit by --disk 0",
+        "no cgroup limits memory, processes and processors",
+        "disk not limited at all",
     )
+
+
+def test_the_weaker_form_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    Enforcer(refusal="it is not mounted").warn(Limits())
+    assert caplog.messages == [
+        "no cgroup limits memory and processes of kernels: it is not mounted"
+    ]
