@@ -1,0 +1,121 @@
+"""What is said about an installation."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_mcp.packages.outcome import Outcome, PackageOutcome, State, Verdicts, judge, principal
+
+
+def judged(verdicts: Verdicts, *, previous: str = "", asked: bool = True) -> PackageOutcome:
+    return judge(
+        "thing", "2.0", previous=previous, asked=asked, modules=["thing"], verdicts=verdicts
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "modules", "expected"),
+    [
+        ("pillow", ("PIL",), ("PIL",)),
+        ("scikit-learn", ("sklearn",), ("sklearn",)),
+        ("attrs", ("attr", "attrs"), ("attr", "attrs")),
+        ("python-dateutil", ("dateutil",), ("dateutil",)),
+        ("thing", ("_thing", "tests", "thing"), ("thing",)),
+        ("polars-runtime-32", ("_polars_runtime_32",), ("_polars_runtime_32",)),
+        ("big", ("a", "b", "c", "d", "_e"), ("a", "b", "c")),
+        ("google-cloud-storage", ("google.cloud.storage",), ("google.cloud.storage",)),
+        ("ruff", (), ()),
+    ],
+)
+def test_the_modules_that_tell_most_are_tried(
+    package: str, modules: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert principal(package, modules) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("imported", State.WORKS),
+        ("earlier", State.NEEDS_RESET),
+        ("shadowed", State.HIDDEN),
+        ("failed", State.FAILS),
+        ("nonsense", State.WORKS),
+    ],
+)
+def test_the_kernels_word_becomes_a_state(word: str, state: State) -> None:
+    assert judged({"thing": (word, "why")}).state is state
+
+
+def test_a_module_the_kernel_says_nothing_about_was_not_tried() -> None:
+    assert judged({}).state is State.NOT_TRIED
+
+
+def test_a_package_without_modules_has_nothing_to_fail() -> None:
+    found = judge("types-x", "1", previous="", asked=True, modules=[], verdicts={})
+    assert found.state is State.NO_MODULE
+    assert not Outcome((found,)).failed
+
+
+def test_an_unchanged_package_that_is_loaded_works() -> None:
+    assert judged({"thing": ("earlier", "")}, previous="2.0").state is State.WORKS
+
+
+def test_the_worst_module_counts() -> None:
+    found = judge(
+        "thing",
+        "2.0",
+        previous="",
+        asked=True,
+        modules=["a", "b"],
+        verdicts={"a": ("failed", "ImportError: no"), "b": ("imported", "")},
+    )
+    assert (found.state, found.detail) == (State.FAILS, "import a: ImportError: no")
+
+
+def test_success_names_versions_and_imports() -> None:
+    summary = Outcome((judged({"thing": ("imported", "")}),)).summary()
+    assert (
+        summary == "Installed thing 2.0: import thing works in this session.\nVariables are kept."
+    )
+
+
+def test_an_older_version_in_use_asks_for_a_reset() -> None:
+    outcome = Outcome((judged({"thing": ("earlier", "")}, previous="1.0"),))
+    assert outcome.needs_reset
+    assert "in place of 1.0" in outcome.summary()
+    assert "Call reset" in outcome.summary()
+
+
+def test_a_failure_comes_first_and_is_no_success() -> None:
+    bad = judge(
+        "bad", "1", previous="", asked=True, modules=["bad"], verdicts={"bad": ("failed", "Boom")}
+    )
+    outcome = Outcome((judged({"thing": ("imported", "")}), bad))
+    assert outcome.failed
+    assert outcome.summary().startswith("Installed bad 1, but it cannot be used")
+
+
+def test_a_broken_dependency_is_told_without_failing_the_whole() -> None:
+    outcome = Outcome(
+        (
+            judged({"thing": ("imported", "")}),
+            judged({"thing": ("failed", "Boom")}, asked=False),
+        )
+    )
+    assert not outcome.failed
+    assert "With them: thing 2.0 (fails: import thing: Boom)" in outcome.summary()
+
+
+def test_a_dead_kernel_is_told_instead_of_kept_variables() -> None:
+    outcome = Outcome((judged({}),), trouble="The kernel was killed by SIGSEGV.")
+    assert outcome.failed
+    assert outcome.summary().endswith("The kernel was killed by SIGSEGV.")
+
+
+def test_a_package_for_another_platform_is_told() -> None:
+    assert "pywin32: left out" in Outcome((), unfit=("pywin32",)).summary()
+
+
+def test_an_installer_without_sandbox_is_told() -> None:
+    assert "without a sandbox" in Outcome((), confined=False).summary()
