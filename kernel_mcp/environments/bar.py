@@ -30,6 +30,7 @@ class Bar:
         self._began = self._stage_began = clock()
         self._stage = "Resolving"
         self._from, self._to = 0.0, _RESOLVED
+        self._share = 0.0
         self._sizes: dict[str, float] = {}
         self._done: set[str] = set()
 
@@ -50,14 +51,15 @@ class Bar:
             self._enter("Finishing", 1.0, 1.0)
 
     def share(self) -> float:
-        """How much is done, from 0 to 1; never 1 before the end."""
+        """How much is done, from 0 to 1: never less than before, never 1 before the end."""
         whole = sum(self._sizes.values())
         if self._stage == "Downloading" and whole:
             part = sum(size for name, size in self._sizes.items() if name in self._done) / whole
         else:
             elapsed = self._clock() - self._stage_began
             part = elapsed / (elapsed + _CRAWL_S)
-        return self._from + (self._to - self._from) * part
+        self._share = max(self._share, self._from + (self._to - self._from) * part)
+        return self._share
 
     def text(self) -> str:
         """One line: the bar, the stage, what is on its way, and the seconds so far."""

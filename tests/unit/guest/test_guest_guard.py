@@ -196,3 +196,15 @@ print("done")
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "done\n", done.stderr
+
+
+def test_names_can_be_allowed_later(guard: ImportGuard) -> None:
+    frame = frame_of(CELL)
+    for name in ("polars", "google.cloud.storage"):
+        with pytest.raises(ModuleNotAllowedError):
+            guard.check(frame, name, None, (), 0)
+    guard.allow(["polars", "google.cloud"])
+    for name in ("polars", "google.cloud.storage", "google.cloud"):
+        guard.check(frame, name, None, (), 0)
+    with pytest.raises(ModuleNotAllowedError):
+        guard.check(frame, "google.auth", None, (), 0)

@@ -1,0 +1,135 @@
+"""Package layers on sys.path, and imports that the host asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_specs.restricted import layers
+from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.imports import LiveImports, Report
+from kernel_specs.restricted.interrupts import InterruptGate
+
+
+@pytest.fixture
+def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty layer that is on sys.path; what is imported is forgotten."""
+    folder = tmp_path / "layer"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", ["/stdlib", str(folder), *sys.path])
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def generation(layer: Path, number: int, **modules: str) -> None:
+    (layer / str(number)).mkdir()
+    for name, code in modules.items():
+        (layer / str(number) / f"{name}.py").write_text(code)
+
+
+def test_generations_come_newest_first_and_then_the_layer(layer: Path) -> None:
+    for number in (1, 2, 10):
+        generation(layer, number)
+    (layer / ".next").mkdir()
+    (layer / "notes").mkdir()
+    assert layers.entries([str(layer)]) == [*(f"{layer}/{n}" for n in (10, 2, 1)), str(layer)]
+
+
+def test_a_layer_that_is_not_there_holds_nothing() -> None:
+    assert layers.entries(["/nowhere"]) == ["/nowhere"]
+
+
+def test_new_generations_take_the_place_of_their_layer(layer: Path) -> None:
+    after = sys.path[2:]
+    generation(layer, 1)
+    layers.refresh([str(layer)])
+    generation(layer, 2)
+    layers.refresh([str(layer)])
+    assert sys.path == ["/stdlib", f"{layer}/2", f"{layer}/1", str(layer), *after]
+
+
+def test_a_layer_that_user_code_has_removed_comes_back_before_the_sites(layer: Path) -> None:
+    sys.path[:] = ["/lib/python3", "/lib/site-packages"]
+    layers.refresh([str(layer)])
+    assert sys.path == ["/lib/python3", str(layer), "/lib/site-packages"]
+
+
+async def take(
+    layer: Path, modules: list[str], *, workspace: str = "", gate: InterruptGate | None = None
+) -> tuple[Report, list[str]]:
+    """What the kernel answers; the main loop is this one, and so is the service's."""
+    allowed: list[str] = []
+    live = LiveImports(
+        BootConfig(layers=(str(layer),), workspace=workspace),
+        allowed.extend,
+        gate or InterruptGate(),
+        asyncio.get_running_loop(),
+    )
+    return await live.take(["thing"], modules), allowed
+
+
+@pytest.mark.anyio
+async def test_a_new_module_is_allowed_and_imported(layer: Path) -> None:
+    generation(layer, 1, fresh="x = 1")
+    report, allowed = await take(layer, ["fresh"])
+    assert report == {"fresh": {"state": "imported"}}
+    assert allowed == ["thing"]
+    assert sys.modules["fresh"].x == 1
+
+
+@pytest.mark.anyio
+async def test_a_failing_import_is_told_with_its_reason(layer: Path) -> None:
+    generation(layer, 1, broken="raise RuntimeError('no luck')", leaves="raise SystemExit(3)")
+    report, _ = await take(layer, ["broken", "leaves", "missing"])
+    assert report["broken"] == {"state": "failed", "detail": "RuntimeError: no luck"}
+    assert report["leaves"]["detail"] == "SystemExit: 3"
+    assert report["missing"]["detail"].startswith("ModuleNotFoundError")
+
+
+@pytest.mark.anyio
+async def test_a_module_loaded_from_an_older_generation_stays(layer: Path) -> None:
+    generation(layer, 1, grows="version = 1")
+    await take(layer, ["grows"])
+    generation(layer, 2, grows="version = 2")
+    report, _ = await take(layer, ["grows"])
+    assert report == {"grows": {"state": "earlier"}}
+    assert sys.modules["grows"].version == 1
+
+
+@pytest.mark.anyio
+async def test_a_module_that_the_workspace_hides_is_told(layer: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "w"
+    workspace.mkdir()
+    (workspace / "hidden.py").write_text("")
+    generation(layer, 1, hidden="")
+    sys.path.insert(0, str(workspace))
+    report, _ = await take(layer, ["hidden"], workspace=str(workspace))
+    assert report == {"hidden": {"state": "shadowed", "detail": "hidden.py"}}
+
+
+@pytest.mark.anyio
+async def test_imports_run_in_the_main_thread_unless_a_cell_does(layer: Path) -> None:
+    code = "import threading\nname = threading.current_thread().name"
+    generation(layer, 1, idle=code, busy=code)
+    await take(layer, ["idle"])
+    assert sys.modules["idle"].name == threading.main_thread().name
+    gate = InterruptGate()
+    gate._handling = True
+    await take(layer, ["busy"], gate=gate)
+    assert sys.modules["busy"].name == "verify-imports"
+
+
+@pytest.mark.anyio
+async def test_what_packages_print_on_import_is_dropped(
+    layer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation(layer, 1, noisy="print('hello')")
+    await take(layer, ["noisy"])
+    assert capsys.readouterr().out == ""
