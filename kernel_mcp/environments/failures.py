@@ -16,7 +16,7 @@ _NOT_FOUND = re.compile(r"Because (\S+) was not found in the package registry")
 _NOT_FOUND_LOCALLY = re.compile(r"Because (\S+) was not found in the provided package locations")
 _NOT_CACHED = re.compile(
     r"Because (\S+) was not found in the cache"
-    r"|connectivity is disabled, but the requested data wasn't found in the cache for: `([^`]+)`"
+    r"|disabled, but the requested data wasn't found in the cache for: `([^`]+)`"
     r"|network was disabled"
 )
 _NO_WHEEL = re.compile(
@@ -39,6 +39,11 @@ class UvResult:
     def lacks_wheel(self) -> bool:
         """Whether it failed because building from source is switched off."""
         return bool(self.code and _NO_WHEEL.search(self.output))
+
+    @property
+    def conflict(self) -> bool:
+        """Whether no versions fit all that is asked for."""
+        return bool(self.code and "No solution found" in self.output)
 
     def error(self, wanted: Sequence[str], python: str) -> EnvironmentBuildError:
         """The failure to bring `wanted` to a Python version, with cause, remedy and uv's words."""
@@ -69,7 +74,7 @@ class UvResult:
             )
         if _NO_SPACE.search(self.output):
             return "the disk is full. Free some space, then try again."
-        if "No solution found" not in self.output and _NO_NETWORK.search(self.output):
+        if not self.conflict and _NO_NETWORK.search(self.output):
             return (
                 "the package index cannot be reached. Check the network, the proxy "
                 "(HTTPS_PROXY) or the index (--index-url), then try again."
@@ -87,7 +92,7 @@ class UvResult:
                 "is switched off because it would run the package's own code. Ask for another "
                 "version, or another --python."
             )
-        if "No solution found" in self.output:
+        if self.conflict:
             return "these requirements contradict each other. Relax or drop one of them."
         return "uv failed."
 

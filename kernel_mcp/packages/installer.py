@@ -152,9 +152,9 @@ class Installer:
         """Resolve what is asked for together with all that is there, and install what differs."""
         names = {Requirement(text).name for text in asked}
         earlier = [text for text in present.requested if Requirement(text).name not in names]
-        wanted = [*BASE_PACKAGES, *self._factory.spec(session.demand).packages, *earlier, *asked]
+        own = self._factory.spec(session.demand).packages
         pins = [f"{name}=={present.versions[name]}" for name in PINNED if name in present.versions]
-        named = {Requirement(text).name for text in wanted}
+        named = names | {Requirement(text).name for text in (*own, *earlier)}
         opened = ConfinedPip.opened(
             self._uv,
             self._builder,
@@ -164,7 +164,8 @@ class Installer:
         async with opened as pip:
             resolved = await pip.resolve(
                 environment,
-                wanted=wanted,
+                wanted=[*BASE_PACKAGES, *own, *earlier, *asked],
+                earlier=earlier,
                 present=present.versions,
                 constraints=[*pins, *self.rules.constraints],
                 excludes=sorted(set(LEFT_OUT) - named),

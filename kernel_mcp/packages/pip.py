@@ -63,6 +63,7 @@ class ConfinedPip:
         environment: KernelEnvironment,
         *,
         wanted: Sequence[str],
+        earlier: Sequence[str],
         present: Mapping[str, str],
         constraints: Sequence[str],
         excludes: Sequence[str],
@@ -70,7 +71,7 @@ class ConfinedPip:
     ) -> dict[str, str]:
         """Versions of all that `wanted` needs, what is `present` being kept wherever possible.
 
-        Raises InstallError.
+        `earlier` are those of `wanted` that the session has been given before. Raises InstallError.
         """
         files = {
             "wanted.txt": wanted,
@@ -89,7 +90,7 @@ class ConfinedPip:
         ]
         result = await self._run(args, environment, {}, None)
         if result.code:
-            raise _failure(result)
+            raise _failure(result, earlier)
         text = _content(self._scratch / "resolved.txt")
         pairs = (line.split(";")[0].strip().partition("==") for line in text.splitlines())
         found = {name: version for name, same, version in pairs if same}
@@ -179,9 +180,15 @@ class ConfinedPip:
         return self._builder.command(request, identity)
 
 
-def _failure(result: UvResult) -> InstallError:
+def _failure(result: UvResult, earlier: Sequence[str] = ()) -> InstallError:
+    cause = result.cause()
+    if earlier and result.conflict:
+        cause += (
+            f" What was installed before counts too: {', '.join(earlier)}. Ask for those again in "
+            "another version together with this, or drop them with reset(packages=true)."
+        )
     return InstallError(
-        f"Nothing was installed, the session is as it was: {result.cause()}\n{result.said()}"
+        f"Nothing was installed, the session is as it was: {cause}\n{result.said()}"
     )
 
 

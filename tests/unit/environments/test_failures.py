@@ -24,7 +24,7 @@ from kernel_mcp.environments.sources import Sources
             "--offline) and x is not in its cache",
         ),
         (
-            "connectivity is disabled, but the requested data wasn't found in the cache for: `x/p.whl`",
+            "is disabled, but the requested data wasn't found in the cache for: `https://x/p.whl`",
             "p.whl is not in its cache",
         ),
         ("error: error sending request for url\n dns error", "--index-url"),

@@ -1,0 +1,307 @@
+"""Packages added to a session that goes on living."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.integration.agent import Agent, Answer, agent
+from tests.unit.packages.wheels import sdist, wheel
+
+pytestmark = [pytest.mark.anyio]
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Path:
+    """A folder with wheels that nobody else has."""
+    folder = tmp_path / "links"
+    wheel(folder, "kmtest-good", "1.0")
+    wheel(folder, "kmtest-good", "2.0")
+    wheel(folder, "kmtest-needs-good", requires=["kmtest-good"])
+    wheel(folder, "kmtest-needs-new", requires=["kmtest-good>=2"])
+    wheel(folder, "kmtest-broken", files={"kmtest_broken.py": "import kmtest_missing_part"})
+    wheel(
+        folder,
+        "kmtest-crash",
+        files={"kmtest_crash.py": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"},
+    )
+    return folder
+
+
+def local(links: Path, *flags: str) -> tuple[str, ...]:
+    return ("--allow-install", "*", "--find-links", str(links), *flags)
+
+
+async def installed(notebook: Agent) -> dict[str, str]:
+    """The packages of the session that were added to it."""
+    listed = (await notebook.call("list_packages")).data["packages"]
+    return {each["name"]: each["version"] for each in listed if each["source"] == "installed"}
+
+
+async def add(notebook: Agent, *packages: str) -> Answer:
+    answer = await notebook.call("install", packages=list(packages))
+    assert not answer.failed, answer.text
+    return answer
+
+
+async def test_polars_is_installed_and_used_with_earlier_variables_intact() -> None:
+    async with agent("--allow-install", "polars") as notebook:
+        await notebook.run("rows = [1, 2, 3]")
+        assert "--allow polars" in (await notebook.run("import polars")).text
+        told: list[str | None] = []
+        answer = await notebook.call(
+            "install",
+            packages=["polars"],
+            on_progress=lambda _value, _total, text: told.append(text),
+        )
+        assert not answer.failed, answer.text
+        assert "import polars works in this session" in answer.data["summary"]
+        assert answer.data["allowed_imports"] == ["polars"]
+        assert any("Resolved" in (text or "") for text in told)
+        used = await notebook.run("import polars as pl\npl.DataFrame({'a': rows})['a'].sum()")
+        assert used.text == "6"
+        assert (await notebook.call("check_syntax", code="import polars")).data["valid"]
+
+
+async def test_installed_packages_outlive_a_reset_unless_they_are_to_go(links: Path) -> None:
+    async with agent(*local(links)) as notebook:
+        await add(notebook, "kmtest-good==1.0")
+        await notebook.call("reset")
+        assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'1.0'"
+        answer = await notebook.call("reset", packages=True)
+        assert "packages" in answer.text
+        assert await installed(notebook) == {}
+        assert "not allowed" in (await notebook.run("import kmtest_good")).text
+        await add(notebook, "kmtest-good")
+        assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'2.0'"
+
+
+async def test_a_package_that_cannot_be_imported_is_not_installed(links: Path) -> None:
+    async with agent(*local(links)) as notebook:
+        await notebook.run("x = 41")
+        text = await notebook.refused("install", packages=["kmtest-good", "kmtest-broken"])
+        assert "import kmtest_broken: ModuleNotFoundError" in text
+        assert "Nothing was installed, the session is as it was" in text
+        assert await installed(notebook) == {}
+        assert "not allowed" in (await notebook.run("import kmtest_good")).text
+        assert (await notebook.run("x + 1")).text == "42"
+
+
+async def test_a_package_that_kills_its_process_costs_no_variables(links: Path) -> None:
+    async with agent(*local(links)) as notebook:
+        await notebook.run("x = 41")
+        assert "SIGSEGV" in await notebook.refused("install", packages=["kmtest-crash"])
+        assert (await notebook.run("x + 1")).text == "42"
+
+
+async def test_an_older_version_in_use_is_told_and_a_reset_changes_over(links: Path) -> None:
+    async with agent(*local(links)) as notebook:
+        await add(notebook, "kmtest-good==1.0")
+        await notebook.run("import kmtest_good")
+        answer = await add(notebook, "kmtest-good==2.0")
+        assert answer.data["reset_needed"] is True
+        assert "in place of 1.0" in answer.data["summary"]
+        assert "reset" in answer.data["summary"]
+        assert (await notebook.run("kmtest_good.__version__")).text == "'1.0'"
+        await notebook.call("reset")
+        assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'2.0'"
+
+
+async def test_what_is_there_stays_unless_something_needs_another_version(links: Path) -> None:
+    newer = wheel(links, "kmtest-good", "2.0").rename(links.parent / "newer")
+    async with agent(*local(links)) as notebook:
+        await add(notebook, "kmtest-needs-good")
+        newer.rename(links / "kmtest_good-2.0-py3-none-any.whl")
+        answer = await add(notebook, "kmtest-good>=1")
+        assert "kmtest-good 1.0 was there already" in answer.data["summary"]
+        answer = await add(notebook, "kmtest-needs-new")
+        assert (await installed(notebook))["kmtest-good"] == "2.0"
+        assert "kmtest-good 2.0 (before: 1.0)" in answer.data["summary"]
+
+
+async def test_a_dependency_of_the_environment_can_be_opened_without_a_download() -> None:
+    async with agent("--allow-install", "pyzmq", "--offline") as notebook:
+        answer = await add(notebook, "pyzmq")
+        assert "was there already: import zmq works" in answer.data["summary"]
+        assert (await notebook.run("import zmq; type(zmq.__version__).__name__")).text == "'str'"
+
+
+async def test_what_cannot_be_resolved_changes_nothing(links: Path) -> None:
+    async with agent(*local(links)) as notebook:
+        text = await notebook.refused("install", packages=["kmtest-good<2", "kmtest-needs-new"])
+        assert "contradict" in text
+        assert "the session is as it was" in text
+        assert "ipykernel" in await notebook.refused("install", packages=["ipykernel<7"])
+        text = await notebook.refused("install", packages=["kernel-mcp-no-such-package"])
+        assert "no package 'kernel-mcp-no-such-package'" in text
+        assert await installed(notebook) == {}
+        await add(notebook, "kmtest-good<2")
+        text = await notebook.refused("install", packages=["kmtest-needs-new"])
+        assert "installed before counts too: kmtest-good<2" in text
+
+
+async def test_the_operator_decides_what_may_be_installed() -> None:
+    async with agent() as notebook:
+        for tool in ("install", "create_session"):
+            assert "--allow-install rich" in await notebook.refused(tool, packages=["rich"])
+        text = await notebook.refused("run_script", script="print(1)", dependencies=["rich"])
+        assert "--allow-install rich" in text
+        assert (await notebook.call("list_packages")).data["installable"] == "nothing"
+
+
+async def test_what_is_not_the_name_of_a_package_is_refused() -> None:
+    async with agent("--allow-install", "*") as notebook:
+        for text in ("-r /etc/passwd", "git+https://x.org/x.git", "x @ file:///x.whl", "../x"):
+            assert "by name" in await notebook.refused("install", packages=[text])
+        assert "part of Python" in await notebook.refused("install", packages=["os"])
+        assert "empty" in await notebook.refused("install", packages=[])
+
+
+async def test_an_install_goes_on_while_a_cell_runs(links: Path) -> None:
+    async with agent(*local(links)) as notebook:
+        await notebook.run("import threading\ngo = threading.Event()")
+        answers: list[Answer] = []
+
+        async def wait_for_file() -> None:
+            code = "from pathlib import Path\nwhile not Path('go').exists(): go.wait(0.05)\n'done'"
+            answers.append(await notebook.run(code))
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_for_file)
+                await add(notebook, "kmtest-good")
+                assert answers == []
+                await notebook.call("write_file", path="go", content="")
+        assert answers[0].text == "'done'"
+        assert (await notebook.run("import kmtest_good as k\nk.__version__")).text == "'2.0'"
+
+
+async def test_packages_belong_to_one_session_and_only_the_server_writes_them(links: Path) -> None:
+    async with agent(*local(links)) as notebook:
+        async with anyio.create_task_group() as tasks:  # at once: one after the other
+            tasks.start_soon(add, notebook, "kmtest-good==1.0")
+            tasks.start_soon(add, notebook, "kmtest-needs-good")
+        assert set(await installed(notebook)) == {"kmtest-good", "kmtest-needs-good"}
+        answer = await notebook.run("import kmtest_good\nopen(kmtest_good.__file__, 'w')")
+        assert "Read-only file system" in answer.text
+        other = (await notebook.call("create_session")).data["session"]
+        assert "not allowed" in (await notebook.run("import kmtest_good", session=other)).text
+
+
+async def test_a_source_distribution_runs_nothing_unless_that_is_allowed(tmp_path: Path) -> None:
+    mark = Path.home() / f".kmtest-hostile-{os.getpid()}"
+    links = tmp_path / "links"
+    sdist(links, "kmtest-hostile", f"open({str(mark)!r}, 'w').close()\n")
+    async with agent(*local(links)) as notebook:
+        text = await notebook.refused("install", packages=["kmtest-hostile"])
+    assert "building from source is switched off" in text
+    assert not mark.exists()
+
+
+async def test_a_build_from_source_cannot_write_to_the_home_folder(tmp_path: Path) -> None:
+    mark = Path.home() / f".kmtest-hostile-{os.getpid()}"
+    links = tmp_path / "links"
+    setup = (
+        "import os, pathlib, setuptools\n"
+        "seen = []\n"
+        f"for act in (lambda: open({str(mark)!r}, 'w').close(),\n"
+        "            lambda: pathlib.Path('/workspace').mkdir(),\n"
+        "            lambda: open('/etc/shadow').read(),\n"
+        "            lambda: os.kill(1, 0)):\n"
+        "    try:\n"
+        "        act(); seen.append('done')\n"
+        "    except OSError as error:\n"
+        "        seen.append(type(error).__name__)\n"
+        "pathlib.Path('kmtest_hostile.py').write_text(f'seen = {seen!r}; uid = {os.getuid()}')\n"
+        "setuptools.setup(name='kmtest-hostile', version='1.0', py_modules=['kmtest_hostile'])\n"
+    )
+    sdist(links, "kmtest-hostile", setup)
+    async with agent(*local(links, "--allow-source-builds")) as notebook:
+        await add(notebook, "kmtest-hostile")
+        answer = await notebook.run("import kmtest_hostile as k\nprint(k.seen, k.uid)")
+    assert not mark.exists()
+    assert "done" not in answer.text
+    assert not answer.text.endswith(" 0")
+
+
+async def test_too_many_bytes_are_not_installed() -> None:
+    async with agent("--allow-install", "*", "--install-size", "1M") as notebook:
+        assert "--install-size" in await notebook.refused("install", packages=["pillow"])
+        assert await installed(notebook) == {}
+
+
+async def test_without_network_cached_packages_install_and_missing_ones_are_named() -> None:
+    async with agent("--allow-install", "*") as notebook:
+        await add(notebook, "tabulate")
+    async with agent("--allow-install", "*", "--offline") as notebook:
+        await add(notebook, "tabulate")
+        text = await notebook.refused("install", packages=["kernel-mcp-never-seen"])
+        assert "kernel-mcp-never-seen" in text
+        assert "--offline" in text
+
+
+@pytest.fixture
+def silent_index() -> Iterator[socket.socket]:
+    """An index that takes connections and never answers: it becomes readable with the first."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def waiting_on(index: socket.socket, *flags: str) -> tuple[str, ...]:
+    url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+    return ("--allow-install", "*", "--index-url", url, *flags)
+
+
+@pytest.fixture
+async def environment() -> None:
+    """See to it that the environment without packages is there."""
+    async with agent() as notebook:
+        await notebook.run("1")
+
+
+@pytest.mark.usefixtures("environment")
+async def test_a_cancelled_install_leaves_the_session_as_it_was(
+    silent_index: socket.socket,
+) -> None:
+    async with agent(*waiting_on(silent_index)) as notebook:
+        await notebook.run("x = 41")
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(add, notebook, "tabulate")
+                await anyio.wait_readable(silent_index)
+                tasks.cancel_scope.cancel()
+            assert await installed(notebook) == {}
+            assert (await notebook.run("x + 1")).text == "42"
+
+
+@pytest.mark.usefixtures("environment")
+async def test_an_install_that_takes_too_long_is_stopped(silent_index: socket.socket) -> None:
+    async with agent(*waiting_on(silent_index, "--install-timeout", "1s")) as notebook:
+        await notebook.run("x = 41")
+        with anyio.fail_after(30):
+            text = await notebook.refused("install", packages=["tabulate"])
+        assert "--install-timeout" in text
+        assert (await notebook.run("x + 1")).text == "42"
+
+
+@pytest.mark.usefixtures("environment")
+async def test_closing_a_session_ends_its_install(silent_index: socket.socket) -> None:
+    async with agent(*waiting_on(silent_index)) as notebook:
+        session = (await notebook.call("create_session")).data["session"]
+        refusals: list[str] = []
+
+        async def install() -> None:
+            arguments = {"packages": ["tabulate"], "session": session}
+            refusals.append(await notebook.refused("install", **arguments))
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(install)
+                await anyio.wait_readable(silent_index)
+                await notebook.call("close_session", session=session)
+        assert "closed" in refusals[0]

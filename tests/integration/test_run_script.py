@@ -1,0 +1,115 @@
+"""One-shot scripts, and sessions with an environment of their own."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import pytest
+
+from tests.integration.agent import agent
+
+pytestmark = [pytest.mark.anyio]
+
+PANDAS = """\
+# /// script
+# dependencies = ["pandas", "matplotlib"]
+# ///
+
+import pandas as pd
+print(pd.DataFrame({'a': [1,2,3]}).describe())
+"""
+PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 3, 2])\nplt.savefig('plot.png')\nplt.show()"
+
+
+async def test_a_script_with_metadata_runs_unchanged_and_at_once_the_second_time() -> None:
+    async with agent("--allow-install", "pandas,matplotlib") as notebook:
+        first = await notebook.call("run_script", script=PANDAS)
+        assert "count  3.0" in first.text
+        assert first.status == "ok"
+        start = monotonic()
+        assert (await notebook.call("run_script", script=PANDAS)).text == first.text
+        assert monotonic() - start < 5
+        plot = await notebook.call("run_script", script=PLOT, dependencies=["matplotlib", "pandas"])
+        assert [image.mime_type for image in plot.images] == ["image/png"]
+        assert "plot.png" in plot.text
+        assert (await notebook.call("list_sessions")).data["sessions"] == []
+
+
+async def test_scripts_end_as_cells_do_and_leave_no_session() -> None:
+    async with agent() as notebook:
+        answer = await notebook.call("run_script", script="x = 1\nx / 0")
+        assert answer.status == "error"
+        assert "ZeroDivisionError" in answer.text
+        answer = await notebook.call("run_script", script="while True: pass", timeout=0.5)
+        assert answer.status == "timeout"
+        assert "Variables are kept" not in answer.text
+        answer = await notebook.call("run_script", script="import os")
+        assert "--allow os" in answer.text
+        answer = await notebook.call("run_script", script="print('x' * 100_000)")
+        assert "kernel://" not in answer.text
+        assert answer.cell["omitted"] > 0
+        assert (await notebook.call("list_sessions")).data["sessions"] == []
+
+
+async def test_a_script_that_cannot_be_understood_is_refused_with_line_and_reason() -> None:
+    async with agent() as notebook:
+        text = await notebook.refused(
+            "run_script", script="# /// script\n# dependencies = [pandas]\n# ///\nprint(1)"
+        )
+        assert "line 2 of the script" in text
+        assert "TOML" in text
+        await notebook.refused("run_script", script="")
+        await notebook.refused("run_script", script="print(1)", timeout=-1)
+        text = await notebook.refused("run_script", script="print(1)", python="3.9")
+        assert "3.10 to 3.14" in text
+
+
+async def test_requires_python_chooses_the_interpreter() -> None:
+    block = "# /// script\n# requires-python = '{}'\n# ///\n"
+    code = "import sys\nprint('%d.%d' % sys.version_info[:2])"
+    async with agent("--allow", "sys") as notebook:
+        answer = await notebook.call("run_script", script=block.format("==3.12.*") + code)
+        if "no Python 3.12" in answer.text:
+            pytest.skip("Python 3.12 is not installed here")
+        assert answer.text == "3.12"
+        text = await notebook.refused(
+            "run_script", script=block.format(">=3.12") + code, python="3.11"
+        )
+        assert "requires-python" in text
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+async def test_a_session_has_the_python_and_the_packages_it_asks_for(python: str) -> None:
+    async with agent("--allow", "sys", "--allow-install", "tabulate,toolz") as notebook:
+        created = await notebook.call("create_session", packages=["tabulate"], python=python)
+        if created.failed and "there is no Python" in created.text:
+            pytest.skip(f"Python {python} is not installed here")
+        session = created.data["session"]
+        code = "import sys, tabulate\nprint('%d.%d' % sys.version_info[:2])"
+        assert (await notebook.run(code, session=session)).text == python
+        answer = await notebook.call("install", packages=["toolz"], session=session)
+        assert not answer.failed, answer.text
+        code = "import toolz\nlist(toolz.unique([1, 1, 2]))"
+        assert (await notebook.run(code, session=session)).text == "[1, 2]"
+
+
+async def test_a_python_that_is_not_there_is_told_with_those_that_are() -> None:
+    async with agent("--offline") as notebook:
+        answer = await notebook.call("create_session", python="3.14")
+        if not answer.failed:
+            pytest.skip("Python 3.14 is installed here")
+        assert "Installed: 3." in answer.text
+        assert (await notebook.call("list_sessions")).data["sessions"] == []
+
+
+async def test_check_syntax_validates_metadata_and_names() -> None:
+    async with agent() as notebook:
+        await notebook.run("known = 1")
+        code = "# /// script\n# dependencies = 5\n# ///\nprint(known, unknown)"
+        report = (await notebook.call("check_syntax", code=code)).data
+        assert report["valid"] is False
+        found = {(item["kind"], item["line"], item["severity"]) for item in report["diagnostics"]}
+        assert found == {("pep723", 2, "error"), ("name", 4, "warning")}
+        assert "'unknown'" in report["summary"]
+        report = (await notebook.call("check_syntax", code=PANDAS)).data
+        assert {item["name"]: item["allowed"] for item in report["imports"]} == {"pandas": False}
