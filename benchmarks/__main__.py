@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import resource
 import sys
 import tempfile
@@ -84,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     groups = options.only or [name for name in GROUPS if name != PEERS or options.peers]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # some servers print into the protocol
     now = datetime.now(timezone.utc)
     machine = Machine.this()
     results = Results()

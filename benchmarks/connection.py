@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -13,10 +14,13 @@ from mcp_types import CallToolResult, ImageContent, TextContent
 
 from benchmarks.notebooks import Answer
 from benchmarks.places import clean_environ
-from benchmarks.results import BenchmarkError
+from benchmarks.results import BenchmarkError, failure
 
 Era: TypeAlias = Literal["auto", "legacy"]
 """How the client says hello: by server/discover, or by initialize."""
+
+ANSWER_S = 150.0
+"""How long a server may take to answer anything."""
 
 
 @asynccontextmanager
@@ -25,7 +29,8 @@ async def connected(
 ) -> AsyncIterator[Client]:
     """A client of a server process of its own, once the server has answered for the first time.
 
-    It runs in `folder`, where what it says on stderr is kept.
+    It runs in `folder`, where what it says on stderr is kept. Raises BenchmarkError with the end
+    of that when it does not answer.
     """
     server = StdioServerParameters(
         command=argv[0],
@@ -33,8 +38,13 @@ async def connected(
         env={**clean_environ(), **(environ or {})},
         cwd=folder,
     )
-    with open(folder / "stderr.log", "a", encoding="utf-8") as errors:
-        async with Client(stdio_client(server, errors), mode=era) as client:
+    log = folder / f"{secrets.token_hex(4)}.log"
+    with open(log, "w", encoding="utf-8") as errors:
+        client = Client(stdio_client(server, errors), mode=era, read_timeout_seconds=ANSWER_S)
+        async with AsyncExitStack() as stack:
+            if why := await failure(lambda: stack.enter_async_context(client)):
+                said = log.read_text(encoding="utf-8", errors="replace")[-300:]
+                raise BenchmarkError(f"{why}: {said}")
             yield client
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-
-import anyio
 
 from benchmarks import notebooks, ours
 from benchmarks.bench import Bench
@@ -16,15 +15,13 @@ from benchmarks.notebooks import Notebook, Notebooks
 from benchmarks.peers import PEERS, Command, Peer
 from benchmarks.places import environment
 from benchmarks.processes import settle
-from benchmarks.results import Figure, failure, interleave
-from benchmarks.sessions import STDIO, each, first_picture, hello, new_session, warm_call
+from benchmarks.results import Figure, Measurement, failure, interleave, timed
+from benchmarks.sessions import STDIO, each, first_picture, hello, new_session
 
 START = Figure("peers-start", "Beside others: server start → first answer", "")
 SESSION = Figure("peers-session", "Beside others: new session → first result", FLOOR)
 WARM = Figure("peers-warm", "Beside others: warm cell `1`", FLOOR)
 PICTURE = Figure("peers-picture", "Beside others: first plot of a session", FLOOR)
-
-CONNECT_S = 120.0
 
 
 async def measure(bench: Bench) -> None:
@@ -52,15 +49,13 @@ async def _join(bench: Bench, peer: Peer, stack: AsyncExitStack) -> tuple[Comman
     place = await environment(peer.name, peer.packages)
     folder = bench.folder()
     command = await stack.enter_async_context(peer.beside(place, folder))
-    with anyio.fail_after(CONNECT_S):
-        client = await stack.enter_async_context(
-            connected(command.argv, folder, environ=command.environ)
-        )
+    client = await stack.enter_async_context(
+        connected(command.argv, folder, environ=command.environ)
+    )
     system = peer.notebooks(client, place)
-    with anyio.fail_after(CONNECT_S):
-        notebook = await system.open()
-        await notebook.run(notebooks.ONE)
-        await notebook.close()
+    notebook = await system.open()
+    await notebook.run(notebooks.ONE)
+    await notebook.close()
     return command, system
 
 
@@ -86,6 +81,17 @@ async def _sessions(bench: Bench, systems: Mapping[str, Notebooks]) -> None:
                 await notebook.run(notebooks.ONE)
             return notebook
 
-        calls = {name: warm_call(await begin(system)) for name, system in systems.items()}
+        wrong: Counter[str] = Counter()
+
+        def checked(name: str, notebook: Notebook) -> Measurement:
+            async def run() -> None:
+                wrong[name] += notebooks.ONE not in (await notebook.run(notebooks.ONE)).text
+
+            return lambda: timed(run)
+
+        calls = {name: checked(name, await begin(system)) for name, system in systems.items()}
         await settle()
         await interleave(results, WARM, bench.rounds(40, 3), calls)
+        for name, count in wrong.items():
+            if count:
+                results.fail(WARM, name, f"{count} answers came without the result")

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -36,10 +36,19 @@ _KERNEL = "stock"
 class FloorNotebook:
     """One stock kernel and its client."""
 
-    def __init__(self, manager: AsyncKernelManager, client: AsyncKernelClient) -> None:
+    def __init__(self, manager: AsyncKernelManager, *, on_close: Callable[[], object]) -> None:
         self._manager = manager
-        self._client = client
+        self._client: AsyncKernelClient = manager.client()
+        self._on_close = on_close
         self._begun = ""
+
+    async def start(self, folder: Path, ipython: Path) -> None:
+        """Start the kernel and wait until it is ready, in jupyter_client's own way."""
+        environ = {**os.environ, "IPYTHONDIR": str(ipython)}
+        await self._manager.start_kernel(cwd=str(folder), env=environ, stderr=subprocess.DEVNULL)
+        self._client = self._manager.client()
+        self._client.start_channels()
+        await self._client.wait_for_ready(timeout=READY_S)
 
     async def run(self, code: str) -> Answer:
         """Run a cell to its end."""
@@ -84,6 +93,7 @@ class FloorNotebook:
         with anyio.CancelScope(shield=True):
             self._client.stop_channels()
             await self._manager.shutdown_kernel(now=True)
+            self._on_close()
 
 
 class Floor:
@@ -93,29 +103,28 @@ class Floor:
         self._specs = specs
         self._context = context
         self._folder = folder
-        self._numbers = itertools.count()
-        self._open: list[FloorNotebook] = []
+        self._open: dict[int, FloorNotebook] = {}
 
     async def open(self) -> FloorNotebook:
-        """Start a kernel and wait until it is ready, in jupyter_client's own way."""
+        """Start a kernel.
+
+        Each has a history of its own: kernels with a common one wait for each other at every cell.
+        """
+        place = next(number for number in itertools.count() if number not in self._open)
         manager = AsyncKernelManager(
             kernel_name=_KERNEL,
             kernel_spec_manager=self._specs,
             context=self._context,
-            connection_file=str(self._folder / f"kernel-{next(self._numbers)}.json"),
+            connection_file=str(self._folder / f"kernel-{place}.json"),
         )
-        environ = {**os.environ, "IPYTHONDIR": str(self._folder / "ipython")}
-        await manager.start_kernel(cwd=str(self._folder), env=environ, stderr=subprocess.DEVNULL)
-        client = manager.client()
-        notebook = FloorNotebook(manager, client)
-        self._open.append(notebook)
-        client.start_channels()
-        await client.wait_for_ready(timeout=READY_S)
+        notebook = FloorNotebook(manager, on_close=lambda: self._open.pop(place, None))
+        self._open[place] = notebook
+        await notebook.start(self._folder, self._folder / f"ipython-{place}")
         return notebook
 
     async def aclose(self) -> None:
         """End every kernel that still runs."""
-        for notebook in self._open:
+        for notebook in list(self._open.values()):
             await notebook.close()
 
 

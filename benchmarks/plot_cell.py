@@ -19,7 +19,12 @@ figure, (left, right) = plt.subplots(
 
 names, times = zip(*data["bars"][::-1], strict=True)
 bars = left.barh(names, times, color=OURS, height=0.62)
-left.bar_label(bars, [f"{value:.3g}x" for value in times], padding=4, color=INK)
+left.bar_label(
+    bars,
+    [f"{value:.2g}x" if value < 10 else f"{value:.0f}x" for value in times],
+    padding=4,
+    color=INK,
+)
 left.set_xscale("log")
 left.set_xlim(0.8, max(times) * 2.2)
 left.axvline(1, color=FLOOR, linewidth=1.5)

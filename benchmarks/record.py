@@ -19,7 +19,7 @@ from benchmarks.connection import answer, call
 from benchmarks.crowds import PANDAS_ALL
 from benchmarks.floor import FLOOR
 from benchmarks.machine import Machine
-from benchmarks.report import markdown, number
+from benchmarks.report import markdown, number, times
 from benchmarks.results import BenchmarkError, Figure, Results, Series
 from benchmarks.sessions import STDIO
 
@@ -168,7 +168,7 @@ def _summary(headlines: Sequence[Headline], machine: Machine, date: datetime) ->
              "|---|--:|--:|--:|"]  # fmt: skip
     for name, figure, series, floor, ratio in headlines:
         values = (f"{number(it.median)} {figure.unit}" for it in (series, floor))
-        lines.append(f"| {name} | {' | '.join(values)} | {ratio:.2g}x |")
+        lines.append(f"| {name} | {' | '.join(values)} | {times(ratio)} |")
     measured = f"Medians of one run on {machine.cores} cores, {date:%Y-%m-%d}."
     return "\n".join([*lines, "", measured, ""])
 

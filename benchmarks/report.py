@@ -13,28 +13,34 @@ MANY = 5
 
 def rows(results: Results, figure: Figure) -> list[tuple[str, ...]]:
     """One row a series: subject, median, 90th percentile, number of values, ratio."""
-    return [_row(results, figure, series) for series in results.of(figure)]
+    return [_row(results, figure, series) for series in results.of(figure) if series.values]
+
+
+def remarks(results: Results, figure: Figure) -> list[str]:
+    """Why there are not all the rows and values that there should be."""
+    return [f"{_name(series)}: {series.failure}" for series in results.of(figure) if series.failure]
 
 
 def table(results: Results) -> str:
     """All figures, for a terminal."""
-    blocks = []
+    blocks = [f"{'':44}{'median':>10}{'p90':>10}{'n':>6}  times better"]
     for figure in results.figures:
-        lines = rows(results, figure)
-        width = max(42, *(len(line[0]) for line in lines))
         block = [f"{figure.title} ({figure.unit})"]
-        for subject, median, p90, count, ratio in lines:
-            block.append(f"  {subject:{width}}{median:>10}{p90:>10}{count:>6}  {ratio}")
-        blocks.append("\n".join(block))
-    return f"{'':44}{'median':>10}{'p90':>10}{'n':>6}  times better\n" + "\n\n".join(blocks)
+        for subject, median, p90, count, ratio in rows(results, figure):
+            block.append(f"  {subject:42}{median:>10}{p90:>10}{count:>6}  {ratio}".rstrip())
+        blocks.append("\n".join([*block, *(f"  {it}" for it in remarks(results, figure))]))
+    return "\n\n".join(blocks)
 
 
 def markdown(results: Results, figures: Sequence[Figure]) -> str:
     """Some figures, one table each."""
-    return "\n\n".join(
-        f"**{figure.title}** ({figure.unit})\n\n{_table(HEADER, rows(results, figure))}"
-        for figure in figures
-    )
+    blocks = []
+    for figure in figures:
+        blocks.append(f"**{figure.title}** ({figure.unit})")
+        if lines := rows(results, figure):
+            blocks.append(_table(HEADER, lines))
+        blocks.extend(remarks(results, figure))
+    return "\n\n".join(blocks)
 
 
 def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -43,17 +49,21 @@ def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _row(results: Results, figure: Figure, series: Series) -> tuple[str, ...]:
-    subject = series.subject
-    if series.at:
-        subject += f", {series.at} session{'s' if series.at > 1 else ''}"
-    if not series.values:
-        return (f"{subject}: {series.failure}", "-", "-", "0", "")
     ratio = results.ratio(figure, series)
     p90 = number(series.p90) if len(series.values) >= MANY else ""
-    shown = "" if ratio is None else f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x"
-    if series.failure:
-        subject += f" (then: {series.failure})"
-    return (subject, number(series.median), p90, str(len(series.values)), shown)
+    shown = "" if ratio is None else times(ratio)
+    return (_name(series), number(series.median), p90, str(len(series.values)), shown)
+
+
+def _name(series: Series) -> str:
+    if not series.at:
+        return series.subject
+    return f"{series.subject}, {series.at} session{'s' if series.at > 1 else ''}"
+
+
+def times(ratio: float) -> str:
+    """A ratio with two digits that mean something."""
+    return f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x"
 
 
 def number(value: float) -> str:
