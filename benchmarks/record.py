@@ -177,7 +177,7 @@ async def _plot(results: Results, headlines: Sequence[Headline]) -> bytes:
     """The plot as a PNG, drawn in a session of our own server. Raises BenchmarkError."""
     growth = {
         subject: [
-            (series.at, series.median)
+            (series.at, series.median * series.at)
             for series in results.of(PANDAS_ALL)
             if series.subject == subject and series.values
         ]
