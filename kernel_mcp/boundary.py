@@ -5,27 +5,32 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.selftest import require_boundary
 
 UNCONFINED = "none"
 
 
-def proven_sandbox(name: str, *, allow_weaker: bool = False) -> Sandbox:
+def proven_sandbox(
+    name: str, *, allow_weaker: bool = False, container: ContainerOptions | None = None
+) -> Sandbox:
     """The backend `name`, after its promises were checked; blocks for some 40 ms.
 
-    `none` promises nothing. Raises SandboxUnavailable, ConfigError.
+    A container takes a second. `none` promises nothing. Raises SandboxUnavailable, ConfigError.
     """
-    sandbox = select_sandbox(name, allow_weaker=allow_weaker)
+    sandbox = select_sandbox(name, allow_weaker=allow_weaker, container=container)
     if sandbox.name != UNCONFINED:
         require_boundary(sandbox)
     return sandbox
 
 
-def begin_proof(name: str, *, allow_weaker: bool = False) -> Future[Sandbox]:
+def begin_proof(
+    name: str, *, allow_weaker: bool = False, container: ContainerOptions | None = None
+) -> Future[Sandbox]:
     """Start `proven_sandbox` in a thread of its own."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="sandbox-proof")
     try:
-        return executor.submit(proven_sandbox, name, allow_weaker=allow_weaker)
+        return executor.submit(proven_sandbox, name, allow_weaker=allow_weaker, container=container)
     finally:
         executor.shutdown(wait=False)

@@ -47,6 +47,7 @@ other commands:
   kernel-mcp env list       kernel environments in the cache
   kernel-mcp env build      build the environment of --allow and --python now
   kernel-mcp env prune      remove cached environments that nobody used for 30 days
+  kernel-mcp image build    make the image that the kernels of --sandbox container run in
 """
 
 
@@ -146,9 +147,14 @@ def _serve(argv: Sequence[str]) -> int:
     epilog = f"{_EPILOG}\n{_COMMANDS_HELP}"
     settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog), argv)
     from kernel_mcp.boundary import begin_proof
+    from kernel_mcp.sandbox.engine import ContainerOptions
 
     # runs while the import below takes its time
-    sandbox = begin_proof(settings.sandbox, allow_weaker=settings.allow_weaker_sandbox)
+    sandbox = begin_proof(
+        settings.sandbox,
+        allow_weaker=settings.allow_weaker_sandbox,
+        container=ContainerOptions.of(settings),
+    )
     from kernel_mcp.server import serve
 
     return serve(settings, sandbox)
@@ -172,9 +178,16 @@ def _env(argv: Sequence[str]) -> int:
     return env(argv)
 
 
+def _image(argv: Sequence[str]) -> int:
+    from kernel_mcp.sandbox.image import main as image
+
+    return image(argv)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "demo": _demo,
     "doctor": _doctor,
     "env": _env,
+    "image": _image,
 }

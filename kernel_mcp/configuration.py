@@ -32,6 +32,7 @@ from kernel_mcp.values import (
     size,
     switch,
     url,
+    word,
 )
 
 if sys.version_info >= (3, 11):
@@ -43,7 +44,8 @@ ENV_PREFIX = "KERNEL_MCP_"
 CONFIG_NAME = "kernel-mcp.toml"
 TABLE = "kernel-mcp"
 
-SANDBOXES = ("auto", "bwrap", "landlock", "none")
+SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
+ENGINES = ("auto", "podman", "docker")
 PROFILES = ("strict", "default", "data", "open")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -172,6 +174,19 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "sandbox", "sandbox", choice(*SANDBOXES), "Running the server", "|".join(SANDBOXES),
         "how kernels are confined; `none` gives code all that you may do yourself", "auto",
+    ),
+    Option(
+        "container-engine", "container_engine", choice(*ENGINES), "Running the server",
+        "|".join(ENGINES),
+        "what runs the kernels of `--sandbox container`; `auto` prefers podman", "auto",
+    ),
+    Option(
+        "container-image", "container_image", word, "Running the server", "NAME",
+        "image that those kernels run in; `kernel-mcp image build` makes one", "kernel-mcp",
+    ),
+    Option(
+        "container-runtime", "container_runtime", word, "Running the server", "NAME",
+        "OCI runtime of their containers, such as runc, crun or runsc", "that of the engine",
     ),
     Option(
         "allow-weaker-sandbox", "allow_weaker_sandbox", switch, "Running the server", "",
@@ -328,8 +343,11 @@ def _refuse_unsafe(table: Mapping[str, Any], file: Path) -> None:
 
     if str(table.get("sandbox", "")).strip().lower() in ("none", "landlock"):
         refuse("sandbox")
-    if "allow-weaker-sandbox" in table:
-        refuse("allow-weaker-sandbox")
+    for key in (
+        "allow-weaker-sandbox", "container-engine", "container-image", "container-runtime",
+    ):  # fmt: skip
+        if key in table:
+            refuse(key)
     if "/" in str(table.get("python", "")):
         refuse("python")
     for key in ("index-url", "find-links", "allow-source-builds"):

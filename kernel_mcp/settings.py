@@ -51,7 +51,10 @@ class Settings:
                     private folder that is removed with the server
     state_dir       where the server keeps sockets and logs of this run; None for the default
     cache_dir       where kernel environments are kept; None for the default
-    sandbox         auto, bwrap, landlock or none
+    sandbox         auto, bwrap, landlock, container or none
+    container_engine   auto, podman or docker, for `container`
+    container_image    name of the image that its kernels run in
+    container_runtime  OCI runtime of its containers, such as runc; empty for the engine's default
     allow_weaker_sandbox  whether auto may choose landlock where bwrap does not work
     no_template     start every kernel cold instead of forking it from a template
     profile         the list of modules that `allow` adds to: strict, default, data or open
@@ -83,6 +86,9 @@ class Settings:
     state_dir: Path | None = None
     cache_dir: Path | None = None
     sandbox: str = "auto"
+    container_engine: str = "auto"
+    container_image: str = "kernel-mcp"
+    container_runtime: str = ""
     allow_weaker_sandbox: bool = False
     no_template: bool = False
     profile: str = "default"

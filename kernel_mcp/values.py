@@ -121,6 +121,15 @@ def path(given: object) -> Path:
     return Path(given)
 
 
+def word(given: object) -> str:
+    """A name without blanks that no program takes for an option."""
+    if not isinstance(given, str) or not given.strip() or given.strip().startswith("-"):
+        raise ValueError("expected a name")
+    if len(given.split()) != 1:
+        raise ValueError("expected a single word")
+    return given.strip()
+
+
 def python(given: object) -> str:
     """A version kernels can run on (`3.12`, `3.12.1`) or the path of an interpreter."""
     expected = "expected a version from 3.10 to 3.14 or the path of an interpreter"

@@ -27,6 +27,7 @@ from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, select_sandbox
 from kernel_mcp.sandbox.selftest import REFUSED_CALL, Check, thorough_checks
 from kernel_mcp.settings import Settings
@@ -105,7 +106,9 @@ async def examine(
 ) -> Examination:
     """Examine one backend, without kernels when there is no environment for them."""
     try:
-        sandbox = await anyio.to_thread.run_sync(select_sandbox, name)
+        options = ContainerOptions.of(settings)
+        choose = partial(select_sandbox, name, container=options)
+        sandbox = await anyio.to_thread.run_sync(choose)
         checks = await anyio.to_thread.run_sync(thorough_checks, sandbox)
     except SandboxUnavailable as refusal:
         return Examination(name, problem=str(refusal))
@@ -120,7 +123,7 @@ async def examine(
         if environment is not None:
             hospital = _Hospital(sandbox, runs, enforcer, environment)
             found += await hospital.perform_all()
-            orphan = partial(killed_server, name, environment, folder)
+            orphan = partial(killed_server, name, environment, folder, options)
             found.append(await anyio.to_thread.run_sync(orphan))
     return Examination(name, checks=tuple(found), report=report)
 
@@ -179,7 +182,11 @@ class _Hospital:
 
 def _used(settings: Settings) -> tuple[str, str]:
     try:
-        sandbox = select_sandbox(settings.sandbox, allow_weaker=settings.allow_weaker_sandbox)
+        sandbox = select_sandbox(
+            settings.sandbox,
+            allow_weaker=settings.allow_weaker_sandbox,
+            container=ContainerOptions.of(settings),
+        )
     except SandboxUnavailable as refusal:
         return "", str(refusal)
     return sandbox.name, ""

@@ -12,7 +12,9 @@ import select
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -21,6 +23,7 @@ from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
+from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.selftest import Check
 
@@ -29,10 +32,13 @@ GONE_S = 2.0
 NAME = "orphan dies"
 
 
-def killed_server(backend: str, environment: KernelEnvironment, runs: Path) -> Check:
+def killed_server(
+    backend: str, environment: KernelEnvironment, runs: Path, container: ContainerOptions
+) -> Check:
     """Start a server with one kernel, kill it, and see how long the kernel lives on; blocks."""
     task = {
         "backend": backend,
+        "container": asdict(container),
         "python": str(environment.python),
         "readonly": list(map(str, environment.readonly)),
         "runs": str(runs),
@@ -75,11 +81,12 @@ def _line(server: subprocess.Popen[str]) -> str:
     return server.stdout.readline() if ready else ""
 
 
-async def _serve(task: dict[str, str]) -> None:
+async def _serve(task: dict[str, Any]) -> None:
     with RunDirectory.create(Path(task["runs"])) as runs:
         workspace = runs.path / "w"
         workspace.mkdir(mode=0o700)
-        launcher = LocalLauncher(select_sandbox(task["backend"]), runs)
+        container = ContainerOptions(**task["container"])
+        launcher = LocalLauncher(select_sandbox(task["backend"], container=container), runs)
         environment = KernelEnvironment(Path(task["python"]), tuple(map(Path, task["readonly"])))
         handle = await launcher.launch(
             KernelRequest(

@@ -50,6 +50,7 @@ class ConfinedProcess:
         self._loop = asyncio.get_running_loop()
         self._status_fd = command.status_fd
         self._wrapped = command.status_fd >= 0
+        self._detached = command.detached
         self._first: _Watched | None = None
         self._kernel: _Watched | None = None
         self._status = b""
@@ -172,7 +173,8 @@ class ConfinedProcess:
         with ExitStack() as undo:
             found = _Watched(pid, self._loop, None)
             undo.callback(found.close)
-            if _parent_of(pid) == self._popen.pid:
+            # a detached one is held to be the right one by `adopt`, as the kernel's parent
+            if self._detached or _parent_of(pid) == self._popen.pid:
                 self._first = found
                 undo.pop_all()
 

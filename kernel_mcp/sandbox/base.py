@@ -66,12 +66,14 @@ class SandboxCommand:
     `pass_fds` stay open in the child and close in the parent, `SandboxRequest.inherit` among them.
     `status_fd` is the read end of a pipe that tells the host pid of the sandbox's first process as
     JSON, `{"child-pid": 123, ...}`; -1 when the started process is itself the confined one.
+    With `detached` that first process is not a child of the started one.
     """
 
     argv: Sequence[str]
     pass_fds: Sequence[int]
     env: Mapping[str, str]
     status_fd: int = -1
+    detached: bool = False
 
     def close_passed(self) -> None:
         """Close the parent's copies of `pass_fds`, after the start or in its stead."""

@@ -9,6 +9,7 @@ from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.sandbox.advice import AT_OWN_RISK, diagnose
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
+from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.none import NoSandbox
 from kernel_mcp.sandbox.run import run_confined
 
@@ -25,24 +26,38 @@ def _landlock() -> Sandbox:
     return LandlockSandbox.detect()
 
 
+def _container(options: ContainerOptions | None = None) -> Sandbox:
+    from kernel_mcp.sandbox.container import ContainerSandbox
+
+    return ContainerSandbox.detect(options)
+
+
 BACKENDS: Mapping[str, Callable[[], Sandbox]] = MappingProxyType(
-    {"bwrap": BwrapSandbox.detect, "landlock": _landlock, "none": NoSandbox}
+    {
+        "bwrap": BwrapSandbox.detect,
+        "landlock": _landlock,
+        "container": _container,
+        "none": NoSandbox,
+    }
 )
 """Every backend by the name that `--sandbox` takes."""
 
 
-def select_sandbox(name: str = "auto", *, allow_weaker: bool = False) -> Sandbox:
+def select_sandbox(
+    name: str = "auto", *, allow_weaker: bool = False, container: ContainerOptions | None = None
+) -> Sandbox:
     """The backend of that name, proven by a process that ran in it; blocks for some 10 ms.
 
-    `auto` is the strongest that works, one of `WEAKER` only with `allow_weaker`. Raises
-    SandboxUnavailable with the remedy, ConfigError for an unknown name.
+    `auto` is the strongest that works, one of `WEAKER` only with `allow_weaker`. `container` is
+    for the backend of that name, which takes half a second. Raises SandboxUnavailable with the
+    remedy, ConfigError for an unknown name.
     """
     if name == "auto":
         return _first_that_works(allow_weaker=allow_weaker)
     if name not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
-    sandbox = BACKENDS[name]()
+    sandbox = _container(container) if name == "container" and container else BACKENDS[name]()
     _probe(sandbox)
     return sandbox
 

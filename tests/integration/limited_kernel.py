@@ -30,6 +30,8 @@ from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.outputs import OutputLog
 from kernel_mcp.policy import Policy
+from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.settings import Limits
 
@@ -84,7 +86,11 @@ class LimitedKernel:
 
 @asynccontextmanager
 async def limited_kernel(
-    limits: Limits | None = None, *, groups: bool = True, forked: bool = False
+    limits: Limits | None = None,
+    *,
+    groups: bool = True,
+    forked: bool = False,
+    sandbox: Sandbox | None = None,
 ) -> AsyncIterator[LimitedKernel]:
     """A kernel that may import anything; without `groups` as on a system that has none."""
     async with AsyncExitStack() as stack:
@@ -95,9 +101,10 @@ async def limited_kernel(
             folder.mkdir(mode=0o700)
         enforcer = Enforcer.create(run.path) if groups else Enforcer(refusal="a test wants none")
         await stack.enter_async_context(enforcer.running())
-        sandbox = select_sandbox("bwrap")
+        sandbox = sandbox or select_sandbox("bwrap")
         launcher: Launcher = LocalLauncher(sandbox, run, enforcer=enforcer)
         if forked:
+            assert isinstance(sandbox, BwrapSandbox)
             launcher = template = TemplateLauncher(
                 sandbox, run, cold=launcher, shared=[workspace.parent], enforcer=enforcer
             )

@@ -90,6 +90,9 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
         'cache-dir = "/tmp/prepared"',
         'sandbox = "landlock"',
         "allow-weaker-sandbox = true",
+        'container-engine = "docker"',
+        'container-image = "somebody/image"',
+        'container-runtime = "/tmp/program"',
         'audit-log = "/etc/cron.d/x"',
     ],
 )
@@ -143,7 +146,7 @@ def test_an_unknown_variable_of_ours_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_bad_flag_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--sandbox docker: expected auto, bwrap, landlock or"):
+    with pytest.raises(ConfigError, match="--sandbox docker: expected auto, bwrap, landlock, c"):
         load({"sandbox": "docker"}, {}, tmp_path)
 
 

@@ -23,7 +23,7 @@ def fake_bwrap(folder: Path, body: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="auto, bwrap, landlock, none"):
+    with pytest.raises(ConfigError, match="auto, bwrap, landlock, container, none"):
         select_sandbox("gvisor")
 
 

@@ -1,0 +1,171 @@
+"""A program on the host beside each container: what the engine's command line cannot do.
+
+    conductor.py --parent PID --status FD --task FD
+
+It listens in the folder of the kernel's sockets, has the engine start the container and hands the
+kernel's descriptors to the first process in it. The credentials of that connection tell the
+process's id on the host. Its exit code is that of the kernel, 128 + n for a kernel that signal n
+has killed. It dies with the server and the container ends when this program does.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any, TypeAlias
+
+PR_SET_PDEATHSIG = 1
+SOCKET = "enter"
+PATIENCE_MS = 2000
+"""How long a started container may be silent before the engine is asked about it."""
+EXIT_FAILED = 125
+GROUP_PREFIX = "kernel-mcp-"
+"""How the control groups of servers are named."""
+Task: TypeAlias = "dict[str, Any]"
+_CREDENTIALS = struct.Struct("3i")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(argv: list[str]) -> int:
+    """Start the container and wait for its end."""
+    given = dict(zip(argv[::2], argv[1::2], strict=True))
+    _die_with(int(given["--parent"]))
+    status_fd, task = int(given["--status"]), _task(int(given["--task"]))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        _listen(listener, task)
+        first = _start(listener, task)
+        if first is None:
+            return EXIT_FAILED
+        pid, uid, _ = _CREDENTIALS.unpack(
+            first.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if uid != task["uid"]:
+            return _fail(
+                f"processes of the container run as host user {uid}, not as {task['uid']}: the "
+                "engine maps users (userns-remap), which kernel-mcp cannot work with"
+            )
+    _bring_along(pid)
+    os.write(status_fd, json.dumps({"child-pid": pid}).encode() + b"\n")
+    os.close(status_fd)
+    _hand_over(first, task)
+    return _outcome(first)
+
+
+def _task(fd: int) -> Task:
+    with open(fd, "rb") as file:
+        task: Task = json.load(file)
+    return task
+
+
+def _die_with(parent: int) -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(EXIT_FAILED)
+
+
+def _listen(listener: socket.socket, task: Task) -> None:
+    # by a relative name: the whole path may be too long for a socket's address
+    os.chdir(task["sockets"])
+    listener.bind(SOCKET)
+    os.chmod(SOCKET, 0o600)  # noqa: PTH101
+    if task["uid"] != os.geteuid():
+        os.chown(SOCKET, task["uid"], -1)
+    listener.listen(1)
+    os.chdir("/")
+
+
+def _start(listener: socket.socket, task: Task) -> socket.socket | None:
+    """Have the engine start the container; the connection of its first process, or None."""
+    code = _engine(task["run"], quiet=True)
+    if code != 0:
+        _fail(f"{task['run'][0]} could not start a container (exit code {code})")
+        return None
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    while not poll.poll(PATIENCE_MS):
+        if _engine(task["alive"], quiet=True) != 0:
+            _engine(task["diagnose"], quiet=False)
+            _fail("the container ended before the interpreter in it had started; see above")
+            return None
+    first, _ = listener.accept()
+    os.unlink(f"{task['sockets']}/{SOCKET}")  # noqa: PTH108
+    return first
+
+
+def _engine(argv: list[str], *, quiet: bool) -> int:
+    """Run the engine's command line to its end; it dies with this program."""
+    own = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            _die_with(own)
+            null = os.open("/dev/null", os.O_RDWR)
+            os.dup2(null, 0)
+            if quiet:
+                os.dup2(null, 1)
+            os.closerange(3, 1024)
+            os.execv(argv[0], argv)
+        finally:
+            os._exit(EXIT_FAILED)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _bring_along(pid: int) -> None:
+    """Move a process into the control groups that the server has put this program in, if it has.
+
+    Before it starts the kernel: memory is charged to the group that a process is in at the time.
+    """
+    sys.path.append(str(Path(__file__).parents[2]))
+    from kernel_mcp.limits.hierarchy import find_hierarchies
+
+    for tree in find_hierarchies():
+        if any(part.startswith(GROUP_PREFIX) for part in tree.own.parts):
+            (tree.own / "cgroup.procs").write_text(str(pid))
+
+
+def _hand_over(first: socket.socket, task: Task) -> None:
+    """Send the task with standard input, output, error and what the kernel inherits."""
+    numbers = [0, 1, 2, *task["inherit"]]
+    message = {name: task[name] for name in ("argv", "env", "filter")}
+    message["descriptors"] = numbers
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", numbers))
+    data = json.dumps(message).encode()
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(data) + (1 << 16))
+    first.sendmsg([data], [rights])
+    os.closerange(3, first.fileno())
+    os.closerange(first.fileno() + 1, 1024)
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(null, number)
+
+
+def _outcome(first: socket.socket) -> int:
+    """Wait for the end of the kernel; the exit code that tells it."""
+    try:
+        said = first.recv(1 << 16)
+    except ConnectionResetError:
+        said = b""
+    if not said:
+        return 128 + signal.SIGKILL  # the first process was killed, and with it all others
+    outcome = json.loads(said)
+    if "error" in outcome:
+        return _fail(f"the container could not be set up: {outcome['error']}")
+    code = os.waitstatus_to_exitcode(outcome["status"])
+    return code if code >= 0 else 128 - code
+
+
+def _fail(text: str) -> int:
+    sys.stderr.write(f"{text}\n")
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

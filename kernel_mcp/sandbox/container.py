@@ -1,0 +1,352 @@
+"""Kernels in containers of docker or podman: one container for each kernel.
+
+The engine's command line only makes the container. A small program of ours is its first process,
+`kernel_specs/container/enter.py`; another one, `conductor.py`, stays on the host and hands it the
+kernel's descriptors over a Unix socket. So pipes, readiness and the end of a kernel work as they
+do in any other sandbox, and the engine is not needed for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import platform
+import resource
+import stat
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.sandbox import rootfs
+from kernel_mcp.sandbox.base import (
+    BOOT_FOLDER,
+    GuestPaths,
+    Identity,
+    SandboxCommand,
+    SandboxReport,
+    SandboxRequest,
+)
+from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine, container_name, mount
+from kernel_mcp.sandbox.folders import private_folder, runtime_folder
+from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
+from kernel_mcp.sandbox.seccomp import compile_filter
+from kernel_mcp.sandbox.syscalls import architecture
+from kernel_mcp.settings import MIB, Limits
+
+_CONDUCTOR = Path(__file__).with_name("conductor.py")
+_ENTER = f"{rootfs.BOOT}/container/enter.py"
+_MASKED = (
+    "cmdline",
+    "config.gz",
+    "iomem",
+    "kallsyms",
+    "modules",
+    "vmallocinfo",
+    "version_signature",
+)
+"""Files of /proc about the host that engines leave readable."""
+_OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin", "srv", "mnt")
+"""Top folders that any user may pass in every image."""
+FIRST_PROCESS_BYTES = 32 * MIB
+"""Room for the first process, on top of the kernel's memory."""
+FIRST_PROCESS_PIDS = 1
+DEFAULT_SCRATCH = 512 * MIB
+
+
+class ContainerSandbox:
+    """One container per kernel."""
+
+    name = "container"
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        image: str,
+        seccomp_filter: bytes,
+        identities: IdentityPool | None,
+        boot: Path = BOOT_FOLDER,
+    ) -> None:
+        self.engine = engine
+        self.image = image
+        self.filter = base64.b64encode(seccomp_filter).decode()
+        self._identities = identities
+        self._boot = boot
+        self._furniture = private_folder(runtime_folder() / "container")
+        self._furniture.chmod(0o755)  # the engine's daemon and the kernels' users pass it
+        self._interpreter = Path(os.path.realpath(sys.executable))
+        self._prefixes = tuple(sorted({Path(sys.base_prefix), Path(sys.base_exec_prefix)}))
+
+    @classmethod
+    def detect(
+        cls, options: ContainerOptions | None = None, boot: Path = BOOT_FOLDER
+    ) -> ContainerSandbox:
+        """The backend as this machine allows it, leftovers of dead servers removed.
+
+        Raises SandboxUnavailable with the remedy.
+        """
+        options = options or ContainerOptions()
+        arch = architecture(platform.machine())
+        if arch is None:
+            raise SandboxUnavailable(
+                f"there is no system call filter for {platform.machine()} machines; kernel-mcp "
+                "can sandbox on x86_64 and aarch64"
+            )
+        engine = Engine.find(options)
+        engine.require_image(options.image)
+        engine.sweep()
+        return cls(
+            engine=engine,
+            image=options.image,
+            seccomp_filter=compile_filter(arch),
+            identities=_identities(),
+            boot=boot,
+        )
+
+    def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
+        """Fixed places, those of bubblewrap."""
+        return GuestPaths(
+            workspace=rootfs.WORKSPACE,
+            sockets=rootfs.SOCKETS,
+            boot=rootfs.BOOT,
+            layers=rootfs.LAYERS,
+            own_process_count=self._identities is not None,
+        )
+
+    def identity(self, workspace: Path | None = None) -> Identity | None:
+        """Reserve a host user id of a root server: the same for all kernels of one workspace."""
+        if self._identities is None:
+            return None
+        if workspace is None:
+            return self._identities.acquire()
+        folder = workspace.stat()  # known by its inode, as it may be renamed while it is used
+        return self._identities.acquire(folder.st_uid, (folder.st_dev, folder.st_ino))
+
+    def release(self, identity: Identity | None) -> None:
+        """Give a host user id back."""
+        if self._identities is not None and identity is not None:
+            self._identities.release(identity)
+
+    def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
+        """The conductor, which has the engine start the container."""
+        user = identity or Identity(os.geteuid(), os.getegid())
+        try:
+            options = [
+                *self._confinement(user),
+                *_resources(request.limits, alone=identity is not None),
+                *self._tree(request, user),
+            ]
+        except ValueError as reason:
+            raise LaunchError(str(reason)) from reason
+        interpreter = [str(self._interpreter), "-I", "-S", "-B"]
+        name = container_name()
+        named = ["--name", name, "--label", LABEL]
+        enter = [_ENTER, f"{rootfs.SOCKETS}/enter"]
+        check = "import ctypes, json, select, socket"
+        task = {
+            "run": [*self._run("--detach", *named, *options), *interpreter, *enter],
+            "alive": self.engine.command("container", "inspect", name),
+            "diagnose": [*self._run(*options), *interpreter, "-c", check],
+            "uid": user.uid,
+            "sockets": str(request.sockets),
+            "inherit": list(request.inherit),
+            "argv": list(request.argv),
+            "env": dict(request.env),
+            "filter": self.filter,
+        }
+        with ExitStack() as undo:
+            task_fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
+            undo.callback(os.close, task_fd)
+            with open(task_fd, "w", closefd=False) as file:
+                json.dump(task, file)
+            os.lseek(task_fd, 0, os.SEEK_SET)
+            status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            undo.pop_all()
+        return SandboxCommand(
+            argv=[
+                *(sys.executable, "-I", "-S", "-B", str(_CONDUCTOR)),
+                *("--parent", str(os.getpid()), "--status", str(status_write)),
+                *("--task", str(task_fd)),
+            ],
+            pass_fds=[task_fd, status_write, *request.inherit],
+            env=dict(os.environ),  # of the engine; the kernel's own is part of the task
+            status_fd=status_read,
+            detached=True,
+        )
+
+    def report(self) -> SandboxReport:
+        """What the engine and our filter put in force here."""
+        user = (
+            "a host user id of its own for each session, without capabilities"
+            if self._identities is not None
+            else "no capabilities, no new privileges"
+        )
+        gaps = [
+            "shares the host's Linux kernel, so a kernel exploit leaves the sandbox",
+            f"{self.engine.kind} and its OCI runtime are trusted: they start each container",
+            "the mount table in /proc shows where on the host the mounted folders are",
+        ]
+        if self._identities is None:
+            gaps.append("kernels run under the server's user id; only namespaces separate them")
+            gaps.append("the folder of a kernel's sockets is kept small by a watchdog only")
+        if self.engine.kind == "docker":
+            gaps.append("facts about the host are readable in /proc (cmdline, kallsyms, modules)")
+        if Path("/sys/fs/selinux/enforce").exists():
+            gaps.append("SELinux does not separate the containers (label=disable)")
+        return SandboxReport(
+            backend=self.name,
+            enforced=(
+                f"a container of its own for each kernel ({self.engine.kind})",
+                "empty network namespace",
+                "only the workspace and a private /tmp are writable; the host's files are hidden",
+                "own process, ipc, cgroup and host name namespaces",
+                user,
+                f"system call filters (seccomp): that of {self.engine.kind} and kernel-mcp's own",
+                "control groups of the engine or the server for memory, processes, processors",
+                "ends with the server",
+            ),
+            gaps=tuple(gaps),
+        )
+
+    def _run(self, *words: str) -> list[str]:
+        runtime = (
+            ["--runtime", self.engine.runtime]
+            if self.engine.runtime and self.engine.kind == "docker"
+            else []
+        )
+        return [*self.engine.command("run"), *runtime, "--rm", *words, self.image]
+
+    def _confinement(self, user: Identity) -> list[str]:
+        options = [
+            *("--pull", "never"),
+            *("--network", "none"),
+            *("--cap-drop", "ALL"),
+            *("--security-opt", "no-new-privileges"),
+            *("--security-opt", "label=disable"),  # the mounted folders keep their labels
+            "--read-only",
+            *("--user", f"{user.uid}:{user.gid}"),
+            *("--hostname", "sandbox"),
+            *("--ipc", "private"),
+            *("--cgroupns", "private"),
+            *("--log-driver", "none"),
+            *("--workdir", "/"),
+            *("--entrypoint", ""),
+        ]
+        if self.engine.kind == "podman":
+            masked = ":".join(f"/proc/{name}" for name in _MASKED)
+            options += ["--read-only-tmpfs=false", "--no-hosts", "--security-opt", f"mask={masked}"]
+        if self.engine.rootless:
+            options += ["--userns", "keep-id"]
+        return options
+
+    def _tree(self, request: SandboxRequest, user: Identity) -> list[str]:
+        """The mounts. Raises ValueError, LaunchError for paths that cannot be mounted."""
+        runtime = _outermost((*request.readonly, *self._prefixes))
+        options = [
+            *self._scratch("/tmp", request.limits.tmp_bytes),
+            *self._scratch("/sys", 4096),
+            *self._scratch("/var/log", 4096),
+            *mount(self._boot, rootfs.BOOT),
+            *mount(request.workspace, rootfs.WORKSPACE, writable=True),
+            *mount(request.sockets, rootfs.SOCKETS, writable=True),
+        ]
+        for name, content in rootfs.account_files(user.uid, user.gid).items():
+            options += mount(self._account_file(user, name, content), f"/etc/{name}")
+        for top in self._parents(runtime):
+            options += mount(self._furniture / "parents" / top, f"/{top}")
+        for path in runtime:
+            options += mount(path, str(path))
+        for number, layer in enumerate(request.layers):
+            options += mount(layer, f"{rootfs.LAYERS}/{number}")
+        return options
+
+    def _scratch(self, folder: str, size: int) -> list[str]:
+        """A tmpfs whose mode is that of the image's folder."""
+        copy = ",notmpcopyup" if self.engine.kind == "podman" else ""
+        mode = "1777" if folder == "/tmp" else "555"
+        words = f"type=tmpfs,dst={folder},tmpfs-size={size or DEFAULT_SCRATCH},tmpfs-mode={mode}"
+        return ["--mount", words + copy]
+
+    def _account_file(self, user: Identity, name: str, content: str) -> Path:
+        """A file of /etc that says the same for every kernel of one user."""
+        folder = self._furniture / f"{user.uid}-{user.gid}"
+        folder.mkdir(mode=0o755, exist_ok=True)
+        path = folder / name
+        if not path.exists():
+            fresh = folder / f".{name}-{os.getpid()}"
+            fresh.write_text(content)
+            fresh.chmod(0o644)
+            fresh.rename(path)
+        return path
+
+    def _parents(self, paths: Iterable[Path]) -> list[str]:
+        """Top folders that only hold the way to mounted paths.
+
+        An image may have closed them to others, as it does /root.
+        """
+        tops = set()
+        for path in paths:
+            top = path.parts[1]
+            if top in _OF_THE_IMAGE:
+                continue
+            tops.add(top)
+            place = self._furniture / "parents" / path.relative_to("/")
+            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if stat.S_ISDIR(path.stat().st_mode):
+                place.mkdir(mode=0o755, exist_ok=True)
+            else:
+                place.touch(mode=0o644)
+        return sorted(tops)
+
+
+def _resources(limits: Limits, *, alone: bool) -> list[str]:
+    """The engine's limits; `alone` when the kernel's host user runs nothing else."""
+    options = ["--shm-size", str(limits.tmp_bytes or DEFAULT_SCRATCH)]
+    if limits.memory_bytes:
+        memory = str(limits.memory_bytes + FIRST_PROCESS_BYTES)
+        options += ["--memory", memory, "--memory-swap", memory]
+    if limits.cpus:
+        options += ["--cpus", f"{limits.cpus:g}"]
+    pids = limits.pids + FIRST_PROCESS_PIDS if limits.pids else -1
+    options += ["--pids-limit", str(pids)]
+    # inherited descriptors keep their numbers: the kernel lowers this one itself, as everywhere
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if alone and limits.pids:
+        processes = pids if processes < 0 else min(processes, pids)
+    for name, number in (("nofile", files), ("nproc", processes), ("core", 0)):
+        options += ["--ulimit", f"{name}={number}:{number}"]
+    return options
+
+
+def _outermost(paths: Iterable[Path]) -> list[Path]:
+    """The paths and what their links lead to, without those inside others. Raises LaunchError."""
+    wanted = set()
+    for path in paths:
+        if not path.is_absolute() or len(path.parts) < 2:
+            raise LaunchError(
+                f"{path} cannot be made readable in the sandbox: it has to be an absolute path "
+                "to a folder or file of its own; check the interpreter given with --python"
+            )
+        if not path.exists():
+            raise LaunchError(f"{path} does not exist, but the kernel's interpreter needs it")
+        wanted |= {Path(os.path.normpath(path)), Path(os.path.realpath(path))}
+    return [path for path in sorted(wanted) if not any(other in wanted for other in path.parents)]
+
+
+def _identities() -> IdentityPool | None:
+    """User ids for kernels when this server is root and may hand them out."""
+    if os.geteuid() != 0:
+        return None
+    users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
+    block = find_block(users, groups)
+    if block is None:
+        raise SandboxUnavailable(
+            "the server runs as root, but this user namespace has no spare user ids for kernels, "
+            "which must not run as root. Start the server as an ordinary user, or map at least "
+            "65536 ids into the container."
+        )
+    return IdentityPool(block, runtime_folder() / "uids")

@@ -1,0 +1,152 @@
+"""The command line of docker or podman, as far as kernels need it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.sandbox.advice import AT_OWN_RISK, install_hint
+from kernel_mcp.settings import Settings
+
+ENGINES = ("podman", "docker")
+"""By preference: podman needs no daemon."""
+DEFAULT_IMAGE = "kernel-mcp"
+LABEL = "kernel-mcp.server"
+BUILD_HINT = "kernel-mcp image build"
+ANSWER_S = 30.0
+_NAME = re.compile(r"kernel-mcp-(\d+)-(\d+)-(\d+)-[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOptions:
+    """What the operator decides about containers.
+
+    engine   auto, podman or docker
+    image    name of the image that kernels run in
+    runtime  OCI runtime such as runc; empty for the engine's default
+    """
+
+    engine: str = "auto"
+    image: str = DEFAULT_IMAGE
+    runtime: str = ""
+
+    @classmethod
+    def of(cls, settings: Settings) -> ContainerOptions:
+        """Those of a server."""
+        return cls(settings.container_engine, settings.container_image, settings.container_runtime)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine on this machine."""
+
+    kind: str
+    program: str
+    runtime: str = ""
+
+    @classmethod
+    def find(cls, options: ContainerOptions) -> Engine:
+        """The engine that was asked for, or the first there is. Raises SandboxUnavailable."""
+        wanted = ENGINES if options.engine == "auto" else (options.engine,)
+        for kind in wanted:
+            program = shutil.which(kind)
+            if program is not None:
+                return cls(kind, program, options.runtime)
+        names = " nor ".join(wanted)
+        raise SandboxUnavailable(
+            f"{'neither ' if len(wanted) > 1 else ''}{names} is {'' if len(wanted) > 1 else 'not '}"
+            f"installed, which `--sandbox container` needs. {install_hint(wanted[0])}"
+        )
+
+    @property
+    def rootless(self) -> bool:
+        """Whether containers belong to an ordinary user, in a user namespace of theirs."""
+        return self.kind == "podman" and os.geteuid() != 0
+
+    def command(self, *words: str) -> list[str]:
+        """A command line of this engine."""
+        runtime = ["--runtime", self.runtime] if self.runtime and self.kind == "podman" else []
+        return [self.program, *runtime, *words]
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a short command; blocks. Raises SandboxUnavailable when it does not answer."""
+        try:
+            return subprocess.run(
+                self.command(*words),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=ANSWER_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as reason:
+            raise SandboxUnavailable(f"{self.kind} does not answer: {reason}") from reason
+
+    def require_image(self, image: str) -> None:
+        """Raises SandboxUnavailable when the engine does not work or does not have the image."""
+        done = self.ask("image", "inspect", "--format", "{{.Id}}", image)
+        if done.returncode == 0:
+            return
+        said = " ".join(done.stderr.split())[-300:]
+        if "no such image" in said.lower() or "not known" in said.lower():
+            raise SandboxUnavailable(
+                f"{self.kind} has no image {image!r} for kernels to run in; build it with: "
+                f"{BUILD_HINT} --engine {self.kind}"
+            )
+        raise SandboxUnavailable(
+            f"{self.kind} cannot be used here (it said: {said or 'nothing'}). {AT_OWN_RISK}"
+        )
+
+    def sweep(self) -> None:
+        """Remove the containers that dead servers of this process namespace have left."""
+        listed = self.ask(
+            "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Names}}"
+        )
+        dead = []
+        for line in listed.stdout.splitlines():
+            number, _, name = line.partition(" ")
+            if _left_by_a_dead_server(name):
+                dead.append(number)
+        if dead:
+            self.ask("rm", "--force", *dead)
+
+
+def container_name() -> str:
+    """A new name that tells which process the container belongs to."""
+    pid = os.getpid()
+    return f"kernel-mcp-{_namespace()}-{pid}-{_began(pid)}-{secrets.token_hex(4)}"
+
+
+def mount(source: Path | str, target: str, *, writable: bool = False) -> Sequence[str]:
+    """The words that bind a folder or file. Raises ValueError for what cannot be written so."""
+    if any(letter in f"{source}{target}" for letter in ',"\n\r'):
+        raise ValueError(f"{source}: docker and podman cannot mount a path with a comma or a quote")
+    return ("--mount", f"type=bind,src={source},dst={target}{'' if writable else ',readonly'}")
+
+
+def _left_by_a_dead_server(name: str) -> bool:
+    parts = _NAME.fullmatch(name.strip())
+    if parts is None or int(parts[1]) != _namespace():
+        return False
+    return _began(int(parts[2])) != int(parts[3])
+
+
+def _namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def _began(pid: int) -> int:
+    """When a process was started, in ticks since the machine was; 0 when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(stat.rpartition(b")")[2].split()[19])

@@ -1,0 +1,165 @@
+"""The first process of a container: starts the kernel, reaps, and ends with the server.
+
+    enter.py SOCKET
+
+What to run, its descriptors and its system call filter come over SOCKET from the host. The
+connection stays open: when the host's end closes, whatever way the server has ended, this process
+ends, and as it is process 1 of the container everything in it does.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing would take longer than all of the rest
+    from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+# <linux/prctl.h>
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+SECCOMP_MODE_FILTER = 2
+
+MESSAGE_BYTES = 1 << 18
+MOST_DESCRIPTORS = 64
+EXIT_FAILED = 71
+"""EX_OSERR of <sysexits.h>."""
+ABOVE = 512
+"""Received descriptors are moved past the numbers that are asked for."""
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def main(path: str) -> int:
+    """Run what the host asks for; the exit code of this process."""
+    host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    host.connect(path)
+    try:
+        task, received = _receive(host)
+        woken, wake = socket.socketpair()
+        for end in (woken, wake):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, _noted)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        # the kernel is of the same user: it must not look into this process or change it
+        _prctl(PR_SET_DUMPABLE, 0)
+        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+        _filter_calls(base64.b64decode(task["filter"]))
+        child = os.fork()
+        if child == 0:
+            _become(task, received)
+    except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
+        _tell(host, {"error": f"{type(error).__name__}: {error}"})
+        return EXIT_FAILED
+    os.closerange(0, 3)
+    for fd in received:
+        os.close(fd)
+    status = _wait(host, woken, child)
+    if status is not None:
+        _tell(host, {"status": status})
+    return 0
+
+
+def _receive(host: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The task and its descriptors, past the numbers that are asked for."""
+    numbers = array.array("i")
+    space = socket.CMSG_SPACE(MOST_DESCRIPTORS * numbers.itemsize)
+    message, extra, _, _ = host.recvmsg(MESSAGE_BYTES, space)
+    for level, kind, data in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, ABOVE) for fd in numbers]
+    for fd in numbers:
+        os.close(fd)
+    return json.loads(message), moved
+
+
+def _become(task: dict[str, Any], received: list[int]) -> None:
+    """Turn this child into the program; does not return."""
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        wanted = task["descriptors"]
+        for fd, number in zip(received, wanted, strict=True):
+            os.dup2(fd, number)
+        first = 0
+        for number in sorted(wanted):
+            if first < number:  # an empty range would close everything
+                os.closerange(first, number)
+            first = number + 1
+        os.closerange(first, ABOVE)  # the ones above close by themselves
+        os.chdir("/")
+        os.execve(task["argv"][0], task["argv"], task["env"])
+    except BaseException as error:  # noqa: BLE001  # must not go on as a second init
+        os.write(2, f"{task['argv'][0]}: {error}\n".encode())
+    finally:
+        os._exit(EXIT_FAILED)
+
+
+def _wait(host: socket.socket, woken: socket.socket, child: int) -> int | None:
+    """Reap until the program ends: its wait status; None when the host is gone."""
+    poll = select.poll()
+    poll.register(host, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    while True:
+        ready = [fd for fd, _ in poll.poll()]
+        if host.fileno() in ready:
+            return None
+        if woken.fileno() in ready:
+            woken.recv(4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == child:
+                return status
+            if pid == 0:
+                break
+
+
+def _noted(number: int, frame: object) -> None:
+    """SIGCHLD: the wakeup descriptor has it."""
+
+
+def _tell(host: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # nobody is left to be told
+        host.send(json.dumps(message).encode())
+
+
+def _filter_calls(program: bytes) -> None:
+    buffer = ctypes.create_string_buffer(program, len(program))
+    attr = _FilterProgram(len(program) // 8, ctypes.addressof(buffer))
+    _check(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(attr), 0, 0))
+
+
+def _prctl(option: int, value: int) -> None:
+    wide = [ctypes.c_ulong(number) for number in (value, 0, 0, 0)]
+    _check(_libc.prctl(option, *wide))
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
