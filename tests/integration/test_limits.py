@@ -391,6 +391,7 @@ os._exit(0)""",
         "while True: print('x' * 1000)",
         """
 import threading
+kept = None
 def spin():
     while True: pass
 for _ in range(20): threading.Thread(target=spin, daemon=True).start()
@@ -407,7 +408,8 @@ spin()""",
                 done = anyio.Event()
 
                 async def attack(code: str, done: anyio.Event) -> None:
-                    await notebook.call("execute", session=attacker, code=code, timeout=5)
+                    answer = await notebook.call("execute", session=attacker, code=code, timeout=5)
+                    assert not answer.failed, answer.text
                     done.set()
 
                 tasks.start_soon(attack, bomb, done)
