@@ -23,7 +23,7 @@ from kernel_mcp.settings import Limits
 
 logger = logging.getLogger(__name__)
 
-LONG_S = 1.0
+LONG_S = 0.25
 """A kernel at work for longer than this lets the others go first."""
 RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""
