@@ -17,6 +17,7 @@ from kernel_mcp.environments.failures import UvResult
 from kernel_mcp.environments.sources import Sources
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.sandbox.none import tie_to_server
 
 Progress: TypeAlias = Callable[[str], Awaitable[None]]
 
@@ -90,13 +91,16 @@ class Uv:
     ) -> UvResult:
         """Run uv to its end, reporting its milestones; cancellation kills it.
 
-        The file descriptor `keep` stays open in uv: a lock on it outlives a killed server for as
-        long as uv goes on writing. `confined` puts uv into a sandbox.
+        The file descriptor `keep` stays open in uv: where nothing ends uv with a killed server, a
+        lock on it lasts for as long as uv goes on writing. `confined` puts uv into a sandbox.
         """
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         kept = () if keep < 0 else (keep,)
         argv = [self.executable, "--color", "never", *args]
-        command = confined(argv, self._env) if confined else SandboxCommand(argv, (), self._env)
+        if confined is None:
+            command = SandboxCommand([*tie_to_server(), *argv], (), self._env)
+        else:
+            command = confined(argv, self._env)
         try:
             opened = await anyio.open_process(
                 command.argv,

@@ -169,9 +169,8 @@ async def test_a_cancelled_build_leaves_nothing_that_counts(kit: Kit, gate: Gate
         assert (await kit.store().ensure(SPEC)).python.exists()
 
 
-async def test_the_uv_of_a_killed_server_keeps_others_out_until_it_ends(
-    kit: Kit, gate: Gate
-) -> None:
+async def killed_while_building(kit: Kit, gate: Gate, **environ: str) -> None:
+    """Let another server begin to build, and kill it."""
     code = (
         "import anyio, os, sys\n"
         "from pathlib import Path\n"
@@ -181,17 +180,30 @@ async def test_the_uv_of_a_killed_server_keeps_others_out_until_it_ends(
         "store = EnvironmentStore(cache, uv=Uv(str(uv), os.environ, cache.parent))\n"
         "anyio.run(store.ensure, EnvironmentSpec(packages=('numpy',)))\n"
     )
-    environ = {**os.environ, "FAKE_UV_LOG": str(kit.log), "FAKE_UV_BLOCK": str(gate.root)}
+    fake = {"FAKE_UV_LOG": str(kit.log), "FAKE_UV_BLOCK": str(gate.root)}
+    async with await anyio.open_process(
+        [sys.executable, "-c", code, str(kit.cache), str(kit.program)],
+        env={**os.environ, **fake, **environ},
+        stdout=None,
+        stderr=None,
+    ) as server:
+        await gate.reached()
+        server.kill()
+        await server.wait()
+
+
+async def test_the_uv_of_a_killed_server_ends_with_it(kit: Kit, gate: Gate) -> None:
     with anyio.fail_after(30):
-        async with await anyio.open_process(
-            [sys.executable, "-c", code, str(kit.cache), str(kit.program)],
-            env=environ,
-            stdout=None,
-            stderr=None,
-        ) as server:
-            await gate.reached()
-            server.kill()
-            await server.wait()
+        await killed_while_building(kit, gate)
+        await kit.store().ensure(SPEC)
+    assert kit.calls() == ["venv --no-project", "pip install"] * 2
+
+
+async def test_a_uv_that_cannot_be_tied_to_its_server_keeps_others_out_until_it_ends(
+    kit: Kit, gate: Gate
+) -> None:
+    with anyio.fail_after(30):
+        await killed_while_building(kit, gate, PATH="/nowhere")  # there is no setpriv
         with anyio.move_on_after(0.3) as waited:
             await kit.store().ensure(SPEC)
         assert waited.cancelled_caught
