@@ -119,6 +119,21 @@ def test_a_switch_takes_no_value_and_strict_is_a_profile(monkeypatch: pytest.Mon
     assert seen[0].profile == "strict"
 
 
+def test_flags_for_lists_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    def serve(settings: Settings, _sandbox: Future[Sandbox]) -> int:
+        seen.append(settings)
+        return 0
+
+    _replace_server(monkeypatch, serve)
+    flags = ["--sandbox", "none", "--allow-install", "a,b", "--allow-install", "c", "--offline"]
+    assert cli.main([*flags, "--find-links", "/a", "--find-links", "/b"]) == 0
+    assert seen[0].allow_install == ("a", "b", "c")
+    assert seen[0].find_links == ("/a", "/b")
+    assert seen[0].offline
+
+
 def test_a_failure_the_server_explains_exits_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,24 @@ def test_a_path_in_a_file_is_relative_to_that_file(tmp_path: Path) -> None:
     assert settings.python == str(tmp_path / "sub" / "bin/python")
 
 
+def test_where_packages_come_from_is_read_from_any_source(tmp_path: Path) -> None:
+    (tmp_path / "named.toml").write_text(
+        'find-links = ["wheels", "https://x.example/w"]\noffline = true\ninstall-size = "64M"\n'
+    )
+    flags: dict[str, str | list[str]] = {
+        "config": "named.toml",
+        "allow-install": ["polars<2,rich", "*"],
+        "index-url": "https://mirror.example/simple",
+        "install-timeout": "1m",
+    }
+    found = load(flags, {"KERNEL_MCP_ALLOW_SOURCE_BUILDS": "1"}, tmp_path)
+    assert found.allow_install == ("polars<2", "rich", "*")
+    assert found.index_url == "https://mirror.example/simple"
+    assert found.find_links == (str(tmp_path / "wheels"), "https://x.example/w")
+    assert (found.offline, found.allow_source_builds) == (True, True)
+    assert (found.install_bytes, found.install_timeout_s) == (64 * MIB, 60)
+
+
 def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> None:
     assert load({"workspace": "work"}, {}, tmp_path).workspace == tmp_path / "work"
     assert load({"workspace": "/abs"}, {}, tmp_path).workspace == Path("/abs")
@@ -93,6 +111,9 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
         'container-engine = "docker"',
         'container-image = "somebody/image"',
         'container-runtime = "/tmp/program"',
+        'index-url = "https://elsewhere.example/simple"',
+        'find-links = ["wheels"]',
+        "allow-source-builds = true",
         'audit-log = "/etc/cron.d/x"',
     ],
 )

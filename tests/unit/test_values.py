@@ -147,3 +147,17 @@ def test_a_switch_is_off(given: object) -> None:
 def test_a_switch_is_nothing_else(given: object) -> None:
     with pytest.raises(ValueError, match="expected true or false"):
         values.switch(given)
+
+
+@pytest.mark.parametrize("given", ["mirror.example", "ftp://x", "https://", 5, ""])
+def test_an_index_is_an_address(given: object) -> None:
+    with pytest.raises(ValueError, match="https://"):
+        values.url(given)
+
+
+def test_places_are_folders_or_addresses() -> None:
+    assert values.places("wheels") == ("wheels",)
+    assert values.places(["/a", " https://x/w "]) == ("/a", "https://x/w")
+    for given in ("", [""], [5], 5, ["a\0b"]):
+        with pytest.raises(ValueError, match="folder"):
+            values.places(given)
