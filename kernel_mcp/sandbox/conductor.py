@@ -27,6 +27,7 @@ SOCKET = "enter"
 PATIENCE_MS = 2000
 """How long a started container may be silent before the engine is asked about it."""
 EXIT_FAILED = 125
+MOST_DESCRIPTORS = 1 << 20
 GROUP_PREFIX = "kernel-mcp-"
 """How the control groups of servers are named."""
 Task: TypeAlias = "dict[str, Any]"
@@ -111,7 +112,7 @@ def _engine(argv: list[str], *, quiet: bool) -> int:
             os.dup2(null, 0)
             if quiet:
                 os.dup2(null, 1)
-            os.closerange(3, 1024)
+            os.closerange(3, MOST_DESCRIPTORS)
             os.execv(argv[0], argv)
         finally:
             os._exit(EXIT_FAILED)
@@ -141,7 +142,7 @@ def _hand_over(first: socket.socket, task: Task) -> None:
     first.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(data) + (1 << 16))
     first.sendmsg([data], [rights])
     os.closerange(3, first.fileno())
-    os.closerange(first.fileno() + 1, 1024)
+    os.closerange(first.fileno() + 1, MOST_DESCRIPTORS)
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1):
         os.dup2(null, number)

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import resource
-import stat
+import secrets
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -76,7 +76,6 @@ class ContainerSandbox:
         self._identities = identities
         self._boot = boot
         self._furniture = private_folder(runtime_folder() / "container")
-        self._furniture.chmod(0o755)  # the engine's daemon and the kernels' users pass it
         self._interpreter = Path(os.path.realpath(sys.executable))
         self._prefixes = tuple(sorted({Path(sys.base_prefix), Path(sys.base_exec_prefix)}))
 
@@ -272,11 +271,10 @@ class ContainerSandbox:
 
     def _account_file(self, user: Identity, name: str, content: str) -> Path:
         """A file of /etc that says the same for every kernel of one user."""
-        folder = self._furniture / f"{user.uid}-{user.gid}"
-        folder.mkdir(mode=0o755, exist_ok=True)
-        path = folder / name
-        if not path.exists():
-            fresh = folder / f".{name}-{os.getpid()}"
+        path = self._furniture / f"{user.uid}-{user.gid}" / name
+        if not path.exists() or path.read_text() != content:
+            path.parent.mkdir(exist_ok=True)
+            fresh = path.with_name(f".{name}-{secrets.token_hex(4)}")
             fresh.write_text(content)
             fresh.chmod(0o644)
             fresh.rename(path)
@@ -293,12 +291,15 @@ class ContainerSandbox:
             if top in _OF_THE_IMAGE:
                 continue
             tops.add(top)
-            place = self._furniture / "parents" / path.relative_to("/")
-            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if stat.S_ISDIR(path.stat().st_mode):
-                place.mkdir(mode=0o755, exist_ok=True)
+            place = self._furniture / "parents"
+            _open_folder(place)
+            for part in path.parts[1:-1]:
+                place /= part
+                _open_folder(place)
+            if path.is_dir():
+                _open_folder(place / path.name)
             else:
-                place.touch(mode=0o644)
+                (place / path.name).touch()
         return sorted(tops)
 
 
@@ -320,6 +321,12 @@ def _resources(limits: Limits, *, alone: bool) -> list[str]:
     for name, number in (("nofile", files), ("nproc", processes), ("core", 0)):
         options += ["--ulimit", f"{name}={number}:{number}"]
     return options
+
+
+def _open_folder(path: Path) -> None:
+    """Make a folder that everyone may pass, whatever the umask is."""
+    path.mkdir(exist_ok=True)
+    path.chmod(0o755)
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:

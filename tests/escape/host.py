@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.run import run_confined
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.syscalls import architecture
@@ -33,11 +34,11 @@ LIMITS = Limits(
 )
 
 
-def run_attacks(backend: str, names: list[str]) -> dict[str, str]:
+def run_attacks(backend: str | Sandbox, names: list[str]) -> dict[str, str]:
     """The outcome of each named attack under a backend: `ESCAPED …` or `held …`."""
-    sandbox = select_sandbox(backend)
+    sandbox = select_sandbox(backend) if isinstance(backend, str) else backend
     with prepared() as target, tempfile.TemporaryDirectory() as folder:
-        confined = backend != "none"
+        confined = sandbox.name != "none"
         task = {
             "target": asdict(target),
             "names": names,
