@@ -61,7 +61,7 @@ class Channels:
         self._debt = 0.0
         self._settled = perf_counter()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self.malformed = 0
+        self.received = self.malformed = 0
         self._open("shell", b"DEALER", connection.path(connection.shell_port))
         self._open("control", b"DEALER", connection.path(connection.control_port))
         self._open("iopub", b"SUB", connection.path(connection.iopub_port))
@@ -176,6 +176,7 @@ class Channels:
                 self._read(channel)
 
     def _deliver(self, channel: Channel, frames: list[bytes]) -> None:
+        self.received += 1
         try:
             message = self._wire.decode(frames)
             if message.kind == "iopub_welcome":

@@ -19,7 +19,9 @@ def descriptions(value: object) -> tuple[dict[str, Any], ...]:
 
 def counted(value: object) -> int | None:
     """A size or length, or None for what is none."""
-    return value if isinstance(value, int) and 0 <= value < 2**63 else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value < 2**63 else None
 
 
 def _description(item: Mapping[str, Any]) -> dict[str, Any]:

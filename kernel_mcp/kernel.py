@@ -91,7 +91,7 @@ class Kernel:
         self._stray: Sink | None = None
         self._asked: dict[str, Answer] = {}
         self._closing = False
-        self._heard = self._messages = 0
+        self._heard = 0
         self._broken = ""
         self._channels = Channels(
             handle.connection,
@@ -212,7 +212,6 @@ class Kernel:
             if run is not None and mine and message.content.get("execution_state") == "idle":
                 run.on_idle()
         else:
-            self._messages += 1
             event = event_from(message)
             if isinstance(event, Stream):
                 self._heard += len(event.text)
@@ -221,12 +220,12 @@ class Kernel:
 
     def _await_idle(self, run: Run, left_s: float) -> None:
         """End the cell when its `idle` is lost: some time after the last of its output."""
-        seen = self._messages
+        seen = self._channels.received
 
         def look() -> None:
             if run.finished.is_set():
                 return
-            if self._messages == seen or left_s <= 0:
+            if self._channels.received == seen or left_s <= 0:
                 run.finished.set()
             else:
                 self._await_idle(run, left_s - IDLE_GRACE_S)
