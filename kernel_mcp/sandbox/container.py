@@ -192,7 +192,10 @@ class ContainerSandbox:
             gaps.append("kernels run under the server's user id; only namespaces separate them")
             gaps.append("the folder of a kernel's sockets is kept small by a watchdog only")
         if self.engine.kind == "docker":
-            gaps.append("facts about the host are readable in /proc (cmdline, kallsyms, modules)")
+            gaps.append(
+                "facts about the host's Linux are readable in /proc: its boot command line, "
+                "modules, the names of its symbols; docker cannot cover them, podman does"
+            )
         if Path("/sys/fs/selinux/enforce").exists():
             gaps.append("SELinux does not separate the containers (label=disable)")
         return SandboxReport(

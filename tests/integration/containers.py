@@ -1,4 +1,4 @@
-"""Containers for tests: real podman with a root filesystem made here, as no registry is reached.
+"""Containers for tests: real engines with a root filesystem made here, as no registry is reached.
 
 `KERNEL_MCP_TEST_ROOTFS` may name a tar file of a root filesystem that has been made before.
 """
@@ -12,7 +12,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kernel_mcp.sandbox.engine import ContainerOptions, Engine
+import pytest
+
+from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.sandbox.container import ContainerSandbox
+from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine
 from kernel_mcp.sandbox.image import build_command
 
 IMAGE = "kernel-mcp-test"
@@ -21,18 +25,36 @@ PACKAGES = (
     "ca-certificates,fonts-dejavu-core,libbz2-1.0,libexpat1,libffi8,libgomp1,liblzma5,"
     "libreadline8,libsqlite3-0,libssl3,libstdc++6,libuuid1"
 )
-RUNTIME = "runc" if shutil.which("runc") else ""
-OPTIONS = ContainerOptions(engine="podman", image=IMAGE, runtime=RUNTIME)
+
+
+def options(kind: str) -> ContainerOptions:
+    """Those of tests: podman with runc, where that is installed, as crun wants one cgroup version.
+
+    Docker takes its own runtime.
+    """
+    runtime = "runc" if kind == "podman" and shutil.which("runc") else ""
+    return ContainerOptions(engine=kind, image=IMAGE, runtime=runtime)
+
+
+def detect(kind: str) -> ContainerSandbox:
+    """The backend with one engine; skips the test where there is none."""
+    reason = missing(kind)
+    if reason:
+        pytest.skip(reason)
+    return ContainerSandbox.detect(options(kind))
 
 
 @functools.cache
-def missing() -> str:
-    """Why there are no containers here, or an empty text once the image is there."""
+def missing(kind: str) -> str:
+    """Why an engine cannot be used here, or an empty text once it has the image."""
     if os.geteuid() != 0:
         return "needs root to make a root filesystem"
-    if shutil.which("podman") is None:
-        return "needs podman"
-    engine = Engine.find(OPTIONS)
+    try:
+        engine = Engine.find(options(kind))
+    except SandboxUnavailable:
+        return f"needs {kind}"
+    if engine.ask("info").returncode != 0:
+        return f"needs a {kind} that works"
     if engine.ask("image", "inspect", IMAGE).returncode == 0:
         return ""
     given = os.environ.get("KERNEL_MCP_TEST_ROOTFS", "")
@@ -55,10 +77,9 @@ def missing() -> str:
 def _import(engine: Engine, tar: Path) -> str:
     argv = build_command(engine, IMAGE, str(tar))
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"needs podman that imports: {done.stderr[-300:]}"
+    return "" if done.returncode == 0 else f"needs {engine.kind} that imports: {done.stderr[-300:]}"
 
 
-def left() -> list[str]:
+def left(engine: Engine) -> list[str]:
     """The containers of kernels that exist."""
-    done = Engine.find(OPTIONS).ask("ps", "--all", "--filter", "label=kernel-mcp.server", "--quiet")
-    return done.stdout.split()
+    return engine.ask("ps", "--all", "--filter", f"label={LABEL}", "--quiet").stdout.split()
