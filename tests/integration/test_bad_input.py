@@ -62,5 +62,6 @@ async def test_a_foreign_and_a_closed_handle_get_the_same_error_as_an_unknown_on
 async def test_the_quota_of_sessions_is_explained() -> None:
     async with agent("--max-sessions", "2") as notebook:
         for _ in range(2):
-            await notebook.call("create_session")
+            handle = (await notebook.call("create_session")).data["session"]
+            await notebook.run("import time; time.sleep(60)", session=handle, wait=0)
         assert "close_session" in await notebook.refused("create_session")

@@ -40,6 +40,6 @@ def test_a_server_that_does_not_start_fails_the_demo_in_words(
 ) -> None:
     assert main(["--output", str(tmp_path), "--sandbox", "nope"]) == 1
     error = capfd.readouterr().err
-    assert "expected auto, bwrap or none" in error
+    assert "--sandbox nope: expected auto, bwrap" in error
     assert "kernel-mcp demo failed:" in error
     assert "Traceback" not in error

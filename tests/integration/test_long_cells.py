@@ -45,7 +45,8 @@ async def test_progress_comes_at_most_ten_times_a_second_and_ends_with_the_last_
 
 async def test_a_long_cell_answers_running_and_wait_returns_only_what_is_new() -> None:
     async with agent() as notebook:
-        code = "import time\nprint('first', flush=True)\ntime.sleep(1.5)\nprint('second')\n'end'"
+        await notebook.run("import time")
+        code = "print('first', flush=True)\ntime.sleep(1.5)\nprint('second')\n'end'"
         first = await notebook.run(code, wait=0.8)
         assert first.status == "running"
         assert "first" in first.text
