@@ -9,13 +9,14 @@ do in any other sandbox, and the engine is not needed for them.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import platform
 import resource
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -258,7 +259,7 @@ class ContainerSandbox:
         for name, content in rootfs.account_files(user.uid, user.gid).items():
             options += mount(self._account_file(user, name, content), f"/etc/{name}")
         for top in self._parents(runtime):
-            options += mount(self._furniture / "parents" / top, f"/{top}")
+            options += mount(top, f"/{top.name}")
         for path in runtime:
             options += mount(path, str(path))
         for number, layer in enumerate(request.layers):
@@ -283,19 +284,20 @@ class ContainerSandbox:
             fresh.rename(path)
         return path
 
-    def _parents(self, paths: Iterable[Path]) -> list[str]:
-        """Top folders that only hold the way to mounted paths.
+    def _parents(self, paths: Sequence[Path]) -> list[Path]:
+        """Top folders that hold nothing but the way to `paths`, for mounts to be made in.
 
-        An image may have closed them to others, as it does /root.
+        An image may have closed its own to others, as it does /root.
         """
+        key = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:16]
+        root = self._furniture / f"way-{key}"
+        _open_folder(root)
         tops = set()
         for path in paths:
-            top = path.parts[1]
-            if top in _OF_THE_IMAGE:
+            if path.parts[1] in _OF_THE_IMAGE:
                 continue
-            tops.add(top)
-            place = self._furniture / "parents"
-            _open_folder(place)
+            tops.add(root / path.parts[1])
+            place = root
             for part in path.parts[1:-1]:
                 place /= part
                 _open_folder(place)
