@@ -19,8 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_mcp.cell import Cell, Status
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.sessions.cell import Cell, Status
 
 if TYPE_CHECKING:
     from kernel_mcp.launch.base import KernelHandle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernel_mcp.text import one_line
+from kernel_mcp.output.text import one_line
 
 MAX_DESCRIBED = 500
 MAX_DIMENSIONS = 32

@@ -20,34 +20,34 @@ import anyio
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 
 from kernel_mcp import __version__
+from kernel_mcp.api.desk import Desk
+from kernel_mcp.api.instructions import instructions
+from kernel_mcp.api.packagedesk import PackageDesk
+from kernel_mcp.api.packagetools import register_packages
+from kernel_mcp.api.resources import Library, ResourceServer
+from kernel_mcp.api.tools import register
 from kernel_mcp.audit import Audit, open_audit
-from kernel_mcp.desk import Desk
 from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.sources import sources
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.factory import KernelFactory
-from kernel_mcp.instructions import instructions
+from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.enforcer import Enforcer
-from kernel_mcp.manager import Folders, SessionManager
-from kernel_mcp.packagedesk import PackageDesk
 from kernel_mcp.packages.builder import builder_for
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules
-from kernel_mcp.packagetools import register_packages
 from kernel_mcp.policy import Policy
-from kernel_mcp.pool import WarmPool
-from kernel_mcp.reaper import Reaper
-from kernel_mcp.resources import Library, ResourceServer
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.scripts import ScriptReader
+from kernel_mcp.sessions.manager import Folders, SessionManager
+from kernel_mcp.sessions.pool import WarmPool
+from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.scripts import ScriptReader
 from kernel_mcp.settings import Settings
 from kernel_mcp.stdio import stdio_streams
-from kernel_mcp.tools import register
-from kernel_mcp.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from kernel_mcp.doctor.orphan import killed_server
 from kernel_mcp.doctor.trials import LIMITS, TRIALS, Patient, Trial
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.errors import EnvironmentBuildError, KernelMcpError, SandboxUnavailable
-from kernel_mcp.kernel import Kernel
+from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_mcp.openat2 import open_beneath
+from kernel_mcp.files.openat2 import open_beneath
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _BLOCK = 512

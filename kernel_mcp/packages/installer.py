@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from kernel_mcp.environments.store import BASE_PACKAGES, LEFT_OUT
 from kernel_mcp.environments.uv import Progress, Uv
 from kernel_mcp.errors import InputError, InstallError, SessionNotFound
-from kernel_mcp.factory import KernelFactory
+from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.packages.builder import Builder
@@ -30,7 +30,7 @@ from kernel_mcp.packages.present import Present
 from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.packages.trial import try_imports
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.session import Session
+from kernel_mcp.sessions.session import Session
 from kernel_mcp.settings import Settings
 
 PINNED = (

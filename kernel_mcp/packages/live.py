@@ -12,10 +12,10 @@ from kernel_mcp.errors import KernelMcpError, LaunchError
 from kernel_mcp.packages.layer import Generation, versions
 from kernel_mcp.packages.outcome import Outcome, Verdicts, judge, principal
 from kernel_mcp.packages.present import Present
-from kernel_mcp.session import Session
+from kernel_mcp.sessions.session import Session
 
 if TYPE_CHECKING:
-    from kernel_mcp.kernel import Kernel
+    from kernel_mcp.kernels.kernel import Kernel
 
 VERIFY_S = 60.0
 DEATH_S = 1.0

@@ -18,17 +18,17 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.audit import Audit
-from kernel_mcp.cell import Cell
-from kernel_mcp.demand import Demand
-from kernel_mcp.kernel import Kernel
+from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, KernelEnvironment, Usage
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.manager import Caller, Folders, SessionManager
 from kernel_mcp.policy import Policy
-from kernel_mcp.session import Session
+from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.demand import Demand
+from kernel_mcp.sessions.manager import Caller, Folders, SessionManager
+from kernel_mcp.sessions.session import Session
 from kernel_mcp.settings import MIB, Limits, Settings
-from kernel_mcp.workspace import Workspace
 
 PROGRAM = Path(__file__).with_name("hostile_kernel.py")
 ENVIRONMENT = KernelEnvironment(Path(sys.executable), ())

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.events import Event, Stream
-from kernel_mcp.kernel import Kernel
+from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest, Launcher
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.template_kernel import ForkedKernel
+from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
 from kernel_mcp.sandbox.bwrap import BwrapSandbox

@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from kernel_mcp.cell import Status
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.sessions.cell import Status
 from tests.escape.hostile_host import court, memory_growth, round_trips, text_of
 
 pytestmark = [pytest.mark.anyio]

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.events import Event, Stream
-from kernel_mcp.kernel import Kernel
+from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
 from kernel_mcp.launch.local import LocalKernel, LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox

@@ -18,21 +18,21 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.cell import Cell
-from kernel_mcp.displayindex import DisplayIndex
 from kernel_mcp.errors import KernelMcpError
-from kernel_mcp.execution import run_cell
-from kernel_mcp.kernel import Kernel
+from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.enforcer import Enforcer
-from kernel_mcp.outputs import OutputLog
+from kernel_mcp.output.displayindex import DisplayIndex
+from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.select import select_sandbox
+from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.execution import run_cell
 from kernel_mcp.settings import Limits
 
 ENVIRONMENT = KernelEnvironment(

@@ -17,14 +17,14 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.events import Event, Stream
-from kernel_mcp.kernel import Kernel
+from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest
 from kernel_mcp.launch.local import LocalKernel, LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.template_kernel import ForkedKernel
 from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.settings import MIB, Limits

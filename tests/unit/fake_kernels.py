@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import anyio
 
-from kernel_mcp.demand import Demand
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernel import Answer, Kernel, Run, Sink
+from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.kernels.kernel import Answer, Kernel, Run, Sink
+from kernel_mcp.kernels.wire import Message
 from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, Usage
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.manager import Folders, SessionManager
 from kernel_mcp.policy import Policy
+from kernel_mcp.sessions.demand import Demand
+from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.settings import Limits, Settings
-from kernel_mcp.wire import Message
-from kernel_mcp.workspace import Workspace
 
 
 class FakeKernel:

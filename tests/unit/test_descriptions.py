@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel_mcp.api.models import Variable
 from kernel_mcp.descriptions import MAX_DESCRIBED, descriptions
-from kernel_mcp.models import Variable
-from tests.unit.test_wire import JSON
+from tests.unit.kernels.test_wire import JSON
 
 
 @given(

@@ -1,0 +1,1 @@
+"""What a client sees: tools, resources, instructions, and the words of their answers."""

@@ -1,0 +1,274 @@
+"""What the tools do: check arguments, find the caller's session, act, describe the result."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import anyio
+from mcp_types import CallToolResult, ResourceLink
+
+from kernel_mcp.api import describe
+from kernel_mcp.api.answers import answer, say
+from kernel_mcp.api.fileanswers import file_answer, files_answer, page_answer
+from kernel_mcp.api.models import (
+    Closed,
+    FileList,
+    ServerInfo,
+    SessionList,
+    SyntaxReport,
+    Variable,
+    VariableList,
+    Written,
+)
+from kernel_mcp.api.resources import cell_of, cell_uri_number
+from kernel_mcp.audit import Audit
+from kernel_mcp.errors import InputError, LaunchError
+from kernel_mcp.files.paging import page_of
+from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook_json
+from kernel_mcp.output.outputs import Position
+from kernel_mcp.output.render import Budget
+from kernel_mcp.policy import check, own_modules
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.narration import Report
+from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.settings import Settings
+
+MAX_CODE_CHARS = 1_000_000
+MAX_SECONDS = 7 * 24 * 3600.0
+
+
+class Desk:
+    """Serves the tools of one server. Every method raises KernelMcpError for the model to read."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        manager: SessionManager,
+        factory: KernelFactory,
+        sandbox: Sandbox,
+        report: SandboxReport,
+        clock: Clock,
+        audit: Audit | None = None,
+    ) -> None:
+        """`report` says what is in force, resources included."""
+        self._settings = settings
+        self._manager = manager
+        self._factory = factory
+        self._sandbox = sandbox
+        self._report = report
+        self._budget = Budget(settings.output_chars)
+        self._clock = clock
+        self._audit = audit or Audit()
+
+    async def execute(
+        self,
+        caller: Caller,
+        handle: str,
+        code: str,
+        *,
+        timeout_s: float,
+        wait_s: float,
+        report: Report,
+    ) -> CallToolResult:
+        """Run code as the session's next cell and answer when it ends or `wait_s` is over."""
+        check_code(code)
+        if timeout_s != self._settings.timeout_s or timeout_s < 0:
+            check_seconds("timeout", timeout_s, least=0.001)
+        check_seconds("wait", wait_s, least=0)
+        session = await self._manager.resolve(caller, handle)
+        cell = session.submit(code, timeout_s)
+        try:
+            await session.follow(cell, wait_s, report)
+        except anyio.get_cancelled_exc_class():
+            session.abandon(cell)
+            raise
+        return await answer(session, cell, self._budget, since=Position())
+
+    async def wait(
+        self, caller: Caller, handle: str, *, wait_s: float, report: Report
+    ) -> CallToolResult:
+        """Go on watching the oldest cell whose end has not been reported."""
+        check_seconds("wait", wait_s, least=0)
+        session = await self._manager.resolve(caller, handle)
+        cell = session.unreported
+        if cell is None:
+            return say(_nothing_runs(session))
+        await session.follow(cell, wait_s, report)
+        return await answer(session, cell, self._budget, since=cell.reported)
+
+    async def interrupt(self, caller: Caller, handle: str) -> CallToolResult:
+        """Stop the running cell; the answer says whether variables survived."""
+        session = await self._manager.resolve(caller, handle)
+        cell = await session.interrupt()
+        if cell is None:
+            return say(_nothing_runs(session))
+        return await answer(session, cell, self._budget, since=cell.reported)
+
+    async def check_syntax(self, caller: Caller, handle: str, code: str) -> SyntaxReport:
+        """Diagnose code without running it."""
+        session = await self._manager.resolve(caller, handle)
+        policy = self._factory.policy(session.demand)
+        names = await self._known_names(session)
+        found = await anyio.to_thread.run_sync(
+            partial(
+                check,
+                code,
+                policy,
+                known_names=names,
+                own_modules=own_modules(session.demand.workspace),
+                python=session.kernel.environment.version if session.kernel else "",
+            )
+        )
+        return describe.syntax(session, found)
+
+    async def reset(
+        self, caller: Caller, handle: str, *, packages: bool, files: bool
+    ) -> CallToolResult:
+        """Give the session a fresh kernel."""
+        session = await self._manager.resolve(caller, handle)
+        await session.reset(packages=packages, files=files)
+        dropped = " The packages that had been installed are gone too." if packages else ""
+        return say(
+            f"Session {session.handle} has a fresh kernel: all variables, imports and definitions "
+            f"are gone. The workspace {'is now empty' if files else 'is as it was'}.{dropped}"
+        )
+
+    def list_sessions(self, caller: Caller) -> SessionList:
+        """Describe the caller's sessions."""
+        now = self._clock()
+        states = [describe.state(session, now) for session in self._manager.owned_by(caller)]
+        return SessionList(sessions=states, limit=self._settings.max_sessions)
+
+    async def close_session(self, caller: Caller, handle: str) -> Closed:
+        """End a session."""
+        session = await self._manager.resolve(caller, handle)
+        await self._manager.close(session)
+        kept = "kept" if self._settings.workspace else "removed"
+        note = f"The session is closed; its variables are gone and its files were {kept}."
+        return Closed(session=session.handle, note=note)
+
+    async def list_variables(self, caller: Caller, handle: str) -> VariableList:
+        """Describe the session's variables."""
+        session = await self._manager.resolve(caller, handle)
+        reply = await session.variables()
+        variables = [Variable.model_validate(item) for item in reply["variables"]]
+        note = "" if variables else "No variables have been defined in this session."
+        if session.sleep is not None:
+            note = session.sleep.remark()
+        return VariableList(
+            session=session.handle, variables=variables, omitted=reply["omitted"], note=note
+        )
+
+    async def export_notebook(self, caller: Caller, handle: str, path: str) -> CallToolResult:
+        """Write all cells with their outputs into the workspace as a notebook."""
+        session = await self._manager.resolve(caller, handle)
+        if not path.endswith(".ipynb"):
+            raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")
+        text = await anyio.to_thread.run_sync(notebook_json, session)
+        size = await anyio.to_thread.run_sync(_write, session, path, text)
+        said = say(f"Wrote {len(session.cells)} cells with their outputs to {path!r}.")
+        said.content.append(
+            ResourceLink(
+                uri=f"kernel://{session.handle}/notebook",
+                name=path,
+                mime_type=NOTEBOOK_MIME,
+                size=size,
+            )
+        )
+        return said
+
+    async def list_files(self, caller: Caller, handle: str, path: str) -> FileList:
+        """List a folder of the workspace."""
+        session = await self._manager.resolve(caller, handle)
+        listing = await anyio.to_thread.run_sync(session.workspace.list_files, path)
+        return files_answer(session, listing)
+
+    async def read_file(
+        self, caller: Caller, handle: str, path: str, *, offset: int, limit: int
+    ) -> CallToolResult:
+        """Read a file of the workspace, or the whole output of a cell."""
+        session = await self._manager.resolve(caller, handle)
+        if offset < 0 or limit < 0:
+            raise InputError("offset and limit count lines from 0 and cannot be negative.")
+        match = cell_uri_number(path, session.handle)
+        if match is not None:
+            cell = cell_of(session, match)
+            page = partial(page_of, cell.log.text(), offset=offset, limit=limit)
+            return page_answer(
+                await anyio.to_thread.run_sync(partial(page, characters=self._budget.characters))
+            )
+        read = partial(session.workspace.read_file, path, offset=offset, limit=limit)
+        found = await anyio.to_thread.run_sync(partial(read, characters=self._budget.characters))
+        return await anyio.to_thread.run_sync(file_answer, found)
+
+    async def write_file(
+        self, caller: Caller, handle: str, path: str, content: str, encoding: str
+    ) -> Written:
+        """Write a file into the workspace."""
+        session = await self._manager.resolve(caller, handle)
+        size = await anyio.to_thread.run_sync(_write, session, path, content, encoding)
+        note = f"Written. Code opens it as {path!r}."
+        return Written(session=session.handle, path=path, size=size, note=note)
+
+    async def info(self, caller: Caller, handle: str) -> ServerInfo:
+        """Describe the server and the session's environment."""
+        session = await self._manager.resolve(caller, handle)
+        environment, policy = await self._factory.environment(session.demand, lambda _text: None)
+        return describe.server(
+            session,
+            environment,
+            policy,
+            sandbox=self._sandbox,
+            report=self._report,
+            settings=self._settings,
+            audit=self._audit.state,
+        )
+
+    async def _known_names(self, session: Session) -> frozenset[str] | None:
+        """The names the session defines, or None while its kernel cannot tell."""
+        try:
+            found = await session.variables()
+        except LaunchError:
+            return None
+        if found["omitted"]:
+            return None
+        return frozenset(item["name"] for item in found["variables"])
+
+
+def _write(session: Session, path: str, content: str, encoding: str = "utf-8") -> int:
+    """Write a file into the workspace and the audit trail; its size in bytes."""
+    size = session.workspace.write_file(path, content, encoding=encoding)
+    session.journal.wrote(path, size, content, encoding)
+    return size
+
+
+def check_code(code: str) -> None:
+    """Raise InputError for code that is empty or too long."""
+    if not code.strip():
+        raise InputError("The code is empty. Pass at least one statement or expression.")
+    if len(code) > MAX_CODE_CHARS:
+        raise InputError(
+            f"The code has {len(code):,} characters; a cell takes at most {MAX_CODE_CHARS:,}. Put "
+            "data into a file with write_file and read it from the code."
+        )
+
+
+def check_seconds(name: str, value: float, *, least: float) -> None:
+    """Raise InputError for a time that cannot be used."""
+    if not math.isfinite(value) or not least <= value <= MAX_SECONDS:
+        raise InputError(
+            f"{name}={value:g} is not usable: pass seconds from {least:g} to {MAX_SECONDS:,.0f}."
+        )
+
+
+def _nothing_runs(session: Session) -> str:
+    if not session.cells:
+        return "Nothing is running: no cell has been executed in this session."
+    last = session.cells[-1]
+    return (
+        f"Nothing is running. Cell {last.number} was the last; it ended with {last.status.value}."
+    )

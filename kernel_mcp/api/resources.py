@@ -1,0 +1,136 @@
+"""The MCP resources of sessions: files, whole outputs of cells, the notebook."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote
+
+import anyio
+from mcp.server import MCPServer
+from mcp.server.lowlevel.helper_types import ReadResourceContents
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp_types import ResourceTemplate
+
+from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound
+from kernel_mcp.output.bundles import is_binary
+from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook_json
+from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.session import Session
+
+MAX_TEXT_CHARS = 8_000_000
+"""Longest output sent as one resource; `read_file` reads longer ones in pages."""
+
+_URI = re.compile(
+    r"kernel://(?P<session>[^/]+)/"
+    r"(?:files/(?P<path>.+)|cells/(?P<cell>\d{1,9})(?:/outputs/(?P<output>[\w.]+))?|(?P<notebook>notebook))"
+)
+
+TEMPLATES = {
+    "kernel://{session}/files/{+path}": ("file", "A file of the session's workspace"),
+    "kernel://{session}/cells/{n}": ("cell", "The whole text output of a cell"),
+    "kernel://{session}/cells/{n}/outputs/{k}": ("output", "One display of a cell, as it was made"),
+    "kernel://{session}/notebook": ("notebook", "All cells with their outputs, as .ipynb"),
+}
+
+
+class Library:
+    """Reads resources by URI."""
+
+    def __init__(self, manager: SessionManager) -> None:
+        self._manager = manager
+
+    async def read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
+        """The content behind a URI and its MIME type.
+
+        Raises KernelMcpError when the caller has no such session, ResourceNotFoundError when the
+        session has nothing of that name.
+        """
+        match = _URI.fullmatch(uri)
+        if match is None:
+            raise ResourceNotFoundError(
+                f"{uri!r} is not a resource of this server. There are: {', '.join(TEMPLATES)}."
+            )
+        session = await self._manager.resolve(caller, match["session"])
+        if match["path"]:
+            path = unquote(match["path"])
+            return await anyio.to_thread.run_sync(session.workspace.read_resource, path)
+        if match["notebook"]:
+            return await anyio.to_thread.run_sync(notebook_json, session), NOTEBOOK_MIME
+        cell = cell_of(session, int(match["cell"]))
+        if match["output"]:
+            return await anyio.to_thread.run_sync(_output, cell, match["output"])
+        return await anyio.to_thread.run_sync(_text, cell), "text/plain"
+
+
+def cell_uri_number(uri: str, session: str) -> int | None:
+    """The number of the cell whose text `uri` names, or None when it names something else."""
+    match = _URI.fullmatch(uri)
+    if match is None or match["session"] != session or not match["cell"] or match["output"]:
+        return None
+    return int(match["cell"])
+
+
+def cell_of(session: Session, number: int) -> Cell:
+    """A cell by number. Raises InputError."""
+    if not 1 <= number <= len(session.cells):
+        raise InputError(
+            f"This session has no cell {number}: it has run {len(session.cells)} so far."
+        )
+    return session.cells[number - 1]
+
+
+def _text(cell: Cell) -> str:
+    parts: list[str] = []
+    left = MAX_TEXT_CHARS
+    for part in cell.log.text():
+        parts.append(part[:left])
+        left -= len(part)
+        if left <= 0:
+            parts.append(
+                f"\n[… cut after {MAX_TEXT_CHARS:,} characters; read_file reads on in pages …]\n"
+            )
+            break
+    return "".join(parts)
+
+
+def _output(cell: Cell, key: str) -> tuple[str | bytes, str]:
+    part = cell.log.output(key)
+    if part is None:
+        raise ResourceNotFoundError(f"Cell {cell.number} has no output {key!r}.")
+    try:
+        return part.data() if is_binary(part.mime) else part.read(), part.mime
+    except ValueError as error:
+        raise ResourceNotFoundError(
+            f"Output {key!r} of cell {cell.number} was not kept: {error}."
+        ) from error
+
+
+class ResourceServer(MCPServer[Any]):
+    """An MCP server whose resources come from a `Library`: each has a MIME type of its own."""
+
+    def __init__(self, *args: Any, library: Library, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._library = library
+
+    async def list_resource_templates(self) -> list[ResourceTemplate]:
+        """What can be read."""
+        return [
+            ResourceTemplate(uri_template=template, name=name, description=description)
+            for template, (name, description) in TEMPLATES.items()
+        ]
+
+    async def read_resource(
+        self, uri: Any, context: Context[Any, Any] | None = None
+    ) -> Iterable[ReadResourceContents]:
+        """Read a resource. Raises ResourceError."""
+        try:
+            content, mime = await self._library.read(Caller(), str(uri))
+        except (SessionNotFound, InputError) as error:
+            raise ResourceNotFoundError(str(error)) from error
+        except KernelMcpError as error:
+            raise ResourceError(str(error)) from error
+        return [ReadResourceContents(content=content, mime_type=mime)]

@@ -1,0 +1,1 @@
+"""The files of a session, read and written safely while hostile code changes them."""

@@ -1,0 +1,209 @@
+"""Reading and changing folders by descriptor, while hostile code changes them too.
+
+Nothing here follows a link or grows with the depth of a tree. Everything blocks and raises OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kernel_mcp.files.openat2 import Opener, open_beneath
+from kernel_mcp.output.text import one_line
+
+MAX_LISTED = 1000
+MAX_SCANNED = 200_000
+"""Entries that `disk_usage` looks at before it gives up."""
+FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing in a folder; `path` is relative to the workspace, `modified` in Unix seconds."""
+
+    path: str
+    kind: Literal["file", "folder", "link", "other"]
+    size: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A folder's entries by name; `omitted` more were not listed."""
+
+    path: str
+    entries: tuple[Entry, ...]
+    omitted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Disk space in bytes and number of entries; not `complete` when the scan was cut short."""
+
+    bytes: int
+    entries: int
+    complete: bool = True
+
+
+def listing_of(path: str, fd: int) -> Listing:
+    """The entries of an open folder whose path is `path`."""
+    count = 0
+
+    def names() -> Iterator[str]:
+        nonlocal count
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                count += 1
+                yield entry.name
+
+    first = heapq.nsmallest(MAX_LISTED, names())
+    entries: list[Entry] = []
+    for name in first:
+        with contextlib.suppress(OSError):
+            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            entries.append(entry_of(f"{path}/{name}" if path else name, info))
+    return Listing(path, tuple(entries), count - len(first))
+
+
+def entry_of(path: str, info: os.stat_result) -> Entry:
+    """How something in the workspace is listed."""
+    kind: Literal["file", "folder", "link", "other"] = "other"
+    if stat.S_ISREG(info.st_mode):
+        kind = "file"
+    elif stat.S_ISDIR(info.st_mode):
+        kind = "folder"
+    elif stat.S_ISLNK(info.st_mode):
+        kind = "link"
+    return Entry(one_line(path, 1000), kind, info.st_size if kind == "file" else 0, info.st_mtime)
+
+
+def disk_usage(root: int, opener: Opener | None = None) -> Usage:
+    """Disk space of all that an open folder holds; links to one file count once."""
+    total = count = 0
+    complete = True
+    seen: set[tuple[int, int]] = set()
+    pending: list[_Branch | None] = [None]
+    while pending:
+        branch = pending.pop()
+        try:
+            fd = open_beneath(root, _names(branch), FOLDER, opener=opener)
+        except PermissionError:
+            complete = False
+            continue
+        except OSError:
+            continue
+        try:
+            for name, info in _scan(fd):
+                count += 1
+                if count > MAX_SCANNED:
+                    return Usage(total, count, complete=False)
+                folder = stat.S_ISDIR(info.st_mode)
+                if folder:
+                    pending.append(_Branch(branch, name))
+                elif info.st_nlink > 1:
+                    key = (info.st_dev, info.st_ino)
+                    if key in seen:
+                        continue
+                    seen.add(key)
+                total += info.st_blocks * 512
+        finally:
+            os.close(fd)
+    return Usage(total, count, complete)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """A folder in a tree of any depth."""
+
+    above: _Branch | None
+    name: str
+
+
+def _names(branch: _Branch | None) -> tuple[str, ...]:
+    names: list[str] = []
+    while branch is not None:
+        names.append(branch.name)
+        branch = branch.above
+    return tuple(reversed(names))
+
+
+def _scan(fd: int) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            yield entry.name, info
+
+
+def make_folders(
+    root: int, parts: Sequence[str], owner: tuple[int, int], opener: Opener | None = None
+) -> int:
+    """A descriptor of the folder `parts` below `root`, made with those above it where missing."""
+    current = open_beneath(root, (), FOLDER, opener=opener)
+    try:
+        for part in parts:
+            deeper = _entered(current, part, owner, opener)
+            os.close(current)
+            current = deeper
+    except OSError:
+        os.close(current)
+        raise
+    return current
+
+
+def _entered(folder: int, name: str, owner: tuple[int, int], opener: Opener | None) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return open_beneath(folder, (name,), FOLDER, opener=opener)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=folder)
+    fd = open_beneath(folder, (name,), FOLDER, opener=opener)
+    _give(fd, owner)
+    return fd
+
+
+def owner_of(fd: int) -> tuple[int, int]:
+    """User and group id of an open file."""
+    info = os.fstat(fd)
+    return info.st_uid, info.st_gid
+
+
+def _give(fd: int, owner: tuple[int, int]) -> None:
+    if owner_of(fd) != owner:
+        os.fchown(fd, *owner)
+
+
+def replace_file(folder: int, name: str, data: bytes, owner: tuple[int, int]) -> None:
+    """Write a temporary file and put it in the place of `name`. Raises OSError."""
+    mode = 0o644
+    with contextlib.suppress(FileNotFoundError):
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISDIR(info.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        if stat.S_ISREG(info.st_mode):
+            mode = stat.S_IMODE(info.st_mode) & 0o777 | 0o600
+    temporary = f".{secrets.token_hex(8)}.tmp"
+    fd = os.open(temporary, _CREATE, 0o600, dir_fd=folder)
+    try:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            _give(fd, owner)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise

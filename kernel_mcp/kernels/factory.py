@@ -1,0 +1,157 @@
+"""From a session's demand to a live kernel: environment, policy, launch, channels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
+from kernel_mcp.environments.uv import Progress
+from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
+from kernel_mcp.packages.layer import Layer
+from kernel_mcp.policy import Policy
+from kernel_mcp.profiles import entries
+from kernel_mcp.sessions.demand import Demand
+from kernel_mcp.settings import Settings
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+
+KERNEL_MODULE = "kernel_mcp.kernels.kernel"
+"""Imported by the first start, in a thread: what it needs would delay a server's first answer."""
+
+_NOBODY = Demand("", Path("/"))
+
+logger = logging.getLogger(__name__)
+
+
+class Templates(Protocol):
+    """Processes that have imported everything and fork kernels, one per environment."""
+
+    def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
+        """Have a template of `environment` that has imported `preload`; returns at once."""
+
+    async def ready(self, environment: KernelEnvironment) -> bool:
+        """Wait until that template is ready or has failed; whether it can fork."""
+
+
+class KernelFactory:
+    """The one implementation of `KernelSource`: builds what is missing, then launches."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        policy: Policy,
+        environments: EnvironmentStore,
+        launcher: Launcher,
+        templates: Templates | None = None,
+    ) -> None:
+        """`templates` is told of the server's own environment, for `launcher` to fork from."""
+        self._settings = settings
+        self._policy = policy
+        self._environments = environments
+        self._launcher = launcher
+        self._templates = templates
+        self._built: dict[EnvironmentSpec, KernelEnvironment] = {}
+
+    async def environment(
+        self, demand: Demand, tell: Callable[[str], None]
+    ) -> tuple[KernelEnvironment, Policy]:
+        """The environment a demand asks for, built if need be, and the policy that fits it.
+
+        Raises EnvironmentBuildError.
+        """
+
+        async def progress(text: str) -> None:
+            tell(text)
+
+        return await self.prepare(demand, progress)
+
+    async def prepare(self, demand: Demand, progress: Progress) -> tuple[KernelEnvironment, Policy]:
+        """As `environment`, with progress that is waited for."""
+        spec = self.spec(demand)
+        try:
+            with anyio.fail_after(self._settings.install_timeout_s if demand.packages else None):
+                environment = await self._environments.ensure(spec, progress)
+        except TimeoutError:
+            raise EnvironmentBuildError(
+                f"Building an environment with {', '.join(demand.packages)} was not done after "
+                f"{self._settings.install_timeout_s:g} s (--install-timeout) and was stopped. What "
+                "has been downloaded is kept: try again, or ask for fewer packages."
+            ) from None
+        self._built[spec] = environment
+        if self._templates is not None and demand.ordinary:
+            modules = import_names(environment, spec)
+            whole = sorted(name for name in modules if "." not in name)
+            self._templates.prepare(environment, whole)
+        return environment, self._fitting(environment, spec, demand)
+
+    async def warm_up(self) -> None:
+        """Have the server's own environment built and its template ready.
+
+        Raises EnvironmentBuildError.
+        """
+        environment, _ = await self.environment(_NOBODY, logger.info)
+        if self._templates is not None:
+            await self._templates.ready(environment)
+
+    def policy(self, demand: Demand) -> Policy:
+        """What a demand's code may import, without waiting for an environment to be built."""
+        spec = self.spec(demand)
+        environment = self._built.get(spec)
+        if environment is None:
+            return self._policy.with_modules(spec.packages)
+        return self._fitting(environment, spec, demand)
+
+    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+        """Start a kernel for `demand`. Raises EnvironmentBuildError, LaunchError."""
+        await anyio.to_thread.run_sync(import_module, KERNEL_MODULE)
+        environment, policy = await self.environment(demand, tell)
+        handle = await self._launcher.launch(
+            KernelRequest(
+                session=demand.session,
+                environment=environment,
+                policy=policy,
+                limits=self._settings.limits,
+                workspace=demand.workspace,
+                layers=() if demand.layer is None else (demand.layer,),
+            )
+        )
+        kernel = self._connect(handle, environment, policy)
+        try:
+            await kernel.ready(self._settings.start_timeout_s)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await kernel.aclose()
+            raise
+        return kernel
+
+    def _connect(
+        self, handle: KernelHandle, environment: KernelEnvironment, policy: Policy
+    ) -> Kernel:
+        from kernel_mcp.kernels.kernel import Kernel
+
+        return Kernel(handle, environment=environment, policy=policy)
+
+    def _fitting(
+        self, environment: KernelEnvironment, spec: EnvironmentSpec, demand: Demand
+    ) -> Policy:
+        policy = self._policy.with_modules(import_names(environment, spec))
+        if demand.layer is None:
+            return policy
+        return policy.with_modules(Layer(demand.layer).permitted())
+
+    def spec(self, demand: Demand) -> EnvironmentSpec:
+        """What the environment of a demand has to hold."""
+        return EnvironmentSpec.for_allow(
+            entries(self._settings),
+            python=demand.python or self._settings.python,
+            packages=demand.packages,
+        )

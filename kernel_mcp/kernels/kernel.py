@@ -1,0 +1,243 @@
+"""One live kernel: its process, its channels and the request it is working on."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import anyio
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.channels import Channel, Channels
+from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
+from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, KernelHandle
+from kernel_mcp.output.events import Event, Failure, Stream
+from kernel_mcp.policy import Policy
+
+Sink: TypeAlias = Callable[[Event], None]
+
+IDLE_GRACE_S = 2.0
+"""How long after the reply a cell may go without output or its `idle` status, which may be lost."""
+IDLE_MOST_S = 60.0
+"""How long it may go on sending output that came before its reply."""
+DRAIN_S = 0.25
+"""How long after a death to wait for the end of what the kernel had sent."""
+
+
+class Run:
+    """One execute request in flight; `finished` is set when it ended or the kernel died.
+
+    The first reply stands: the kernel can send any number of them.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.msg_id = ""
+        self.sink = sink
+        self.status: str | None = None
+        self.execution_count: int | None = None
+        self.failure: Failure | None = None
+        self.finished = anyio.Event()
+        self._idle = False
+
+    def on_reply(self, content: dict[str, Any]) -> None:
+        """Take over the outcome from an execute reply."""
+        if self.status is not None:
+            return
+        status = content.get("status")
+        self.execution_count = whole_number(content.get("execution_count"))
+        if status == "error":
+            with contextlib.suppress(WireError):
+                self.failure = failure_from(content)
+        self.status = status if status in ("ok", "error", "aborted") else "error"
+        if self._idle:
+            self.finished.set()
+
+    def on_idle(self) -> None:
+        """Note that no more output of this request can follow."""
+        self._idle = True
+        if self.status is not None:
+            self.finished.set()
+
+
+class Answer:
+    """What comes back for a request; no `message` but `done` when the kernel has died."""
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self.done = anyio.Event()
+
+
+class Kernel:
+    """A kernel that takes one cell at a time.
+
+    `watch` has to run as a task for as long as the kernel is used: it notices the death.
+    """
+
+    def __init__(
+        self,
+        handle: KernelHandle,
+        *,
+        environment: KernelEnvironment,
+        policy: Policy,
+    ) -> None:
+        self.handle = handle
+        self.environment = environment
+        self.policy = policy
+        self.dead = anyio.Event()
+        self._run: Run | None = None
+        self._stray: Sink | None = None
+        self._asked: dict[str, Answer] = {}
+        self._closing = False
+        self._heard = 0
+        self._broken = ""
+        self._channels = Channels(
+            handle.connection,
+            on_message=self._on_message,
+            on_refused=self._on_refused,
+            on_broken=self._on_broken,
+        )
+
+    async def ready(self, timeout: float) -> None:
+        """Wait until the kernel's output is sure to arrive. Raises LaunchError."""
+        await self._channels.ready(timeout)
+
+    @property
+    def exit(self) -> ExitStatus | None:
+        """How the kernel ended, or None while it lives."""
+        status = self.handle.exit
+        if status is not None and self._broken and status.signal == signal.SIGKILL:
+            return replace(status, cause=status.cause or self._broken)
+        return status
+
+    @property
+    def malformed(self) -> int:
+        """Messages dropped so far because they were not of the protocol's shape."""
+        return self._channels.malformed
+
+    async def watch(self) -> None:
+        """Return when the kernel has ended, after delivering what it still sent."""
+        await self.handle.wait()
+        await self._channels.drained(DRAIN_S)
+        last_words = self.handle.unheard(self._heard)
+        if last_words and self._stray is not None:
+            self._stray(Stream("stdout", last_words))
+        self.dead.set()
+        if self._run is not None:
+            self._run.finished.set()
+        for answer in self._asked.values():
+            answer.done.set()
+
+    def submit(self, code: str, sink: Sink, *, silent: bool = False) -> Run:
+        """Send one cell; its output goes to `sink` in order. Raises LaunchError."""
+        run = Run(sink)
+        self._run = run
+        self._stray = sink
+        run.msg_id = self._channels.send(
+            "shell",
+            "execute_request",
+            {
+                "code": code,
+                "silent": silent,
+                "store_history": not silent,
+                "user_expressions": {},
+                "allow_stdin": False,
+                "stop_on_error": False,
+            },
+        )
+        return run
+
+    async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        """Send a control request, which is answered even while a cell runs.
+
+        Raises LaunchError when no answer comes within `timeout` seconds.
+        """
+        with self.asking("control", kind, content) as answer, anyio.move_on_after(timeout):
+            await answer.done.wait()
+        if answer.message is None:
+            raise LaunchError(
+                f"The kernel did not answer within {timeout:g} s: it is held up by code that does "
+                "not let other threads run. Wait for the cell to end, or interrupt it."
+            )
+        return answer.message.content
+
+    @contextlib.contextmanager
+    def asking(
+        self, channel: Channel, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
+    ) -> Iterator[Answer]:
+        """Send a request and listen for its answer inside the block.
+
+        Requests on the shell channel wait for the cell that runs. Raises LaunchError when the
+        kernel takes no requests.
+        """
+        answer = Answer()
+        msg_id = self._channels.send(channel, kind, content, buffers)
+        self._asked[msg_id] = answer
+        try:
+            yield answer
+        finally:
+            del self._asked[msg_id]
+
+    def interrupt(self) -> None:
+        """Ask the running cell to stop."""
+        self.handle.interrupt()
+
+    def kill(self) -> None:
+        """End the kernel and everything it started."""
+        self.handle.kill()
+
+    async def aclose(self) -> None:
+        """Close the channels, end the process and remove its files."""
+        self._closing = True
+        self._channels.close()
+        await self.handle.aclose()
+
+    def _on_message(self, channel: Channel, message: Message) -> None:
+        if channel != "iopub" and (answer := self._asked.get(message.parent)) is not None:
+            answer.message = message
+            answer.done.set()
+        if channel == "control":
+            return
+        run = self._run
+        mine = run is not None and message.parent == run.msg_id
+        if channel == "shell":
+            if run is not None and mine and message.kind == "execute_reply":
+                first = run.status is None
+                run.on_reply(message.content)
+                if first:
+                    self._await_idle(run, IDLE_MOST_S)
+        elif message.kind == "status":
+            if run is not None and mine and message.content.get("execution_state") == "idle":
+                run.on_idle()
+        else:
+            event = event_from(message)
+            if isinstance(event, Stream):
+                self._heard += len(event.text)
+            if event is not None and self._stray is not None:
+                (run.sink if run is not None and mine else self._stray)(event)
+
+    def _await_idle(self, run: Run, left_s: float) -> None:
+        """End the cell when its `idle` is lost: some time after the last of its output."""
+        seen = self._channels.received
+
+        def look() -> None:
+            if run.finished.is_set():
+                return
+            if self._channels.received == seen or left_s <= 0:
+                run.finished.set()
+            else:
+                self._await_idle(run, left_s - IDLE_GRACE_S)
+
+        self._channels.call_later(IDLE_GRACE_S, look)
+
+    def _on_refused(self, reason: str) -> None:
+        if self._stray is not None:
+            self._stray(Stream("stderr", f"[left out: {reason}]\n"))
+
+    def _on_broken(self, reason: str) -> None:
+        """A kernel without its channels is of no use: end it, if it has not ended itself."""
+        if not self._closing and self.handle.exit is None:
+            self._broken = self._broken or reason
+            self.handle.kill()

@@ -1,0 +1,197 @@
+"""The Jupyter wire protocol as this server needs it: signed requests out, validated messages in.
+
+The kernel is hostile and holds the signing key, so a good signature says nothing about the shape
+of a message: every field is checked before anything else sees it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jupyter_client.session import DELIM, Session
+
+from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Largest message accepted from a kernel: decoding one holds up other sessions by some 30 ms."""
+
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_VALUES = 200_000
+"""JSON values in one message: those of 16 MiB of `[],` would take the server a second."""
+UNSUSPICIOUS_BYTES = 128 * 1024
+MAX_ENTRIES = 256
+"""Entries of a MIME bundle; an honest one has a handful."""
+MAX_ID_CHARS = 256
+MAX_FRAMES = 2000
+"""Frames of a traceback that are looked at, half of them from its end."""
+MAX_COUNT = 2**53
+
+_SEPARATORS = (b",", b"[", b"{")
+
+
+class WireError(ValueError):
+    """A message that is not signed, not JSON or not of the protocol's shape."""
+
+
+class Overload(WireError):
+    """A message that is signed, but would hold up the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of checked shape: its type, the id of the request it answers, its content.
+
+    `buffers` are bytes that came with it, as they are: no signature covers them.
+    """
+
+    kind: str
+    parent: str
+    content: dict[str, Any]
+    buffers: tuple[bytes, ...] = ()
+
+
+class Wire:
+    """Encodes requests and decodes messages of one kernel connection."""
+
+    def __init__(self, key: str) -> None:
+        self._session = Session(key=key.encode(), username="kernel-mcp")
+        self._digest = hmac.new(key.encode(), digestmod="sha256")
+
+    def request(self, kind: str, content: dict[str, Any]) -> tuple[str, list[bytes]]:
+        """Return the id and the frames of a new request."""
+        message = self._session.msg(kind, content)
+        return message["header"]["msg_id"], self._session.serialize(message)
+
+    def decode(self, frames: Sequence[bytes]) -> Message:
+        """Check the signature and the shape of one multi-part message.
+
+        Raises WireError.
+        """
+        try:
+            start = frames.index(DELIM) + 1
+        except ValueError:
+            raise WireError("no delimiter") from None
+        parts, buffers = frames[start + 1 : start + 5], frames[start + 5 :]
+        if len(parts) != 4:
+            raise WireError("too few frames")
+        digest = self._digest.copy()
+        for part in parts:
+            digest.update(part)
+        if not hmac.compare_digest(digest.hexdigest().encode(), frames[start]):
+            raise WireError("bad signature")
+        if len(parts[0]) > MAX_HEADER_BYTES or len(parts[1]) > MAX_HEADER_BYTES:
+            raise WireError("header or parent is too long")
+        _check_values(parts[3])
+        try:
+            header, parent, content = (json.loads(parts[i]) for i in (0, 1, 3))
+        except (ValueError, RecursionError) as error:
+            raise WireError("not JSON") from error
+        if not all(isinstance(part, dict) for part in (header, parent, content)):
+            raise WireError("header, parent or content is not an object")
+        kind, parent_id = header.get("msg_type"), parent.get("msg_id", "")
+        if not (isinstance(kind, str) and isinstance(parent_id, str)):
+            raise WireError("message type or parent id is not a string")
+        return Message(kind, parent_id, content, tuple(buffers))
+
+
+def event_from(message: Message) -> Event | None:
+    """The output event a message stands for, or None for messages that carry no output.
+
+    Raises WireError when the content has not the shape its type demands.
+    """
+    content = message.content
+    if message.kind == "stream":
+        return Stream(_stream_name(content.get("name")), _text(content, "text"))
+    if message.kind in ("display_data", "execute_result", "update_display_data"):
+        transient = _object(content.get("transient", {}))
+        display_id = transient.get("display_id")
+        return Display(
+            data=_bundle(content.get("data")),
+            metadata=_object(content.get("metadata", {})),
+            display_id=_identifier(display_id),
+            update=message.kind == "update_display_data",
+            result=message.kind == "execute_result",
+        )
+    if message.kind == "clear_output":
+        return Clear(wait=content.get("wait") is True)
+    if message.kind == "error":
+        return failure_from(content)
+    return None
+
+
+def failure_from(content: dict[str, Any]) -> Failure:
+    """The exception described by an `error` message or an error reply.
+
+    Raises WireError.
+    """
+    traceback = content.get("traceback", [])
+    if not isinstance(traceback, list):
+        raise WireError("traceback is not a list")
+    if len(traceback) > MAX_FRAMES:
+        traceback = traceback[: MAX_FRAMES // 2] + traceback[-MAX_FRAMES // 2 :]
+    if not all(isinstance(line, str) for line in traceback):
+        raise WireError("traceback is not a list of strings")
+    return Failure(_text(content, "ename"), _text(content, "evalue"), tuple(traceback))
+
+
+def whole_number(value: object) -> int | None:
+    """A count as the protocol means it, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value < MAX_COUNT else None
+
+
+def _check_values(content: bytes) -> None:
+    """Raise Overload for JSON of too many values; text of any length passes."""
+    if len(content) <= UNSUSPICIOUS_BYTES or _separators(content) <= MAX_VALUES:
+        return
+    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = plain.count(b'"') // 2
+    if strings > MAX_VALUES or _separators(b"".join(plain.split(b'"')[::2])) > MAX_VALUES:
+        size = f"{len(content) / 1e6:.1f} MB"
+        raise Overload(f"an output of {size} holds more than {MAX_VALUES:,} values")
+
+
+def _separators(content: bytes) -> int:
+    return sum(map(content.count, _SEPARATORS))
+
+
+def _identifier(value: object) -> str | None:
+    return value if isinstance(value, str) and len(value) <= MAX_ID_CHARS else None
+
+
+def _stream_name(value: object) -> Literal["stdout", "stderr"]:
+    if value == "stdout":
+        return "stdout"
+    if value == "stderr":
+        return "stderr"
+    raise WireError("unknown stream")
+
+
+def _text(content: dict[str, Any], field: str) -> str:
+    value = content.get(field)
+    if not isinstance(value, str):
+        raise WireError(f"{field} is not a string")
+    return value
+
+
+def _object(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise WireError("expected an object")
+    return value
+
+
+def _bundle(value: object) -> dict[str, Any]:
+    """A MIME bundle; entries that are neither text nor of a JSON type are refused."""
+    bundle = _object(value)
+    if len(bundle) > MAX_ENTRIES:
+        raise WireError("too many entries in a MIME bundle")
+    for mime, data in bundle.items():
+        if not isinstance(data, str) and not (mime == "application/json" or mime.endswith("+json")):
+            raise WireError(f"data of type {mime[:80]!r} is not a string")
+    return bundle

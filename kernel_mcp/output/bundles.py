@@ -1,0 +1,279 @@
+"""MIME bundles of a cell, kept in memory when small and as host-side files when not."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kernel_mcp.output.markup import html_to_text
+from kernel_mcp.output.terminal import clean
+from kernel_mcp.output.text import Cut, cut
+from kernel_mcp.settings import KIB
+
+MAX_TYPES = 16
+"""MIME types kept of one bundle."""
+SMALL_BYTES = 8 * KIB
+"""What stays in memory for good of one value."""
+SETTLED_BYTES = 256 * KIB
+"""What stays in memory for good of one cell, when it is more than a few small values."""
+
+METADATA_CHARS = 4 * KIB
+HTML_CHARS = 256 * KIB
+"""What is read of an HTML document for its words."""
+
+_EXTENSIONS = {
+    "image/png": "png",
+    "image/jpeg": "jpg",
+    "image/gif": "gif",
+    "image/webp": "webp",
+    "image/svg+xml": "svg",
+    "text/plain": "txt",
+    "text/html": "html",
+    "text/markdown": "md",
+    "text/latex": "tex",
+    "application/json": "json",
+    "application/geo+json": "geojson",
+    "application/pdf": "pdf",
+    "application/javascript": "js",
+    "text/csv": "csv",
+}
+_MIME = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,99}/[a-z0-9][a-z0-9!#$&^_.+-]{0,99}", re.I)
+_READABLE = ("text/plain", "text/markdown", "text/latex", "application/json", "text/html")
+_RICH = (
+    "text/html",
+    "image/svg+xml",
+    "image/png",
+    "image/jpeg",
+    "application/pdf",
+    "text/latex",
+    "text/markdown",
+)
+INLINE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""Pictures that can be shown to a model, some of them after conversion."""
+_PLACEHOLDER = re.compile(r"<IPython\.core\.display\.\w+ object>|<Figure size .*>")
+
+
+def is_binary(mime: str) -> bool:
+    """Whether Jupyter carries this type as base64."""
+    return (
+        mime.startswith(("image/", "audio/", "video/")) and mime != "image/svg+xml"
+    ) or mime in ("application/pdf", "application/octet-stream", "application/zip")
+
+
+def extension(mime: str) -> str:
+    """The file name ending for a MIME type, without the dot."""
+    if mime in _EXTENSIONS:
+        return _EXTENSIONS[mime]
+    return "json" if mime.endswith("json") else "bin" if is_binary(mime) else "txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One representation of a bundle.
+
+    The value is `text` (base64 for binary types) or the file at `path` (decoded); both are None
+    when it could not be kept, and `problem` says why. `size` is in characters of the value as it
+    came; `structured` says that the text is the JSON form of a value that was not a string.
+    """
+
+    mime: str
+    size: int
+    text: str | None = None
+    path: Path | None = None
+    structured: bool = False
+    problem: str = ""
+
+    @property
+    def byte_size(self) -> int:
+        """About how many bytes the value has as a file."""
+        return self.size * 3 // 4 if is_binary(self.mime) else self.size
+
+    def read(self) -> str:
+        """The value as text; empty when it is not kept."""
+        if self.text is not None:
+            return self.text
+        if is_binary(self.mime):
+            return base64.b64encode(self._file()).decode("ascii")
+        return self._file().decode("utf-8", "replace")
+
+    def data(self) -> bytes:
+        """The value as the bytes of a file. Raises ValueError when it is not kept or no base64."""
+        if self.text is None:
+            if self.path is None:
+                raise ValueError(self.problem)
+            return self._file()
+        if is_binary(self.mime):
+            return decode_base64(self.text)
+        return self.text.encode("utf-8", "replace")
+
+    def value(self) -> Any:
+        """The value as Jupyter's wire carries it."""
+        text = self.read()
+        return json.loads(text) if self.structured and text else text
+
+    def _file(self) -> bytes:
+        if self.path is None:
+            return b""
+        try:
+            return self.path.read_bytes()
+        except OSError:
+            return b""
+
+
+def decode_base64(text: str) -> bytes:
+    """The bytes of base64 that may hold line breaks. Raises ValueError."""
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"not valid base64 ({error})") from None
+
+
+class Shelf:
+    """Keeps the parts of one cell's bundles within its budgets of memory and disk (bytes).
+
+    Values over `bundle_bytes` in one bundle, or over `memory_bytes` in all, become files named
+    `<cell>-<number>.<ext>`; what exceeds `disk_bytes` is dropped with its size remembered.
+    """
+
+    def __init__(
+        self, folder: Path, cell: int, *, bundle_bytes: int, memory_bytes: int, disk_bytes: int
+    ) -> None:
+        self._folder = folder
+        self._cell = cell
+        self._bundle_bytes = bundle_bytes
+        self._memory_bytes = memory_bytes
+        self._disk_bytes = disk_bytes
+        self.in_memory = 0
+        self.on_disk = 0
+
+    def put(self, number: int, data: Mapping[str, Any]) -> tuple[Part, ...]:
+        """Keep a bundle under `number`; files of a former one with that number are replaced."""
+        parts = [_part(mime, data[mime]) for mime in _types(data)]
+        small = sum(part.size for part in parts) <= self._bundle_bytes
+        kept: list[Part] = []
+        for part in sorted(parts, key=_size):
+            fits = self.in_memory + part.size <= self._memory_bytes
+            if part.size > SMALL_BYTES and not (small and fits):
+                kept.append(self._spill(number, part))
+            else:
+                kept.append(part)
+                self.in_memory += part.size
+        return tuple(kept)
+
+    def settle(self, number: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        """The same parts with every value that is not small moved to a file.
+
+        Small ones too when there are very many of them.
+        """
+        settled: list[Part] = []
+        for part in parts:
+            stays = SMALL_BYTES if self.in_memory <= SETTLED_BYTES else SMALL_BYTES // 32
+            if part.text is not None and part.size > stays:
+                self.in_memory -= part.size
+                settled.append(self._spill(number, part))
+            else:
+                settled.append(part)
+        return tuple(settled)
+
+    def drop(self, parts: tuple[Part, ...]) -> None:
+        """Give back what `parts` hold."""
+        for part in parts:
+            if part.text is not None:
+                self.in_memory -= part.size
+            elif part.path is not None:
+                self.on_disk -= _file_size(part.path)
+                part.path.unlink(missing_ok=True)
+
+    def _spill(self, number: int, part: Part) -> Part:
+        try:
+            raw = part.data()
+        except ValueError as error:
+            return replace(part, text=None, problem=str(error))
+        if self.on_disk + len(raw) > self._disk_bytes:
+            return replace(part, text=None, problem="too large to be kept")
+        path = self._free_path(number, part.mime)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.write_bytes(raw)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            return replace(part, text=None, problem=f"the server could not store it ({error})")
+        self.on_disk += len(raw)
+        return replace(part, text=None, path=path)
+
+    def _free_path(self, number: int, mime: str) -> Path:
+        """A file name of its own even for two types with one ending."""
+        path = self._folder / f"{self._cell}-{number}.{extension(mime)}"
+        if path.exists():
+            return path.with_name(f"{path.stem}-{re.sub(r'[^a-z0-9]+', '-', mime)}{path.suffix}")
+        return path
+
+
+def primary(parts: tuple[Part, ...]) -> Part | None:
+    """The representation a person would want to open: rich before plain."""
+    for mime in _RICH:
+        for part in parts:
+            if part.mime == mime:
+                return part
+    return next((part for part in parts if part.mime != "text/plain"), *parts[:1] or (None,))
+
+
+def readable(parts: tuple[Part, ...], limit: int) -> Cut:
+    """A bundle as text for a reader without a browser: both ends when it is over `limit` long.
+
+    Empty when only a picture stands for it.
+    """
+    by_type = {part.mime: part for part in parts}
+    for mime in _READABLE:
+        text = by_type[mime].read() if mime in by_type else ""
+        if mime == "text/plain" and len(parts) > 1 and _PLACEHOLDER.fullmatch(text.strip()):
+            continue
+        if mime == "text/html":
+            text = html_to_text(text, HTML_CHARS)
+        if text.strip():
+            ends = cut(text, limit // 2, limit - limit // 2)
+            return Cut(clean(ends.head), clean(ends.tail), ends.omitted)
+    shown = primary(parts)
+    if shown is None or shown.mime in INLINE_IMAGES:
+        return Cut("", "", 0)
+    return Cut(f"[{shown.mime}, {shown.size:,} characters]", "", 0)
+
+
+def bounded_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """`metadata`, or nothing when it is too large to keep."""
+    try:
+        fits = len(json.dumps(metadata)) <= METADATA_CHARS
+    except (RecursionError, ValueError):
+        fits = False
+    return metadata if fits else {}
+
+
+def _types(data: Mapping[str, Any]) -> list[str]:
+    return [mime for mime in data if _MIME.fullmatch(mime)][:MAX_TYPES]
+
+
+def _part(mime: str, value: Any) -> Part:
+    if isinstance(value, str):
+        return Part(mime.lower(), len(value), value)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (RecursionError, ValueError):
+        return Part(mime.lower(), 0, problem="nested too deeply to be kept")
+    return Part(mime.lower(), len(text), text, structured=True)
+
+
+def _size(part: Part) -> int:
+    return part.size
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

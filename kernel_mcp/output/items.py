@@ -1,0 +1,156 @@
+"""What an answer is made of: pieces of a cell's output in the order a reader should see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from kernel_mcp.output.bundles import Part, readable
+from kernel_mcp.output.events import Failure
+from kernel_mcp.output.terminal import clean
+from kernel_mcp.output.text import cut, omission
+from kernel_mcp.settings import KIB, MIB
+
+StreamName: TypeAlias = Literal["stdout", "stderr"]
+
+MAX_FRAMES = 40
+"""Frames of a traceback that are kept, half of them from its end."""
+FRAME_CHARS = 4 * KIB
+MESSAGE_CHARS = 16 * KIB
+READABLE_CHARS = 16 * MIB
+"""What is read of a display for the whole text of a cell: more than one message can bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextItem:
+    """Text of one stream."""
+
+    name: StreamName
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GapItem:
+    """Characters of stream text that were left out here."""
+
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayItem:
+    """A MIME bundle, number `number` of its log.
+
+    `cell` is the cell that shows it: an earlier one when this is the update of its display.
+    """
+
+    cell: int
+    number: int
+    parts: tuple[Part, ...]
+    metadata: dict[str, Any]
+    result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FailureItem:
+    """The exception that ended the cell."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class NoteItem:
+    """A remark about the output."""
+
+    text: str
+
+
+Item: TypeAlias = TextItem | GapItem | DisplayItem | FailureItem | NoteItem
+
+
+def add_text(items: list[Item], name: StreamName, text: str) -> None:
+    """Add stream text at the end, joined to what it continues."""
+    if not text:
+        return
+    last = items[-1] if items else None
+    if isinstance(last, TextItem) and last.name == name:
+        items[-1] = TextItem(name, last.text + text)
+    else:
+        items.append(TextItem(name, text))
+
+
+def add_gap(items: list[Item], characters: int) -> None:
+    """Add text that is left out at the end, joined to a gap that is there already."""
+    if characters <= 0:
+        return
+    last = items[-1] if items else None
+    if isinstance(last, GapItem):
+        items[-1] = GapItem(last.characters + characters)
+    else:
+        items.append(GapItem(characters))
+
+
+def without_shown(items: list[Item], shown: dict[StreamName, str]) -> list[Item]:
+    """`items` less the text at their beginning that was `shown` while it could still change.
+
+    Of lines that have changed since, the changed ones stay.
+    """
+    rest: list[Item] = []
+    left = {name: text for name, text in shown.items() if text}
+    for item in items:
+        if not left or not isinstance(item, TextItem):
+            if isinstance(item, GapItem):
+                left.clear()
+            rest.append(item)
+            continue
+        before = left.pop(item.name, "")
+        same = _common_length(before, item.text)
+        if same == len(item.text) < len(before):
+            left[item.name] = before[same:]
+        elif same < len(before):
+            same = item.text.rfind("\n", 0, same) + 1
+        add_text(rest, item.name, item.text[same:])
+    return rest
+
+
+def _common_length(first: str, second: str) -> int:
+    """How many characters two texts begin with in common."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first.startswith(second[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def bounded_failure(failure: Failure) -> Failure:
+    """`failure` at a size that can be kept whatever the kernel sent."""
+    frames = failure.traceback
+    if len(frames) > MAX_FRAMES:
+        half = MAX_FRAMES // 2
+        note = f"    [... {len(frames) - MAX_FRAMES:,} frames left out]"
+        frames = (*frames[:half], note, *frames[-half:])
+    bounded = [_bounded(frame, FRAME_CHARS) for frame in frames[:-1]]
+    bounded += [_bounded(message, MESSAGE_CHARS) for message in frames[-1:]]
+    return Failure(failure.name[:200], _bounded(failure.value, MESSAGE_CHARS), tuple(bounded))
+
+
+def _bounded(text: str, limit: int) -> str:
+    return cut(text, limit // 2, limit // 2).joined()
+
+
+def item_text(item: Item) -> str:
+    """One item in full, as text that ends with a line end unless it is stream text."""
+    if isinstance(item, TextItem):
+        return item.text
+    if isinstance(item, GapItem):
+        return omission(item.characters) + "\n"
+    if isinstance(item, NoteItem):
+        return item.text + "\n"
+    if isinstance(item, DisplayItem):
+        text = readable(item.parts, READABLE_CHARS).joined() or "[picture]"
+    else:
+        failure = item.failure
+        text = clean("\n".join(failure.traceback) or f"{failure.name}: {failure.value}")
+    return text if text.endswith("\n") else text + "\n"

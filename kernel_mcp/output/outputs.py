@@ -1,0 +1,349 @@
+"""The log of one cell's output: complete in order, bounded in memory, readable from any point."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kernel_mcp.output.bundles import Part, Shelf, bounded_metadata, extension, primary
+from kernel_mcp.output.displayindex import DisplayIndex
+from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
+from kernel_mcp.output.items import (
+    DisplayItem,
+    FailureItem,
+    Item,
+    NoteItem,
+    StreamName,
+    TextItem,
+    add_text,
+    bounded_failure,
+    item_text,
+    without_shown,
+)
+from kernel_mcp.output.terminal import Screen
+from kernel_mcp.output.text import stripped, tail_of
+from kernel_mcp.output.textstore import TextStore
+from kernel_mcp.output.transcript import PIECE_CHARS, Failed, Shown, Transcript
+from kernel_mcp.settings import KIB, MIB
+
+SHOWN_CHARS = 64 * KIB
+"""Text at each end of a range that `since` reads; more than any answer shows."""
+MAX_RESULTS = 4
+"""Results and failures kept beyond the displays; an honest cell has one."""
+MAX_UPDATED = 8
+"""Displays of one cell that one `update_display` can reach."""
+WORK_S = 0.05
+"""Time that one event may take; of what is left of it, control codes are dropped unread."""
+EVICTED = "[… this output was removed to make room for later cells …]"
+LINE_CHARS = 500
+"""A progress line is at most this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogCaps:
+    """What the log of one cell may hold.
+
+    text_chars       in memory before text goes to the file
+    file_bytes       text in the file; beyond it only the end is kept
+    bundle_bytes     one bundle in memory; larger ones become files
+    displays_bytes   all bundles in memory
+    spill_bytes      all bundle files
+    displays         bundles; later ones are counted and dropped
+    """
+
+    text_chars: int = 256 * KIB
+    file_bytes: int = 64 * MIB
+    bundle_bytes: int = 1 * MIB
+    displays_bytes: int = 8 * MIB
+    spill_bytes: int = 256 * MIB
+    displays: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A point in a log. The default is its start."""
+
+    generation: int = 0
+    characters: int = 0
+    tick: int = 0
+    shown: tuple[str, str] = ("", "")
+
+
+class OutputLog:
+    """Everything one cell put out.
+
+    Files are named `<number>.txt` for text and `<number>-<k>.<ext>` for displays, in `folder`,
+    which is made when the first is needed. `index` lets updates reach displays of earlier cells.
+    Other threads may read while one adds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        *,
+        index: DisplayIndex[OutputLog] | None = None,
+        caps: LogCaps | None = None,
+    ) -> None:
+        caps = caps or LogCaps()
+        self.number = number
+        self._lock = threading.RLock()
+        self._index = index or DisplayIndex()
+        self._max_displays = caps.displays
+        store = TextStore(
+            folder / f"{number}.txt", memory_chars=caps.text_chars, file_bytes=caps.file_bytes
+        )
+        self._transcript = Transcript(store)
+        self._shelf = Shelf(
+            folder,
+            number,
+            bundle_bytes=caps.bundle_bytes,
+            memory_bytes=caps.displays_bytes,
+            disk_bytes=caps.spill_bytes,
+        )
+        self._screens: dict[StreamName, Screen] = {"stdout": Screen(), "stderr": Screen()}
+        self._current: StreamName = "stdout"
+        self._displays = self._failures = 0
+        self._numbers = 0
+        self._dropped = 0
+        self._tick = 0
+        self._generation = 0
+        self._clear_pending = False
+        self._closed = False
+        self._evicted = False
+
+    @property
+    def characters(self) -> int:
+        """Characters of stream text so far."""
+        live = sum(len(screen.live) for screen in self._screens.values())
+        return self._transcript.text.total + live
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cell has ended."""
+        return self._closed
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes in this log's files."""
+        return self._transcript.text.disk_bytes + self._shelf.on_disk
+
+    def add(self, event: Event) -> tuple[int, ...]:
+        """Add what the cell put out; returns the numbers of earlier cells it changed."""
+        with self._lock:
+            return self._add(event)
+
+    def position(self) -> Position:
+        """The present end of the log."""
+        with self._lock:
+            shown = (self._screens["stdout"].live, self._screens["stderr"].live)
+            return Position(self._generation, self._transcript.text.total, self._tick, shown)
+
+    def since(self, position: Position | None = None, limit: int = SHOWN_CHARS) -> list[Item]:
+        """What came after `position`, and what changed, in order.
+
+        Text beyond `limit` characters at either end of the new part becomes a gap.
+        """
+        with self._lock:
+            mark = position or Position()
+            if mark.generation != self._generation:
+                mark = Position(self._generation)
+            items = self._transcript.items(mark.characters, mark.tick, limit)
+            for name in self._live_order():
+                add_text(items, name, self._screens[name].live)
+            dropped = self._dropped if self._tick > mark.tick else 0
+            if self._evicted:
+                items.append(NoteItem(EVICTED))
+        items = without_shown(items, {"stdout": mark.shown[0], "stderr": mark.shown[1]})
+        if dropped:
+            kept = self._max_displays
+            items.append(NoteItem(f"[… {dropped:,} more displays dropped: a cell keeps {kept} …]"))
+        return items
+
+    def progress_line(self) -> str:
+        """The newest line that is not blank."""
+        live = self._screens[self._current].live
+        return tail_of(live.rstrip().rpartition("\n")[2].strip(), LINE_CHARS)
+
+    def news(self, position: Position, limit: int) -> str:
+        """The end of the stream text that came after `position`, at most `limit` characters."""
+        items = self.since(position, limit)
+        return tail_of("".join(i.text for i in items if isinstance(i, TextItem)), limit)
+
+    def text(self) -> Iterator[str]:
+        """The whole output as text, in pieces: streams, readable forms and full tracebacks."""
+        at_line_start = True
+        whole = self._transcript.whole()
+        while True:
+            with self._lock:
+                item = next(whole, None)
+            if item is None:
+                break
+            text = item_text(item)
+            if not at_line_start and not isinstance(item, TextItem):
+                yield "\n"
+            yield text
+            at_line_start = text.endswith("\n")
+        for name in self._live_order():
+            yield self._screens[name].live
+        if self._evicted:
+            yield f"{EVICTED}\n"
+
+    def output(self, key: str) -> Part | None:
+        """The display `k`'s richest representation, or with `k.ext` the one of that kind."""
+        number, _, ending = key.partition(".")
+        with self._lock:
+            shown = self._transcript.displays
+        parts = next((s.item.parts for s in shown if str(s.item.number) == number), ())
+        if ending:
+            return next((part for part in parts if extension(part.mime) == ending), None)
+        return primary(parts)
+
+    def close(self) -> None:
+        """Make the output final and move all that is not small to files; it stays readable."""
+        with self._lock:
+            self._settle(force=True)
+            self._transcript.text.close()
+            self._closed = True
+            for shown in self._transcript.displays:
+                parts = self._shelf.settle(shown.item.number, shown.item.parts)
+                shown.item = replace(shown.item, parts=parts)
+
+    def evict(self) -> None:
+        """Forget everything, remove the files and say so to later readers."""
+        with self._lock:
+            self._clear()
+            self._evicted = True
+
+    def _add(self, event: Event) -> tuple[int, ...]:
+        if isinstance(event, Clear):
+            self._clear_pending = event.wait
+            if not event.wait:
+                self._clear()
+            return ()
+        if isinstance(event, Display) and event.update:
+            return self._update(event)
+        if self._clear_pending:
+            self._clear_pending = False
+            self._clear()
+        if isinstance(event, Stream):
+            self._write(event)
+        elif isinstance(event, Display):
+            self._show(event)
+        else:
+            self._fail(event)
+        return ()
+
+    def _write(self, event: Stream) -> None:
+        if event.name != self._current:
+            self._transcript.write(self._current, self._screens[self._current].settle())
+            self._current = event.name
+        screen, text = self._screens[event.name], event.text
+        end = time.perf_counter() + WORK_S
+        for start in range(0, len(text), PIECE_CHARS):
+            if start and time.perf_counter() > end:
+                self._transcript.write(event.name, screen.flush())
+                self._transcript.write(event.name, stripped(text[start:]))
+                break
+            self._transcript.write(event.name, screen.feed(text[start : start + PIECE_CHARS]))
+        if self._closed:
+            self._settle(force=True)
+
+    def _show(self, event: Display) -> None:
+        allowed = self._max_displays + (MAX_RESULTS if event.result else 0)
+        self._tick += 1
+        if self._displays >= allowed:
+            self._dropped += 1
+            return
+        self._place(event, self.number)
+        if event.display_id is not None:
+            self._index.add(event.display_id, self)
+
+    def _place(self, event: Display, cell: int) -> None:
+        self._settle(force=False)
+        self._displays += 1
+        self._numbers += 1
+        item = DisplayItem(
+            cell=cell,
+            number=self._numbers,
+            parts=self._kept(self._numbers, event),
+            metadata=bounded_metadata(event.metadata),
+            result=event.result,
+        )
+        self._transcript.place(Shown(self._tick, item, event.display_id))
+
+    def _kept(self, number: int, event: Display) -> tuple[Part, ...]:
+        parts = self._shelf.put(number, event.data)
+        return self._shelf.settle(number, parts) if self._closed else parts
+
+    def _update(self, event: Display) -> tuple[int, ...]:
+        """Replace every display with the id of `event`; show those of earlier cells here too."""
+        if event.display_id is None:
+            return ()
+        others = self._index.others(event.display_id, self)
+        changed = [log.number for log in others if log._replace(event)]
+        if not self._replace(event) and changed and self._displays < self._max_displays:
+            self._tick += 1
+            self._place(event, changed[-1])
+        return tuple(changed)
+
+    def _replace(self, event: Display) -> bool:
+        """Show the content of `event` in the displays of its id; False when there is none."""
+        with self._lock:
+            found = [s for s in self._transcript.displays if s.display_id == event.display_id]
+            self._tick += 1 if found else 0
+            for shown in found[-MAX_UPDATED:]:
+                self._shelf.drop(shown.item.parts)
+                shown.tick = self._tick
+                shown.item = replace(
+                    shown.item,
+                    parts=self._kept(shown.item.number, event),
+                    metadata=bounded_metadata(event.metadata),
+                )
+            return bool(found)
+
+    def _fail(self, failure: Failure) -> None:
+        self._settle(force=True)
+        self._tick += 1
+        self._failures += 1
+        if self._failures <= MAX_RESULTS:
+            self._transcript.place(Failed(self._tick, FailureItem(bounded_failure(failure))))
+
+    def _clear(self) -> None:
+        self._generation += 1
+        self._screens = {"stdout": Screen(), "stderr": Screen()}
+        for shown in self._transcript.displays:
+            self._shelf.drop(shown.item.parts)
+            if shown.display_id is not None:
+                self._index.forget(shown.display_id, self)
+        self._transcript.clear()
+        self._displays = self._failures = self._dropped = 0
+
+    def _settle(self, *, force: bool) -> None:
+        """Make the live rows final, with `force` even those of a progress bar."""
+        for name in self._live_order():
+            screen = self._screens[name]
+            self._transcript.write(name, screen.flush() if force else screen.settle())
+
+    def _live_order(self) -> list[StreamName]:
+        """The streams in the order their live rows are shown: progress bars come last."""
+        names: list[StreamName] = ["stdout", "stderr"]
+        return sorted(names, key=lambda name: self._screens[name].redrawing)
+
+
+def make_room(logs: Iterable[OutputLog], limit: int) -> None:
+    """Evict closed logs, the oldest first, until all of them have at most `limit` bytes of files.
+
+    The newest always stays.
+    """
+    filed = [log for log in logs if log.disk_bytes]
+    surplus = sum(log.disk_bytes for log in filed) - limit
+    for log in filed[:-1]:
+        if surplus <= 0:
+            break
+        if log.closed:
+            surplus -= log.disk_bytes
+            log.evict()

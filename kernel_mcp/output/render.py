@@ -1,0 +1,227 @@
+"""A cell's output as MCP content, within the budgets of what clients take and models read."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import anyio.to_thread
+from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
+
+from kernel_mcp.output.bundles import INLINE_IMAGES, Part, primary
+from kernel_mcp.output.images import ImageError, Picture, fit, shares
+from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
+from kernel_mcp.output.layout import Gap, Layout, Link, PictureAt, Text, lay_out
+from kernel_mcp.output.text import omission
+from kernel_mcp.settings import KIB
+
+OUTPUT_CHARS = 30_000
+PICTURE_BYTES = 650_000
+"""All pictures of one answer before base64: the SDK's client refuses HTTP events over 1 MiB."""
+PICTURES_S = 10.0
+"""Time after which the remaining pictures of an answer are linked instead of shown."""
+MAX_TYPES = 100
+INLINE_CHARS = 32 * KIB
+"""Displays and tracebacks up to this size are laid out on the event loop, others in a thread."""
+
+_ERROR_TYPE = "application/vnd.jupyter.error"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Content blocks, how many characters they leave out, and the MIME types of the outputs."""
+
+    content: list[ContentBlock]
+    omitted: int
+    mime_types: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one answer may hold: characters of text, bytes of pictures."""
+
+    characters: int = OUTPUT_CHARS
+    picture_bytes: int = PICTURE_BYTES
+
+
+def cell_uri(session: str, cell: int) -> str:
+    """The resource that holds the whole text of a cell's output."""
+    return f"kernel://{session}/cells/{cell}"
+
+
+async def render(
+    items: Sequence[Item],
+    *,
+    session: str,
+    cell: int,
+    budget: Budget | None = None,
+    notes: Sequence[str] = (),
+) -> Rendered:
+    """What a client shows for `items` of one cell; `notes` follow them whatever the budget.
+
+    Pictures are checked and shrunk in a thread. Text beyond the budget is left out in the middle,
+    with its exact length and a link to the whole.
+    """
+    budget = budget or Budget()
+    uri = cell_uri(session, cell)
+    work = partial(lay_out, items, cell=cell, uri=uri, characters=budget.characters)
+    heavy = sum(map(_weight, items)) > INLINE_CHARS
+    layout = await anyio.to_thread.run_sync(work, abandon_on_cancel=True) if heavy else work()
+    wanted = [unit for unit in layout.units if isinstance(unit, PictureAt)]
+    pictures: dict[PictureAt, Picture | str] = {}
+    if wanted:
+        pictures = await anyio.to_thread.run_sync(
+            _prepare, wanted, budget.picture_bytes, abandon_on_cancel=True
+        )
+    content = _content(layout, pictures, notes, uri)
+    return Rendered(content, layout.omitted, mime_types(items))
+
+
+def _weight(item: Item) -> int:
+    """Characters that have to be cleaned or read for the layout."""
+    if isinstance(item, DisplayItem):
+        return sum(part.size for part in item.parts if part.mime not in INLINE_IMAGES)
+    if isinstance(item, FailureItem):
+        return sum(map(len, item.failure.traceback))
+    return 0
+
+
+def mime_types(items: Sequence[Item]) -> list[str]:
+    """One type for each output in order: a display's picture or richest form."""
+    types: list[str] = []
+    for item in items[:MAX_TYPES]:
+        if isinstance(item, TextItem):
+            types.append(f"application/vnd.jupyter.{item.name}")
+        elif isinstance(item, FailureItem):
+            types.append(_ERROR_TYPE)
+        elif isinstance(item, DisplayItem) and (part := _face(item.parts)):
+            types.append(part.mime)
+    return types
+
+
+def _face(parts: tuple[Part, ...]) -> Part | None:
+    """The representation a bundle is known by."""
+    return next((part for part in parts if part.mime in INLINE_IMAGES), primary(parts))
+
+
+def _prepare(wanted: Sequence[PictureAt], total: int) -> dict[PictureAt, Picture | str]:
+    """Each picture ready to show, or why it cannot be. Runs in a thread."""
+    data = [_data(place.part) for place in wanted]
+    limits = shares([len(raw) if isinstance(raw, bytes) else 0 for raw in data], total)
+    deadline = time.monotonic() + PICTURES_S
+    return {
+        place: raw if isinstance(raw, str) else _fitted(raw, limit, deadline)
+        for place, raw, limit in zip(wanted, data, limits, strict=True)
+    }
+
+
+def _data(part: Part) -> bytes | str:
+    try:
+        return part.data()
+    except ValueError as error:
+        return str(error)
+
+
+def _fitted(raw: bytes, limit: int, deadline: float) -> Picture | str:
+    if time.monotonic() > deadline:
+        return "there was no time left to prepare it"
+    try:
+        return fit(raw, limit)
+    except ImageError as error:
+        return str(error)
+
+
+def _content(
+    layout: Layout,
+    pictures: dict[PictureAt, Picture | str],
+    notes: Sequence[str],
+    uri: str,
+) -> list[ContentBlock]:
+    page = _Page()
+    pointed = False
+    links: list[Link] = []
+    if layout.omitted:
+        links.append(Link(uri, "the whole output", "text/plain", 0))
+    for unit in layout.units:
+        if isinstance(unit, Text):
+            page.text(unit.text, apart=unit.apart)
+        elif isinstance(unit, Gap):
+            page.line(omission(unit.characters, "" if pointed else f"the whole: {uri}"))
+            pointed = True
+        elif isinstance(unit, PictureAt):
+            if link := _show(page, unit, pictures[unit]):
+                links.append(link)
+        else:
+            page.line(unit.text)
+    if page.empty:
+        page.line("(no output)")
+    for note in notes:
+        page.line(note)
+    return [*page.blocks(), *map(_resource, [*links, *layout.links])]
+
+
+def _show(page: _Page, place: PictureAt, picture: Picture | str) -> Link | None:
+    """Put a picture on the page; returns a link when the original is more than what is shown."""
+    part = place.part
+    link = Link(place.uri, f"original picture ({part.mime})", part.mime, part.byte_size)
+    if isinstance(picture, Picture):
+        page.picture(picture)
+        if not picture.change:
+            return None
+        page.line(f"[picture {picture.change}; original: {place.uri}]")
+        return link
+    page.line(f"[{part.mime} not shown: {picture}]")
+    return None if part.problem else link
+
+
+def _resource(link: Link) -> ResourceLink:
+    return ResourceLink(name=link.title, uri=link.uri, mime_type=link.mime, size=link.size or None)
+
+
+class _Page:
+    """Content blocks in the making: text is joined until a picture interrupts it."""
+
+    def __init__(self) -> None:
+        self._blocks: list[ContentBlock] = []
+        self._text: list[str] = []
+        self._at_line_start = True
+        self.empty = True
+
+    def text(self, text: str, *, apart: bool) -> None:
+        """Add text, with `apart` on a line of its own."""
+        if not text:
+            return
+        if apart and not self._at_line_start:
+            self._text.append("\n")
+        self._text.append(text)
+        self._at_line_start = text.endswith("\n")
+        self.empty = self.empty and not text.strip()
+        if apart and not self._at_line_start:
+            self._text.append("\n")
+            self._at_line_start = True
+
+    def line(self, text: str) -> None:
+        """Add a line of its own."""
+        self.text(text, apart=True)
+
+    def picture(self, picture: Picture) -> None:
+        """Add a picture."""
+        self._end_text()
+        data = base64.b64encode(picture.data).decode("ascii")
+        self._blocks.append(ImageContent(data=data, mime_type=picture.mime))
+        self.empty = False
+
+    def blocks(self) -> list[ContentBlock]:
+        """All blocks."""
+        self._end_text()
+        return self._blocks
+
+    def _end_text(self) -> None:
+        text = "".join(self._text).rstrip("\n")
+        if text.strip():
+            self._blocks.append(TextContent(text=text))
+        self._text.clear()
+        self._at_line_start = True

@@ -1,0 +1,157 @@
+"""A cell: code given to a session, what it printed and showed, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import anyio
+
+from kernel_mcp.output.events import Event
+from kernel_mcp.output.outputs import OutputLog, Position
+
+
+class Status(str, Enum):
+    """Where a cell stands; every value but the first two is final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    OK = "ok"
+    ERROR = "error"
+    INTERRUPTED = "interrupted"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+
+
+class StopReason(str, Enum):
+    """Why a running cell is made to stop."""
+
+    TIMEOUT = "timeout"
+    CPU = "cpu"
+    DISK = "disk"
+    INTERRUPT = "interrupt"
+    CANCEL = "cancel"
+    RESET = "reset"
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a cell ended.
+
+    `state_kept` is False when variables of this or earlier cells were lost; `cause` says why, and
+    is None where there is nothing to explain.
+    """
+
+    status: Status
+    state_kept: bool = True
+    cause: str | None = None
+    execution_count: int | None = None
+
+
+class Cell:
+    """One cell of a session. Times are seconds of the session's clock; `timeout_s` 0 is none."""
+
+    def __init__(self, number: int, code: str, timeout_s: float, log: OutputLog) -> None:
+        self.number = number
+        self.code = code
+        self.timeout_s = timeout_s
+        self.log = log
+        self.started: float | None = None
+        self.duration_s = 0.0
+        self.outcome: Outcome | None = None
+        self.error: Exception | None = None
+        self.finished = anyio.Event()
+        self.notices: list[str] = []
+        self.steps: list[str] = []
+        self.told = False
+        self.reported = Position()
+        self._stop: StopReason | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._heard: anyio.Event | None = None
+
+    @property
+    def status(self) -> Status:
+        """The status as of now."""
+        if self.outcome is not None:
+            return self.outcome.status
+        return Status.QUEUED if self.started is None else Status.RUNNING
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why the cell was told to stop, or None."""
+        return self._stop
+
+    def begin(self, now: float) -> None:
+        """Mark the cell as running."""
+        self.started = now
+
+    def finish(self, outcome: Outcome, now: float) -> None:
+        """Record how the cell ended; the first outcome stands."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        self.duration_s = 0.0 if self.started is None else now - self.started
+        self.log.close()
+        self.finished.set()
+        self._tell()
+
+    def fail(self, error: Exception, now: float) -> None:
+        """Record that the cell could not be run at all because of `error`."""
+        self.error = error
+        self.finish(Outcome(Status.ERROR, cause=str(error)), now)
+
+    def stop(self, reason: StopReason) -> None:
+        """Ask whoever runs the cell to end it; the first reason stands."""
+        if self._stop is None:
+            self._stop = reason
+            if self._scope is not None:
+                self._scope.cancel()
+
+    def watch_stop(self, scope: anyio.CancelScope | None) -> None:
+        """Let `stop` cancel `scope`, at once when the cell has been stopped already."""
+        self._scope = scope
+        if scope is not None and self._stop is not None:
+            scope.cancel()
+
+    def take(self, event: Event) -> None:
+        """Add an output event."""
+        self.log.add(event)
+        self._tell()
+
+    def notice(self, text: str) -> None:
+        """Add a remark of the server that belongs to this cell's answer."""
+        self.notices.append(text)
+        self._tell()
+
+    def step(self, text: str) -> None:
+        """Tell what is being done before the cell can run; shown as progress only."""
+        self.steps.append(text)
+        self._tell()
+
+    async def heard(self) -> None:
+        """Return when there is new output, a new remark, or the cell has ended."""
+        if not self.finished.is_set():
+            self._heard = self._heard or anyio.Event()
+            await self._heard.wait()
+
+    def _tell(self) -> None:
+        if self._heard is not None:
+            self._heard.set()
+            self._heard = None
+
+    def meta(self, session: str, *, omitted: int, outputs: list[str]) -> dict[str, Any]:
+        """The machine-readable outcome under `kernel-mcp/cell`; durations in seconds."""
+        outcome = self.outcome or Outcome(self.status)
+        return {
+            "session": session,
+            "cell": self.number,
+            "status": outcome.status.value,
+            "execution_count": outcome.execution_count,
+            "duration_s": round(self.duration_s, 6),
+            "state_kept": outcome.state_kept,
+            "cause": outcome.cause,
+            "omitted": omitted,
+            "outputs": outputs,
+        }

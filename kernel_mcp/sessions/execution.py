@@ -1,0 +1,119 @@
+"""Run one cell to its end, whatever it does: wait, interrupt, kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel, Run
+
+INTERRUPT_EVERY_S = 0.5
+"""A kernel ignores an interrupt that arrives just before the cell begins, so it is repeated."""
+CPU_CHECK_EVERY_S = 0.25
+DEATH_TIMEOUT_S = 5.0
+
+
+async def run_cell(
+    kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float, clock: Callable[[], float]
+) -> Outcome:
+    """Run `cell` on `kernel` and return how it ended.
+
+    The cell is interrupted when it is told to stop, after its own `timeout_s` of wall-clock time
+    or after `cpu_s` seconds of processor time (0: no limit); `grace_s` later the kernel is killed.
+    Raises LaunchError when the kernel takes no requests, WorkspaceError when its disk quota is used
+    up by far.
+    """
+    limits = kernel.handle.limits
+    await limits.begin(lambda: cell.stop(StopReason.DISK))
+    try:
+        return await _run_to_end(kernel, cell, grace_s=grace_s, cpu_s=cpu_s)
+    finally:
+        notices = limits.end()
+        if kernel.exit is None:
+            cell.notices += notices
+
+
+async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:
+    run = kernel.submit(cell.code, cell.take)
+    reason = await _end_or_stop(kernel, run, cell, cpu_s)
+    if reason is None and run.status == "aborted":
+        run = kernel.submit(cell.code, cell.take)
+        reason = await _end_or_stop(kernel, run, cell, cpu_s)
+    if reason is not None:
+        grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
+        await _stop(kernel, run, grace_s)
+    return _outcome(kernel, run, cell, reason, grace_s, cpu_s)
+
+
+_AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
+_MOST_GRACE_S = {**dict.fromkeys(_AT_ONCE, 0.0), StopReason.DISK: 1.0}
+"""A kernel that fills the disk does not get long to obey."""
+
+
+async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> StopReason | None:
+    """None when the cell ended by itself, else why it has to be stopped."""
+    used_before = kernel.handle.usage().cpu_s if cpu_s else 0.0
+    try:
+        with anyio.move_on_after(cell.timeout_s or None) as scope:
+            cell.watch_stop(scope)
+            if not cpu_s:
+                await run.finished.wait()
+            while not run.finished.is_set():
+                with anyio.move_on_after(CPU_CHECK_EVERY_S):
+                    await run.finished.wait()
+                if kernel.handle.usage().cpu_s - used_before > cpu_s:
+                    cell.stop(StopReason.CPU)
+            return None
+    finally:
+        cell.watch_stop(None)
+    return None if run.finished.is_set() else cell.stop_reason or StopReason.TIMEOUT
+
+
+async def _stop(kernel: Kernel, run: Run, grace_s: float) -> None:
+    left = grace_s
+    while left > 0 and not run.finished.is_set():
+        kernel.interrupt()
+        with anyio.move_on_after(min(INTERRUPT_EVERY_S, left)):
+            await run.finished.wait()
+        left -= INTERRUPT_EVERY_S
+    if not run.finished.is_set():
+        kernel.kill()
+        with anyio.move_on_after(DEATH_TIMEOUT_S):
+            await kernel.dead.wait()
+
+
+def _outcome(
+    kernel: Kernel, run: Run, cell: Cell, reason: StopReason | None, grace_s: float, cpu_s: float
+) -> Outcome:
+    wish = {
+        None: "",
+        StopReason.TIMEOUT: f"it reached its time limit of {cell.timeout_s:g} s",
+        StopReason.CPU: f"it used up its {cpu_s:g} s of processor time",
+        StopReason.DISK: f"{kernel.handle.limits.cause}; remove files before writing more",
+        StopReason.INTERRUPT: "an interrupt was asked for",
+        StopReason.CANCEL: "the call that started it was cancelled",
+        StopReason.RESET: "the session was reset",
+        StopReason.CLOSE: "the session was closed",
+    }[reason]
+    if run.status is None:
+        cause = f"the kernel was {kernel.exit.describe()}" if kernel.exit else "the kernel is gone"
+        if reason in _AT_ONCE:
+            cause = wish
+        elif reason not in (None, StopReason.DISK):
+            cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
+        return Outcome(Status.KILLED, state_kept=False, cause=cause)
+    if reason is None:
+        if run.status == "aborted":
+            cause = "the kernel dropped the cell twice without running it; run it again"
+            return Outcome(Status.ERROR, cause=cause)
+        status = Status.ERROR if run.status == "error" else Status.OK
+    elif reason in (StopReason.TIMEOUT, StopReason.CPU):
+        status = Status.TIMEOUT
+    else:
+        status = Status.INTERRUPTED
+    return Outcome(status, cause=wish or None, execution_count=run.execution_count)

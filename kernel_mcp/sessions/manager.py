@@ -1,0 +1,212 @@
+"""All sessions of a server: who owns which, how many there may be, and where their files lie."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.abc
+
+from kernel_mcp.audit import Audit
+from kernel_mcp.errors import InputError, SessionNotFound
+from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.packages.layer import Layer
+from kernel_mcp.sessions.demand import Demand, KernelSource
+from kernel_mcp.sessions.occupancy import Occupancy
+from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.settings import Settings
+
+CLOSE_TIMEOUT_S = 2.0
+MAX_NAME_CHARS = 100
+DROPPED = (
+    "Your default session had been hibernated and was dropped by now, as this server keeps only so "
+    "many: its variables and files are gone. This is a new default session"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is calling: the owner of sessions, and where their default session is looked up.
+
+    `default` is empty when this caller has no default session, as over HTTP without a session id.
+    """
+
+    principal: str = "local"
+    default: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where sessions keep files: `workspaces` for the kernels', `records` for the server's own.
+
+    `layers` are for the packages they add. Only workspaces outlive their sessions, when `keep` is
+    set.
+    """
+
+    workspaces: Path
+    records: Path
+    layers: Path
+    keep: bool
+
+
+class SessionManager:
+    """Creates, finds and closes sessions, while `running`."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        source: KernelSource,
+        folders: Folders,
+        workspace: Callable[[Path], Workspace],
+        clock: Clock,
+        audit: Audit | None = None,
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._folders = folders
+        self._workspace = workspace
+        self._clock = clock
+        self._audit = audit or Audit()
+        self._sessions: dict[str, Session] = {}
+        self._defaults: dict[tuple[str, str], str] = {}
+        self._default_lock = anyio.Lock()
+        self._occupancy = Occupancy(
+            settings, sessions=lambda: self.sessions, drop=self._drop, clock=clock
+        )
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run sessions inside this block; leaving it closes all of them."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                yield
+            finally:
+                for session in self.sessions:
+                    session.close()
+                with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_TIMEOUT_S):
+                    for session in self.sessions:
+                        await session.ended.wait()
+                tasks.cancel_scope.cancel()
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Every open session, oldest first."""
+        return list(self._sessions.values())
+
+    def owned_by(self, caller: Caller) -> list[Session]:
+        """The caller's own sessions, oldest first."""
+        return [s for s in self._sessions.values() if s.owner == caller.principal]
+
+    async def create(
+        self, caller: Caller, *, name: str = "", packages: tuple[str, ...] = (), python: str = ""
+    ) -> Session:
+        """Open a session, for which the longest idle one may have to hibernate.
+
+        Raises SessionLimitReached, InputError.
+        """
+        if len(name) > MAX_NAME_CHARS:
+            raise InputError(f"The name has more than {MAX_NAME_CHARS} characters: choose another.")
+        async with self._occupancy.room():
+            return await self._open(caller, name, packages, python)
+
+    async def _open(
+        self, caller: Caller, name: str, packages: tuple[str, ...], python: str
+    ) -> Session:
+        handle = "s-" + secrets.token_urlsafe(9)
+        folder = self._folders.workspaces / handle
+        records = self._folders.records / handle
+        demand = Demand(handle, folder, python, packages, layer=self._folders.layers / handle)
+        for path in (folder, records):
+            path.mkdir(mode=0o700, parents=True)
+        Layer(self._folders.layers / handle).make()
+        session = Session(
+            demand=demand,
+            owner=caller.principal,
+            name=name,
+            workspace=self._workspace(folder),
+            cells_dir=records,
+            source=self._source,
+            admit=self._occupancy.admit,
+            grace_s=self._settings.grace_s,
+            cpu_s=self._settings.limits.cpu_seconds,
+            hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
+            clock=self._clock,
+            journal=self._audit.journal(caller.principal, handle),
+        )
+        self._sessions[handle] = session
+        session.journal.opened(name=name, packages=packages, python=python)
+        assert self._tasks is not None
+        await self._tasks.start(self._serve, session)
+        return session
+
+    async def resolve(self, caller: Caller, handle: str) -> Session:
+        """The session behind a handle; `""` is the caller's default, made when there is none.
+
+        Raises SessionNotFound with one text for unknown, foreign and expired handles.
+        """
+        if handle:
+            session = self._sessions.get(handle)
+            if session is None or session.owner != caller.principal:
+                raise SessionNotFound(
+                    f"There is no session {handle[:60]!r}: it was never yours, was closed, or has "
+                    "expired. Open one with create_session, or leave `session` empty for the "
+                    "default session; variables of an expired session are gone."
+                )
+            return session
+        key = (caller.principal, caller.default)
+        async with self._default_lock:
+            former = self._defaults.get(key)
+            session = self._sessions.get(former or "")
+            if session is None:
+                session = await self.create(caller)
+                if former == "":
+                    session.remark(DROPPED)
+                if caller.default:
+                    self._defaults[key] = session.handle
+        return session
+
+    async def retire(self, session: Session) -> None:
+        """Hibernate an idle session, or end it where hibernated sessions are not kept."""
+        if self._settings.hibernate_sessions:
+            await self._occupancy.hibernate(session)
+        else:
+            await self._drop(session)
+
+    async def close(self, session: Session) -> None:
+        """End a session with its kernel and, unless they are kept, its files."""
+        session.close()
+        with anyio.move_on_after(CLOSE_TIMEOUT_S):
+            await session.ended.wait()
+
+    async def _drop(self, session: Session) -> None:
+        """End a session that its owner has not asked to end."""
+        for key, handle in self._defaults.items():
+            if handle == session.handle:
+                self._defaults[key] = ""
+        await self.close(session)
+
+    async def _serve(self, session: Session, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        try:
+            await session.serve(task_status=task_status)
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with session.installing:
+                    await anyio.to_thread.run_sync(self._remove_files, session)
+            del self._sessions[session.handle]
+            session.journal.closed(cells=len(session.cells))
+            session.ended.set()
+
+    def _remove_files(self, session: Session) -> None:
+        if not self._folders.keep:
+            session.workspace.remove()
+        self._workspace(self._folders.records / session.handle).remove()
+        remove_tree(self._folders.layers / session.handle)

@@ -1,0 +1,121 @@
+"""How many sessions may have a kernel and how many may sleep: who hibernates, who is dropped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+
+from kernel_mcp.errors import KernelMcpError, SessionLimitReached
+from kernel_mcp.sessions.hibernation import MAKE_ROOM
+from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+ROOM_S = 30.0
+"""How long a new session may wait until others have been hibernated for it."""
+RETRY_S = 60.0
+"""A session that could not be hibernated is left alone for so long."""
+
+
+class Occupancy:
+    """Keeps the sessions of a server within its limits. `drop` closes a hibernated one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        sessions: Callable[[], Iterable[Session]],
+        drop: Callable[[Session], Awaitable[None]],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._sessions = sessions
+        self._drop = drop
+        self._clock = clock
+        self._one_at_a_time = anyio.Lock()
+
+    @asynccontextmanager
+    async def room(self) -> AsyncIterator[None]:
+        """There is room for one more session with a kernel, and nobody else takes it meanwhile.
+
+        Raises SessionLimitReached when all sessions are in use.
+        """
+        async with self._one_at_a_time:
+            with anyio.move_on_after(ROOM_S):
+                await self._make_room()
+            if self._awake() >= self._settings.max_sessions:
+                raise self._full()
+            yield
+
+    async def admit(self, session: Session) -> None:
+        """Let a hibernated session have a kernel again. Raises SessionLimitReached."""
+        async with self.room():
+            session.rouse()
+
+    async def hibernate(self, session: Session, purpose: str = "") -> bool:
+        """Hibernate a session unless it is in use; whether it sleeps now."""
+        try:
+            asleep = await session.hibernate(purpose)
+        except (KernelMcpError, OSError) as error:
+            logger.warning("a session could not be hibernated and stays as it is: %s", error)
+            session.spared_until = self._clock() + RETRY_S
+            return False
+        if asleep:
+            await self._drop_surplus()
+        return asleep
+
+    async def _make_room(self) -> None:
+        tried: set[str] = set()
+        while self._awake() >= self._settings.max_sessions:
+            session = self._longest_idle(without=tried)
+            if session is None:
+                break
+            tried.add(session.handle)
+            await self.hibernate(session, MAKE_ROOM)
+
+    def _awake(self) -> int:
+        return sum(session.awake for session in self._sessions())
+
+    def _longest_idle(self, without: set[str]) -> Session | None:
+        if not self._settings.hibernate_sessions:
+            return None
+        found = [s for s in self._sessions() if s.restful and s.handle not in without]
+        return min(found, key=lambda session: session.last_used, default=None)
+
+    async def _drop_surplus(self) -> None:
+        asleep = [session for session in self._sessions() if session.state == "hibernated"]
+        for session in surplus(
+            asleep,
+            most=self._settings.hibernate_sessions,
+            most_bytes=self._settings.hibernate_total_bytes,
+        ):
+            logger.info("dropping the session that has been hibernated for longest")
+            await self._drop(session)
+
+    def _full(self) -> SessionLimitReached:
+        return SessionLimitReached(
+            f"All {self._settings.max_sessions} sessions that this server may run at once "
+            "(--max-sessions) are in use, and none of them is idle and can be hibernated. Wait for "
+            "a cell to end, or end a session with close_session; list_sessions shows yours."
+        )
+
+
+def surplus(asleep: Sequence[Session], *, most: int, most_bytes: int) -> list[Session]:
+    """The hibernated sessions to drop, oldest sleep first: beyond `most`, and beyond `most_bytes`.
+
+    `most_bytes` 0 is no limit; it is never a reason to drop a session that has saved nothing.
+    """
+    oldest_first = sorted(asleep, key=lambda s: s.sleep.since if s.sleep else 0.0)
+    dropped = oldest_first[: max(0, len(oldest_first) - most)]
+    kept = oldest_first[len(dropped) :]
+    sizes = {session.handle: session.sleep.size if session.sleep else 0 for session in kept}
+    excess = sum(sizes.values()) - most_bytes if most_bytes else 0
+    for session in kept:
+        if excess > 0 and sizes[session.handle]:
+            dropped.append(session)
+            excess -= sizes[session.handle]
+    return dropped

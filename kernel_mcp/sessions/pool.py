@@ -1,0 +1,149 @@
+"""Kernels started ahead of need, so that a new session gets one by a hand-over.
+
+A spare is complete: in its sandbox, its channels connected, waiting in an empty workspace of its
+own, with an empty package layer. The session that takes it gets these folders with it, by renames
+that the kernel does not notice because it holds the folders themselves and not their names. No user
+code runs before that.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.launch.trees import give_tree, remove_tree
+from kernel_mcp.packages.layer import Layer
+from kernel_mcp.sessions.demand import Demand, KernelSource
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+
+logger = logging.getLogger(__name__)
+
+REFILL_DELAY_S = 0.02
+"""A pause before a spare is replaced, in which the session that took it can run its cell."""
+RETRY_S = 30.0
+REHEARSAL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Spare:
+    kernel: Kernel
+    workspace: Path
+    layer: Path
+
+
+class WarmPool:
+    """A `KernelSource` in front of another that keeps `size` spares.
+
+    Spares are made below `folder` and `layers`, where the workspaces and package layers of sessions
+    are too.
+    """
+
+    def __init__(self, source: KernelSource, *, size: int, folder: Path, layers: Path) -> None:
+        self._source = source
+        self._size = size
+        self._folder = folder
+        self._layers = layers
+        self._spares: deque[_Spare] = deque()
+        self._taken = anyio.Event()
+
+    @property
+    def ready(self) -> int:
+        """Spares that can be taken now."""
+        return len(self._spares)
+
+    async def fill(self) -> None:
+        """Keep the pool filled for ever; has to be run as a task."""
+        while self._size:
+            self._taken = anyio.Event()
+            try:
+                while len(self._spares) < self._size:
+                    self._spares.append(await self._make())
+            except (KernelMcpError, OSError) as error:
+                logger.warning("cannot keep kernels in reserve: %s", error)
+                await anyio.sleep(RETRY_S)
+                continue
+            await self._taken.wait()
+            await anyio.sleep(REFILL_DELAY_S)
+
+    async def aclose(self) -> None:
+        """End the spares."""
+        with anyio.CancelScope(shield=True):
+            while self._spares:
+                await self._drop(self._spares.popleft())
+
+    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+        """A spare when one fits the demand, else a kernel started now. Raises KernelMcpError."""
+        while demand.ordinary and _adds_nothing(demand.layer) and self._spares:
+            spare = self._spares.popleft()
+            self._taken.set()
+            if spare.kernel.exit is None and _take_place(spare.layer, demand.layer):
+                await _hand_over(spare, demand.workspace)
+                return spare.kernel
+            await self._drop(spare)
+        return await self._source.start(demand, tell)
+
+    async def _make(self) -> _Spare:
+        name = secrets.token_hex(8)
+        workspace, layer = self._folder / name, self._layers / name
+        workspace.mkdir(mode=0o700, parents=True)
+        Layer(layer).make()
+        try:
+            kernel = await self._source.start(Demand(name, workspace, layer=layer), logger.info)
+            await _rehearse(kernel)
+        except BaseException:
+            workspace.rmdir()
+            layer.rmdir()
+            raise
+        return _Spare(kernel, workspace, layer)
+
+    async def _drop(self, spare: _Spare) -> None:
+        await spare.kernel.aclose()
+        for folder in (spare.workspace, spare.layer):
+            await anyio.to_thread.run_sync(remove_tree, folder)
+
+
+def _adds_nothing(layer: Path | None) -> bool:
+    return layer is None or not any(layer.iterdir())
+
+
+def _take_place(spare: Path, layer: Path | None) -> bool:
+    """Put the spare's layer in the place of the session's, unless that is being filled."""
+    if layer is not None:
+        try:
+            spare.rename(layer)
+        except OSError:
+            return False
+    return True
+
+
+async def _rehearse(kernel: Kernel) -> None:
+    """Run a cell that leaves no trace, so that the first real one finds its memory in place."""
+    run = kernel.submit("1", lambda _event: None, silent=True)
+    with anyio.move_on_after(REHEARSAL_S):
+        await run.finished.wait()
+
+
+async def _hand_over(spare: _Spare, workspace: Path) -> None:
+    """Let the spare's folder take the place of the session's, with what is in that already."""
+    if any(workspace.iterdir()):
+        await anyio.to_thread.run_sync(_move_content, workspace, spare.workspace)
+    spare.workspace.rename(workspace)  # takes the place of the empty folder in one step
+
+
+def _move_content(source: Path, target: Path) -> None:
+    owner = target.stat()
+    if os.geteuid() == 0:
+        give_tree(source, uid=owner.st_uid, gid=owner.st_gid)
+    for entry in list(source.iterdir()):
+        entry.rename(target / entry.name)

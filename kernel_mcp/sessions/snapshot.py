@@ -1,0 +1,199 @@
+"""A kernel's variables as a file, and the way back: the host's half of the guest's `snapshot`.
+
+A dump is hostile data. It is bounded, stored and sent to another sandboxed kernel; nothing here
+looks into it, and what the kernel says about it is checked before it is believed or shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from kernel_mcp.descriptions import descriptions
+from kernel_mcp.errors import HibernationError, LaunchError
+from kernel_mcp.output.text import one_line
+from kernel_mcp.settings import MIB
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Answer, Kernel
+    from kernel_mcp.kernels.wire import Message
+
+SECONDS = 20.0
+"""Time the kernel gives itself for all variables together."""
+ANSWER_S = 5.0
+"""How much later its answer may come, and how long any other answer may take."""
+SETTLE_S = 0.2
+INTERRUPTS = 4
+"""A kernel may ignore an interrupt that comes just before it begins, so it is repeated."""
+PART_BYTES = 4 * MIB
+EXTRA_BYTES = 32 * MIB
+"""Room for what is not variables: code of cells, names."""
+MAX_NAMES = 2100
+MAX_NAME_CHARS = 200
+MAX_REASON_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Variables in a file of `size` bytes.
+
+    `lost` maps names that are not in it to reasons, `variables` describes those that are.
+    """
+
+    path: Path
+    size: int
+    names: tuple[str, ...]
+    lost: Mapping[str, str]
+    variables: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a kernel has brought back, and what not: `lost` for a reason, `behind` because of it."""
+
+    names: tuple[str, ...]
+    lost: Mapping[str, str]
+    behind: tuple[str, ...]
+
+
+async def take(
+    kernel: Kernel, path: Path, *, max_bytes: int, shared: bool, leave: Iterable[str] = ()
+) -> Dump:
+    """Write the variables of an idle kernel to `path`, without those named in `leave`.
+
+    `shared` keeps objects shared that several variables hold; a variable that cannot be read back
+    then costs those behind it. Raises HibernationError for what is the kernel's fault, OSError.
+    """
+    content: dict[str, Any] = {
+        "max_bytes": max_bytes,
+        "seconds": SECONDS,
+        "shared": shared,
+        "leave": sorted(leave),
+    }
+    try:
+        answer = await _ask(kernel, "kernel_mcp_dump_request", content, SECONDS + ANSWER_S)
+        reply = answer.content
+        size = reply.get("size")
+        if not isinstance(size, int) or not 0 < size <= max_bytes + EXTRA_BYTES:
+            raise HibernationError("its kernel said something impossible about its variables")
+        await _store(kernel, path, size)
+    except BaseException:
+        _let_go(kernel)
+        raise
+    return Dump(
+        path=path,
+        size=size,
+        names=_names(reply.get("names")),
+        lost=_reasons(reply.get("lost")),
+        variables=descriptions(reply.get("variables")),
+    )
+
+
+async def give(kernel: Kernel, dump: Dump, *, leave: Iterable[str] = ()) -> Loaded:
+    """Bring the variables of a dump back in `kernel`, without those named in `leave`.
+
+    Raises HibernationError for what is the kernel's fault, OSError.
+    """
+    descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        while part := await anyio.to_thread.run_sync(file.read, PART_BYTES):
+            await _ask(kernel, "kernel_mcp_load_part_request", {}, ANSWER_S, part)
+    content: dict[str, Any] = {"seconds": SECONDS, "leave": sorted(leave)}
+    reply = (await _ask(kernel, "kernel_mcp_load_request", content, SECONDS + ANSWER_S)).content
+    return Loaded(
+        names=_names(reply.get("names")),
+        lost=_reasons(reply.get("lost")),
+        behind=_names(reply.get("behind")),
+    )
+
+
+async def _store(kernel: Kernel, path: Path, size: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+        left = size
+        while left:
+            content = {"bytes": min(PART_BYTES, left)}
+            answer = await _ask(kernel, "kernel_mcp_dump_part_request", content, ANSWER_S)
+            part = b"".join(answer.buffers)
+            if not 0 < len(part) <= left:
+                raise HibernationError("its kernel sent something else than it had announced")
+            await anyio.to_thread.run_sync(_write, file.fileno(), part)
+            left -= len(part)
+
+
+def _let_go(kernel: Kernel) -> None:
+    """Have the kernel forget its dump, which keeps the memory of variables; nobody waits for it."""
+    with (
+        contextlib.suppress(LaunchError),
+        kernel.asking("shell", "kernel_mcp_dump_part_request", {"bytes": 0}),
+    ):
+        pass
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+async def _ask(
+    kernel: Kernel, kind: str, content: dict[str, Any], seconds: float, *buffers: bytes
+) -> Message:
+    """The answer to a request on the shell channel, interrupted when it is late or not wanted.
+
+    Raises HibernationError.
+    """
+    try:
+        with kernel.asking("shell", kind, content, buffers) as answer:
+            try:
+                with anyio.move_on_after(seconds) as scope:
+                    await answer.done.wait()
+            finally:
+                await _settle(kernel, answer)
+    except LaunchError as error:
+        raise HibernationError("its kernel took no requests") from error
+    message = answer.message
+    if message is None and kernel.exit is not None:
+        raise HibernationError(f"its kernel ended meanwhile ({kernel.exit.describe()})")
+    if message is None or scope.cancelled_caught:
+        raise HibernationError(f"its kernel did not answer within {seconds:g} s")
+    if message.content.get("status") != "ok":
+        reason = message.content.get("reason")
+        text = one_line(reason, MAX_REASON_CHARS) if isinstance(reason, str) else "no reason given"
+        raise HibernationError(f"its kernel could not do it: {text}")
+    return message
+
+
+async def _settle(kernel: Kernel, answer: Answer) -> None:
+    """Interrupt a kernel that is still at it, until it says that it has stopped."""
+    for _ in range(INTERRUPTS):
+        if answer.done.is_set():
+            break
+        kernel.interrupt()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
+            await answer.done.wait()
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if (
+        not isinstance(value, list)
+        or len(value) > MAX_NAMES
+        or not all(isinstance(name, str) and len(name) <= MAX_NAME_CHARS for name in value)
+    ):
+        raise HibernationError("its kernel named its variables in an impossible way")
+    return tuple(value)
+
+
+def _reasons(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise HibernationError("its kernel named its variables in an impossible way")
+    return {
+        name: one_line(text, MAX_REASON_CHARS)
+        for name, text in zip(_names(list(value)), value.values(), strict=True)
+    }

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_mcp.files.paging import page_of
+
+CHUNKS = st.lists(st.text(alphabet="ab\n", max_size=12), max_size=10)
+
+
+@given(CHUNKS, st.integers(0, 12), st.integers(0, 8), st.integers(1, 40))
+def test_a_page_holds_exactly_the_lines_asked_for(
+    chunks: list[str], offset: int, limit: int, characters: int
+) -> None:
+    whole = "".join(chunks)
+    lines = whole.splitlines(keepends=True)
+    page = page_of(chunks, offset=offset, limit=limit, characters=characters)
+    assert page.total == len(lines)
+    assert len(page.text) <= characters
+    wanted = lines[offset : offset + limit] if limit else lines[offset:]
+    shown = lines[offset : offset + page.lines]
+    if page.cut:
+        assert page.lines == 1
+        assert len(page.text) == characters
+        assert shown[0].rstrip("\n")[: len(page.text)] == page.text
+        assert len(page.text) + page.cut == len(shown[0].rstrip("\n"))
+    else:
+        assert page.text in ("".join(shown), "".join(shown)[:-1])
+        if page.lines < len(wanted):
+            assert len("".join(lines[offset : offset + page.lines + 1])) > characters
+
+
+@given(CHUNKS, st.integers(1, 20))
+def test_pages_follow_each_other_to_the_end(chunks: list[str], characters: int) -> None:
+    lines = "".join(chunks).splitlines()
+    read, offset = 0, 0
+    while True:
+        page = page_of(chunks, offset=offset, limit=0, characters=characters)
+        read += page.lines
+        if page.next is None:
+            break
+        assert page.next > offset
+        offset = page.next
+    assert read == len(lines)
+
+
+def test_an_offset_after_the_end_is_an_empty_page() -> None:
+    page = page_of(["a\nb\n"], offset=9, limit=0, characters=10)
+    assert (page.text, page.lines, page.total, page.next) == ("", 0, 2, None)

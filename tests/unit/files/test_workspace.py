@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.files import folders
+from kernel_mcp.files.openat2 import Opener, by_walking, with_openat2
+from kernel_mcp.files.workspace import BINARY_BYTES, Workspace
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture(params=[with_openat2, by_walking], ids=["openat2", "walk"])
+def opener(request: pytest.FixtureRequest) -> Opener:
+    chosen: Opener = request.param
+    return chosen
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "secret.txt").write_text("outside")
+    folder = tmp_path / "ws"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def workspace(root: Path, opener: Opener) -> Workspace:
+    return Workspace(root, opener=opener)
+
+
+def text_of(workspace: Workspace, path: str, *, offset: int = 0, limit: int = 0) -> str:
+    page = workspace.read_file(path, offset=offset, limit=limit).page
+    assert page is not None
+    return page.text
+
+
+def names_in(workspace: Workspace, path: str = "") -> dict[str, str]:
+    return {entry.path: entry.kind for entry in workspace.list_files(path).entries}
+
+
+def test_what_is_written_is_read_back(workspace: Workspace) -> None:
+    assert workspace.write_file("data/new/input.csv", "a,ä\n1,2\n") == 9
+    assert text_of(workspace, "data/new/input.csv") == "a,ä\n1,2\n"
+    assert names_in(workspace) == {"data": "folder"}
+    assert names_in(workspace, "data/new") == {"data/new/input.csv": "file"}
+
+
+@pytest.mark.parametrize(
+    "path", ["a.txt", "./a.txt", "/workspace/a.txt", "x/../a.txt", ".//a.txt", "/workspace//a.txt"]
+)
+def test_a_path_may_be_written_in_several_ways(workspace: Workspace, path: str) -> None:
+    workspace.write_file("a.txt", "here")
+    assert text_of(workspace, path) == "here"
+
+
+def test_the_real_path_of_the_folder_is_understood(workspace: Workspace, root: Path) -> None:
+    workspace.write_file(f"{root}/a.txt", "here")
+    assert text_of(workspace, f"{root}/a.txt") == "here"
+    assert list(names_in(workspace, str(root))) == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "../secret.txt",
+        "a/../../secret.txt",
+        "~/x",
+        "/workspace/../etc/passwd",
+        "/workspaces/a",
+        "/proc/self/environ",
+        "..",
+    ],
+)
+def test_paths_outside_are_refused_in_words(workspace: Workspace, path: str) -> None:
+    for action in (
+        lambda: workspace.read_file(path),
+        lambda: workspace.write_file(path, "x"),
+        lambda: workspace.list_files(path),
+        lambda: workspace.read_resource(path),
+    ):
+        with pytest.raises(WorkspaceError, match="outside the workspace"):
+            action()
+
+
+def test_links_are_never_followed(workspace: Workspace, root: Path) -> None:
+    (root / "file").symlink_to(root.parent / "secret.txt")
+    (root / "up").symlink_to(root.parent)
+    (root / "inner").mkdir()
+    (root / "inner" / "real.txt").write_text("inside")
+    (root / "alias").symlink_to("inner")
+    for path in ("file", "up/secret.txt", "alias/real.txt"):
+        with pytest.raises(WorkspaceError, match="link"):
+            workspace.read_file(path)
+    with pytest.raises(WorkspaceError, match="link"):
+        workspace.list_files("up/ws")
+    with pytest.raises(WorkspaceError, match="link"):
+        workspace.write_file("up/new.txt", "x")
+    assert names_in(workspace)["file"] == "link"
+    assert names_in(workspace, "up") == {"up": "link"}
+
+
+def test_writing_over_a_link_replaces_the_link(workspace: Workspace, root: Path) -> None:
+    (root / "file").symlink_to(root.parent / "secret.txt")
+    workspace.write_file("file", "mine")
+    assert (root.parent / "secret.txt").read_text() == "outside"
+    assert (root / "file").read_text() == "mine"
+    assert not (root / "file").is_symlink()
+
+
+def test_a_workspace_that_is_a_link_is_not_opened(root: Path, opener: Opener) -> None:
+    (root.parent / "link").symlink_to(root.parent)
+    with pytest.raises(WorkspaceError, match="cannot be opened"):
+        Workspace(root.parent / "link", opener=opener).list_files()
+
+
+def test_pipes_and_sockets_are_refused_at_once(workspace: Workspace, root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(root / "socket"))
+        start = time.perf_counter()
+        with pytest.raises(WorkspaceError, match="named pipe"):
+            workspace.read_file("pipe")
+        with pytest.raises(WorkspaceError, match="socket"):
+            workspace.read_file("socket")
+        workspace.write_file("pipe", "now a file")
+    assert time.perf_counter() - start < 2
+    assert text_of(workspace, "pipe") == "now a file"
+
+
+def test_pages_of_lines(workspace: Workspace) -> None:
+    workspace.write_file("long.txt", "".join(f"line {number}\n" for number in range(10_000)))
+    assert text_of(workspace, "long.txt", offset=5000, limit=2) == "line 5000\nline 5001\n"
+    page = workspace.read_file("long.txt", characters=100).page
+    assert page is not None
+    assert (page.first, page.total, page.next) == (0, 10_000, page.lines)
+    with pytest.raises(WorkspaceError, match=r"has 10,000 lines"):
+        workspace.read_file("long.txt", offset=10_000)
+
+
+def test_an_empty_file_is_an_empty_text(workspace: Workspace) -> None:
+    assert workspace.write_file("empty", "") == 0
+    assert text_of(workspace, "empty") == ""
+
+
+def test_a_byte_order_mark_is_not_part_of_the_text(workspace: Workspace, root: Path) -> None:
+    (root / "bom.txt").write_bytes(b"\xef\xbb\xbfa\n")
+    assert text_of(workspace, "bom.txt") == "a\n"
+
+
+def test_pictures_come_as_bytes_and_svg_as_text(workspace: Workspace, root: Path) -> None:
+    (root / "plot.dat").write_bytes(PNG)
+    (root / "drawing.svg").write_text("<svg/>")
+    found = workspace.read_file("plot.dat")
+    assert (found.mime, found.data, found.page) == ("image/png", PNG, None)
+    assert text_of(workspace, "drawing.svg") == "<svg/>"
+
+
+def test_small_binary_files_come_whole_and_large_ones_are_named(
+    workspace: Workspace, root: Path
+) -> None:
+    (root / "small.bin").write_bytes(b"\0\1\2")
+    (root / "large.zip").write_bytes(b"PK\x03\x04" + bytes(BINARY_BYTES))
+    assert workspace.read_file("small.bin").data == b"\0\1\2"
+    with pytest.raises(WorkspaceError, match="at most"):
+        workspace.read_file("large.zip")
+    with pytest.raises(WorkspaceError, match="ZIP archive"):
+        workspace.read_file("large.zip", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"),
+    [
+        ("Köln\n".encode("latin-1"), "latin-1"),
+        ("Köln\n".encode("utf-16"), "utf-16"),
+        (b"plain\n" * 5000 + b"K\xf6ln\n", "latin-1"),
+    ],
+)
+def test_text_in_another_encoding_is_refused_with_the_way_to_read_it(
+    workspace: Workspace, root: Path, data: bytes, encoding: str
+) -> None:
+    (root / "old.csv").write_bytes(data)
+    with pytest.raises(WorkspaceError, match=f"not UTF-8.*open.*encoding='{encoding}'"):
+        workspace.read_file("old.csv")
+    with pytest.raises(WorkspaceError, match="not UTF-8"):
+        workspace.read_file("old.csv", encoding="utf-8")
+    if len(data) <= BINARY_BYTES:
+        assert workspace.read_file("old.csv", encoding="base64").data == data
+
+
+def test_a_character_cut_by_the_probe_does_not_matter(workspace: Workspace) -> None:
+    text = "x" * 8191 + "ä\n"
+    workspace.write_file("edge.txt", text)
+    assert text_of(workspace, "edge.txt") == text
+
+
+def test_resources_are_text_or_bytes_with_their_type(workspace: Workspace, root: Path) -> None:
+    workspace.write_file("a.csv", "a,b\n")
+    (root / "x.png").write_bytes(PNG)
+    assert workspace.read_resource("a.csv") == ("a,b\n", "text/csv")
+    assert workspace.read_resource("x.png") == (PNG, "image/png")
+
+
+def test_binary_content_is_written_from_base64(workspace: Workspace, root: Path) -> None:
+    encoded = base64.encodebytes(PNG).decode()
+    assert workspace.write_file("x.png", encoded, encoding="base64") == len(PNG)
+    assert (root / "x.png").read_bytes() == PNG
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "encoding", "message"),
+    [
+        ("x", "not base64!", "base64", "not valid base64"),
+        ("x", "x", "latin-1", "not known"),
+        ("x", "\ud800", "utf-8", "surrogate"),
+        ("", "x", "utf-8", "folder"),
+        ("folder/", "x", "utf-8", "folder"),
+        ("folder", "x", "utf-8", "folder"),
+        ("file/inside", "x", "utf-8", "no folder"),
+        ("x" * 300, "x", "utf-8", "too long"),
+        ("x" * 5000, "x", "utf-8", "too long"),
+        ("a\0b", "x", "utf-8", "NUL"),
+        ("\ud800", "x", "utf-8", "no usable path"),
+        ("big", "x" * 2_000_000, "utf-8", "one file may have"),
+    ],
+)
+def test_writes_that_cannot_be_done_are_refused_and_leave_nothing(
+    root: Path, opener: Opener, path: str, content: str, encoding: str, message: str
+) -> None:
+    (root / "folder").mkdir()
+    (root / "file").write_text("old")
+    with pytest.raises(WorkspaceError, match=message):
+        Workspace(root, opener=opener, file_bytes=1_000_000).write_file(
+            path, content, encoding=encoding
+        )
+    assert sorted(entry.name for entry in root.iterdir()) == ["file", "folder"]
+    assert (root / "file").read_text() == "old"
+
+
+def test_a_full_workspace_takes_no_more(root: Path, opener: Opener) -> None:
+    workspace = Workspace(root, opener=opener, disk_bytes=100_000)
+    workspace.write_file("a", "x" * 60_000)
+    with pytest.raises(WorkspaceError, match="full"):
+        workspace.write_file("b", "x" * 60_000)
+
+
+def test_replacing_a_file_keeps_its_mode(workspace: Workspace, root: Path) -> None:
+    workspace.write_file("run.sh", "a")
+    assert stat.S_IMODE((root / "run.sh").stat().st_mode) == 0o644
+    (root / "run.sh").chmod(0o4755)
+    workspace.write_file("run.sh", "b")
+    assert stat.S_IMODE((root / "run.sh").stat().st_mode) == 0o755
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_is_made_belongs_to_the_owner_of_the_folder(root: Path, opener: Opener) -> None:
+    os.chown(root, 12345, 12346)
+    Workspace(root, opener=opener).write_file("new/file", "x")
+    for path in (root / "new", root / "new" / "file"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346)
+    Workspace(root, (23456, 23457), opener=opener).write_file("other/file", "x")
+    assert (root / "other").stat().st_uid == 23456
+    assert (root / "new").stat().st_uid == 12345
+
+
+def test_a_missing_file_is_answered_with_what_is_there(workspace: Workspace) -> None:
+    workspace.write_file("data/sales.csv", "x")
+    with pytest.raises(WorkspaceError) as caught:
+        workspace.read_file("data/slaes.csv")
+    text = str(caught.value)
+    assert "Did you mean 'sales.csv'?" in text
+    assert "The folder 'data' holds 'sales.csv'." in text
+    with pytest.raises(WorkspaceError, match=r"The workspace holds 'data'\."):
+        workspace.read_file("nowhere/x.csv")
+
+
+def test_a_folder_is_not_a_file(workspace: Workspace, root: Path) -> None:
+    (root / "folder").mkdir()
+    with pytest.raises(WorkspaceError, match="list_files"):
+        workspace.read_file("folder")
+    with pytest.raises(WorkspaceError, match="list_files"):
+        workspace.read_resource("")
+
+
+def test_long_folders_are_listed_in_part_with_the_rest_counted(
+    workspace: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "MAX_LISTED", 5)
+    for number in range(12):
+        (root / f"{number:02d}").write_text("x" * number)
+    listing = workspace.list_files()
+    assert [entry.path for entry in listing.entries] == ["00", "01", "02", "03", "04"]
+    assert [entry.size for entry in listing.entries] == [0, 1, 2, 3, 4]
+    assert listing.omitted == 7
+
+
+def test_names_that_would_deceive_are_shown_as_escapes(workspace: Workspace, root: Path) -> None:
+    (root / "a\u202eb\n").write_text("x")
+    (root / os.fsdecode(b"\xff")).write_text("x")
+    assert list(names_in(workspace)) == ["a\\u202eb\\x0a", "\\udcff"]
+
+
+def test_disk_space_counts_blocks_and_links_once(workspace: Workspace, root: Path) -> None:
+    (root / "a").write_bytes(bytes(100_000))
+    os.link(root / "a", root / "b")
+    with (root / "sparse").open("wb") as file:
+        file.truncate(10_000_000_000)
+    used = workspace.usage()
+    assert 100_000 <= used.bytes < 200_000
+    assert (used.entries, used.complete) == (3, True)
+
+
+def test_a_count_of_too_many_entries_is_given_up(
+    workspace: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "MAX_SCANNED", 10)
+    for number in range(20):
+        (root / str(number)).touch()
+    assert workspace.usage().complete is False
+
+
+@pytest.fixture
+def deep(root: Path) -> Iterator[Path]:
+    """A thousand folders in each other, with names that exceed PATH_MAX together."""
+    fd = os.open(root, os.O_RDONLY)
+    for _ in range(1000):
+        os.mkdir("d" * 100, dir_fd=fd)
+        inner = os.open("d" * 100, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(os.open("leaf", os.O_CREAT | os.O_WRONLY, dir_fd=fd))
+    os.close(fd)
+    yield root
+    Workspace(root).remove()
+
+
+def test_a_very_deep_tree_is_counted_and_removed(deep: Path, opener: Opener) -> None:
+    workspace = Workspace(deep, opener=opener)
+    assert workspace.usage().entries == 1001
+    workspace.clear()
+    assert list(deep.iterdir()) == []
+    workspace.remove()
+    assert not deep.exists()
+    workspace.remove()
+
+
+def test_clearing_keeps_the_folder_and_what_links_lead_to(workspace: Workspace, root: Path) -> None:
+    workspace.write_file("a/b/c", "x")
+    (root / "out").symlink_to(root.parent)
+    before = root.stat().st_ino
+    workspace.clear()
+    assert root.stat().st_ino == before
+    assert list(root.iterdir()) == []
+    assert (root.parent / "secret.txt").exists()
+
+
+def test_a_workspace_that_has_gone_is_said(workspace: Workspace, root: Path) -> None:
+    root.rmdir()
+    with pytest.raises(WorkspaceError, match="cannot be opened"):
+        workspace.list_files()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.text(alphabet="a./~\\ \0\ud800ä", max_size=30))
+def test_no_path_gets_out(root: Path, path: str) -> None:
+    workspace = Workspace(root)
+    try:
+        workspace.write_file(path, "x")
+        workspace.read_file(path)
+    except WorkspaceError:
+        pass
+    finally:
+        workspace.clear()
+    assert {entry.name for entry in root.parent.iterdir()} == {"secret.txt", "ws"}

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_mcp.output.markup import html_to_text
+
+FRAME = """<div><style scoped>.x {color: red}</style>
+<table border="1" class="dataframe">
+  <thead><tr style="text-align: right;"><th></th><th>city</th><th>n</th></tr></thead>
+  <tbody><tr><th>0</th><td>K&ouml;ln</td><td>1</td></tr></tbody>
+</table></div>"""
+
+
+def test_a_table_is_read_row_by_row() -> None:
+    assert html_to_text(FRAME, 10_000).splitlines() == ["| city | n", "0 | Köln | 1"]
+
+
+def test_blocks_are_lines_and_scripts_are_not_read() -> None:
+    page = "<h1>Title</h1><p>one <b>two</b>.</p><script>x='<p>no</p>'</script><ul><li>a<li>b</ul>"
+    assert html_to_text(page, 10_000) == "Title\none two.\n- a\n- b"
+
+
+def test_preformatted_text_keeps_its_lines() -> None:
+    assert html_to_text("<pre>a\n  b &lt;\n</pre>after", 1000) == "a\n  b <\nafter"
+
+
+def test_pictures_are_read_by_their_alternative_text() -> None:
+    assert html_to_text('<img src="x" alt="A plot &amp; more">', 1000) == "[A plot & more]"
+
+
+def test_comments_and_upper_case_tags_are_understood() -> None:
+    assert html_to_text("a<!-- <p>no --><STYLE>no</STYLE >b<BR>c", 1000) == "ab\nc"
+
+
+def test_no_more_than_the_limit_is_read() -> None:
+    assert html_to_text("<p>" + "x" * 100, 50) == "x" * 47
+
+
+@pytest.mark.parametrize(
+    "unit", ["<", "<!--", "<a ", "<a b='", "</", "<script>", "&#", "<p", "<img alt="]
+)
+def test_time_stays_linear_on_hostile_markup(unit: str) -> None:
+    start = time.perf_counter()
+    html_to_text(unit * 100_000, 256 * 1024)
+    assert time.perf_counter() - start < 0.5
+
+
+@given(st.text(alphabet="<>/!-abc &;\"'=\n", max_size=200))
+def test_anything_can_be_read(source: str) -> None:
+    html_to_text(source, 1000)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_mcp.output.text import (
+    cut,
+    head_of,
+    is_plain,
+    omission,
+    one_line,
+    stripped,
+    tail_of,
+    visible,
+)
+
+LINES = st.text(alphabet="ab\n", max_size=60)
+
+
+def test_bidi_controls_and_lone_surrogates_are_written_as_escapes() -> None:
+    assert visible("a\u202eb\u2066c\ud800d") == "a\\u202eb\\u2066c\\ud800d"
+
+
+def test_tag_characters_that_smuggle_hidden_text_are_written_as_escapes() -> None:
+    assert visible("x\U000e0041") == "x\\U000e0041"
+
+
+def test_ordinary_scripts_and_emoji_stay_as_they_are() -> None:
+    text = "naïve Ελλάδα עברית العربية 漢字 👩‍👩‍👧"
+    assert visible(text) == text
+    assert is_plain(text)
+
+
+@given(st.text())
+def test_visible_text_can_always_be_encoded(text: str) -> None:
+    visible(text).encode("utf-8")
+
+
+@given(st.text(alphabet=st.characters(codec=None)))
+def test_stripped_text_is_plain_and_plain_text_is_not_changed(text: str) -> None:
+    assert is_plain(stripped(text))
+    if is_plain(text):
+        assert stripped(text) == text
+
+
+@given(st.text())
+def test_plain_means_that_nothing_has_to_be_done(text: str) -> None:
+    if is_plain(text):
+        assert visible(text) == text
+        assert not set(text) & set(map(chr, (*range(9), *range(11, 32), *range(127, 160))))
+
+
+def test_names_are_shown_on_one_line_with_every_control_character_escaped() -> None:
+    assert one_line("a\nb\x1b[31m\udc80") == "a\\x0ab\\x1b[31m\\udc80"
+    assert one_line("x" * 300, 10) == "x" * 9 + "…"
+
+
+@given(LINES, st.integers(0, 70), st.integers(0, 70))
+def test_a_cut_keeps_both_ends_and_counts_the_rest_exactly(text: str, head: int, tail: int) -> None:
+    ends = cut(text, head, tail)
+    assert text.startswith(ends.head)
+    assert text.endswith(ends.tail)
+    assert len(ends.head) + ends.omitted + len(ends.tail) == len(text)
+    assert len(ends.head) <= head or not ends.omitted
+    assert len(ends.tail) <= tail
+    assert (ends.omitted > 0) == (len(text) > head + tail)
+
+
+@given(LINES, st.integers(0, 70))
+def test_ends_are_whole_lines_when_that_keeps_half(text: str, limit: int) -> None:
+    head, tail = head_of(text, limit), tail_of(text, limit)
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    if len(text) > limit:
+        assert len(head) == limit or head.endswith("\n")
+        start = len(text) - len(tail)
+        assert len(tail) == limit or text[start - 1] == "\n"
+        assert len(head) >= limit // 2
+        assert len(tail) >= limit - limit // 2 - 1
+
+
+def test_the_marker_stands_on_a_line_of_its_own_and_names_the_count() -> None:
+    text = "a" * 2000
+    assert cut(text, 5, 5).joined("see x") == (
+        "aaaaa\n[… 1,990 characters left out; see x …]\naaaaa"
+    )
+    assert omission(1) == "[… 1 character left out …]"
+
+
+def test_checking_ten_megabytes_takes_no_noticeable_time() -> None:
+    text = "a line of quite ordinary text, ä\n" * 300_000
+    start = time.perf_counter()
+    assert is_plain(text)
+    assert time.perf_counter() - start < 0.3

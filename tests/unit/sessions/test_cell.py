@@ -1,0 +1,75 @@
+"""A cell records one outcome and tells whoever listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kernel_mcp.output.events import Stream
+from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+
+pytestmark = [pytest.mark.anyio]
+
+
+def new_cell(folder: Path) -> Cell:
+    return Cell(1, "1", 10.0, OutputLog(folder, 1))
+
+
+async def test_status_goes_from_queued_over_running_to_the_outcome(tmp_path: Path) -> None:
+    cell = new_cell(tmp_path)
+    statuses = [cell.status]
+    cell.begin(1.0)
+    statuses.append(cell.status)
+    cell.finish(Outcome(Status.OK, execution_count=3), 3.5)
+    statuses.append(cell.status)
+    assert statuses == [Status.QUEUED, Status.RUNNING, Status.OK]
+    assert cell.duration_s == 2.5
+    assert cell.meta("s", omitted=0, outputs=[])["execution_count"] == 3
+
+
+async def test_the_first_outcome_stands(tmp_path: Path) -> None:
+    cell = new_cell(tmp_path)
+    cell.finish(Outcome(Status.KILLED, state_kept=False), 1.0)
+    cell.finish(Outcome(Status.OK), 2.0)
+    assert cell.status is Status.KILLED
+
+
+async def test_a_stop_cancels_the_scope_that_watches_it(tmp_path: Path) -> None:
+    cell = new_cell(tmp_path)
+    with anyio.CancelScope() as scope:
+        cell.watch_stop(scope)
+        cell.stop(StopReason.INTERRUPT)
+    assert scope.cancel_called
+    assert cell.stop_reason is StopReason.INTERRUPT
+
+
+async def test_a_stop_before_anyone_watches_is_not_forgotten(tmp_path: Path) -> None:
+    cell = new_cell(tmp_path)
+    cell.stop(StopReason.CANCEL)
+    cell.stop(StopReason.TIMEOUT)
+    with anyio.CancelScope() as scope:
+        cell.watch_stop(scope)
+    assert scope.cancel_called
+    assert cell.stop_reason is StopReason.CANCEL
+
+
+async def test_listeners_wake_on_output_and_on_the_end(tmp_path: Path) -> None:
+    cell = new_cell(tmp_path)
+    heard: list[str] = []
+
+    async def listen() -> None:
+        while not cell.finished.is_set():
+            await cell.heard()
+            heard.append(cell.log.progress_line())
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen)
+            await anyio.wait_all_tasks_blocked()
+            cell.take(Stream("stdout", "hello\n"))
+            await anyio.wait_all_tasks_blocked()
+            cell.finish(Outcome(Status.OK), 1.0)
+    assert heard[0] == "hello"

@@ -1,0 +1,276 @@
+"""A session sleeps and wakes: what is saved, what is said, and what happens when it goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.sessions import snapshot
+from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.hibernation import MAKE_ROOM, Sleep, came_back, duration, nothing_back
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.session import Session
+from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+
+pytestmark = [pytest.mark.anyio]
+
+
+@dataclass
+class Notebook:
+    """One session with a fake source and clock."""
+
+    session: Session
+    source: FakeSource
+    clock: FakeClock
+    folder: Path
+
+    async def run(self, code: str) -> Cell:
+        cell = self.session.submit(code, 0.0)
+        with anyio.fail_after(5):
+            await cell.finished.wait()
+        return cell
+
+    async def hibernate(self, after_s: float = 3600.0) -> bool:
+        self.clock.now += after_s
+        with anyio.fail_after(5):
+            return await self.session.hibernate()
+
+    @property
+    def dumps(self) -> list[Path]:
+        return list(self.folder.rglob("*.dump"))
+
+
+@asynccontextmanager
+async def notebook(folder: Path) -> AsyncIterator[Notebook]:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(folder, source, clock)
+    async with manager.running():
+        yield Notebook(await manager.create(Caller()), source, clock, folder)
+
+
+async def test_variables_come_back_and_the_answer_names_them(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        nb.source.unpicklable["lock"] = "thread lock"
+        for code in ("a = 1", "b = 2", "lock = x"):
+            await nb.run(code)
+        assert await nb.hibernate()
+        assert nb.session.state == "hibernated"
+        assert nb.source.living == 0
+        assert len(nb.dumps) == 1
+        cell = await nb.run("c = 3")
+        assert nb.session.state == "idle"
+        assert nb.source.kernels[-1].variables == {"a": "1", "b": "2", "c": "3"}
+        (notice,) = cell.notices
+        assert notice == (
+            "This session had been hibernated after 1 h idle. Back: a, b (2). Not back: lock "
+            "(thread lock): create it again. Threads, library settings and the state of imported "
+            "modules start anew"
+        )
+        assert cell.outcome is not None
+        assert cell.outcome.state_kept is False
+        assert "lock" in (cell.outcome.cause or "")
+        assert nb.dumps == []
+        assert (await nb.run("d = 4")).notices == []
+
+
+async def test_a_dump_is_proven_in_a_kernel_beside_the_old_one(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        await nb.hibernate()
+        assert [demand.beside for demand in nb.source.demands] == [False, True]
+        assert nb.source.asked[0] == "kernel_mcp_dump_request"
+        assert nb.source.asked[-1] == "kernel_mcp_load_request"
+
+
+async def test_an_unreadable_variable_costs_only_itself(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        nb.source.unreadable |= {"bad", "worse"}
+        for name in ("a", "bad", "b", "worse", "c"):
+            await nb.run(f"{name} = 1")
+        await nb.hibernate()
+        cell = await nb.run("d = 1")
+        assert set(nb.source.kernels[-1].variables) == {"a", "b", "c", "d"}
+        assert "Back: a, b, c (3)" in cell.notices[0]
+        assert "bad (ValueError: cannot be read), worse (ValueError" in cell.notices[0]
+
+
+async def test_a_cell_that_comes_meanwhile_keeps_the_kernel(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        nb.source.dump = "hang"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(nb.hibernate)
+            with anyio.fail_after(5):
+                await nb.source.dumping.wait()
+                cell = await nb.run("b = 2")
+        assert nb.session.state == "idle"
+        assert cell.notices == []
+        assert nb.source.kernels[0].variables == {"a": "1", "b": "2"}
+        assert nb.dumps == []
+
+
+async def test_a_busy_session_is_not_hibernated(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        nb.session.submit("wait", 0.0)
+        await anyio.wait_all_tasks_blocked()
+        assert not await nb.hibernate()
+        await nb.session.interrupt()
+        assert nb.session.state == "idle"
+
+
+async def test_a_kernel_that_dies_while_it_saves_is_told_honestly(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        nb.source.dump = "die"
+        assert await nb.hibernate()
+        cell = await nb.run("b = 1")
+        assert (
+            "could not be saved: its kernel ended meanwhile (exited with code 7)" in cell.notices[0]
+        )
+        assert "lost" in cell.notices[0]
+        assert cell.outcome is not None
+        assert cell.outcome.state_kept is False
+        assert nb.dumps == []
+
+
+async def test_a_kernel_that_does_not_stop_saving_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "SECONDS", 0.05)
+    monkeypatch.setattr(snapshot, "ANSWER_S", 0.05)
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        nb.source.dump = "stuck"
+        assert await nb.hibernate()
+        assert nb.source.living == 0
+        assert "did not answer within" in (await nb.run("b = 1")).notices[0]
+
+
+async def test_a_dump_that_cannot_be_read_back_counts_as_not_saved(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        nb.source.load = "die"
+        assert await nb.hibernate()
+        nb.source.load = ""
+        cell = await nb.run("b = 1")
+        assert "could not be read back in a trial" in cell.notices[0]
+        assert set(nb.source.kernels[-1].variables) == {"b"}
+
+
+async def test_a_kernel_that_dies_while_it_wakes_is_replaced(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        await nb.hibernate()
+        nb.source.load = "die"
+        cell = await nb.run("b = 1")
+        assert "lost" in cell.notices[0]
+        assert set(nb.source.kernels[-1].variables) == {"b"}
+        assert nb.source.living == 1
+
+
+async def test_nothing_is_lost_when_the_server_cannot_try_the_dump(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        nb.source.refuse = "beside"
+        with pytest.raises(LaunchError):
+            await nb.hibernate()
+        assert nb.session.state == "idle"
+        assert nb.dumps == []
+        assert (await nb.run("b = 1")).notices == []
+        assert set(nb.source.kernels[0].variables) == {"a", "b"}
+
+
+async def test_a_session_whose_kernel_cannot_start_goes_on_sleeping(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        await nb.hibernate()
+        nb.source.refuse = "own"
+        assert isinstance((await nb.run("b = 1")).error, LaunchError)
+        assert nb.session.state == "hibernated"
+        nb.source.refuse = ""
+        assert "Back: a (1)" in (await nb.run("b = 1")).notices[0]
+
+
+async def test_a_session_without_variables_sleeps_without_a_word(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        assert await nb.hibernate()
+        assert nb.session.state == "hibernated"
+        assert nb.dumps == []
+        assert (await nb.run("a = 1")).notices == []
+
+
+async def test_reset_forgets_what_was_saved(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        await nb.hibernate()
+        await nb.session.reset(packages=False, files=False)
+        assert nb.session.state == "idle"
+        assert nb.dumps == []
+        assert (await nb.run("b = 1")).notices == []
+        assert nb.source.kernels[-1].variables == {"b": "1"}
+
+
+async def test_the_variables_of_a_sleeping_session_can_be_listed(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        nb.source.unreadable.add("bad")
+        await nb.run("a = 1")
+        await nb.run("bad = 1")
+        await nb.hibernate()
+        found = await nb.session.variables()
+        assert [item["name"] for item in found["variables"]] == ["a"]
+        assert nb.session.sleep is not None
+        assert "bad (ValueError" in nb.session.sleep.remark()
+        assert nb.session.state == "hibernated"
+
+
+async def test_a_kernel_that_announces_too_much_is_not_believed(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        nb.source.size = 10**15
+        await nb.hibernate()
+        assert nb.dumps == []
+        assert "could not be saved" in (await nb.run("b = 1")).notices[0]
+
+
+async def test_a_second_sleep_saves_what_the_first_one_brought_back(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        await nb.hibernate()
+        await nb.run("b = 2")
+        await nb.hibernate()
+        assert "Back: a, b (2)" in (await nb.run("c = 3")).notices[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (1.2, "1 s"), (59, "59 s"), (60, "1 min"), (3599, "1 h"), (3600, "1 h"),
+        (5400, "1 h 30 min"), (47 * 3600, "47 h"), (3 * 86400, "3 days"),
+    ],
+)  # fmt: skip
+def test_times_are_told_in_words(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_long_lists_of_names_are_counted() -> None:
+    names = [f"variable_{number:05}" for number in range(2000)]
+    notice = came_back(Sleep(0.0, 60.0, MAKE_ROOM), names, {}).notice
+    assert "after 1 min idle to make room for another session" in notice
+    assert "more (2000)" in notice
+    assert len(notice) < 10_000
+
+
+def test_hostile_names_stay_on_one_line() -> None:
+    notice = came_back(Sleep(0.0, 60.0), ["a\nb"], {"c\u202e": "x\ny"}).notice
+    assert "\n" not in notice
+    assert "\u202e" not in notice
+
+
+def test_a_session_that_had_nothing_says_nothing() -> None:
+    assert nothing_back(Sleep(0.0, 60.0), "").notice == ""

@@ -1,0 +1,240 @@
+"""Who hibernates and who is dropped when a server has too many sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.session import Session
+from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+
+pytestmark = [pytest.mark.anyio]
+
+ME = Caller()
+
+
+async def run(session: Session, code: str) -> None:
+    cell = session.submit(code, 0.0)
+    with anyio.fail_after(5):
+        await cell.finished.wait()
+    if cell.error is not None:
+        raise cell.error
+
+
+async def used_sessions(manager: SessionManager, clock: FakeClock, count: int) -> list[Session]:
+    """Sessions with a variable each, the first one idle for longest."""
+    found = []
+    for number in range(count):
+        found.append(await manager.create(ME))
+        await run(found[-1], f"x = {number}")
+        clock.now += 10
+    return found
+
+
+def states(sessions: list[Session]) -> list[str]:
+    return [session.state for session in sessions]
+
+
+async def test_one_session_too_many_sends_the_longest_idle_one_to_sleep(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, max_sessions=2)
+    async with manager.running():
+        first, second = await used_sessions(manager, clock, 2)
+        await run(first, "y = 1")
+        third = await manager.create(ME)
+        assert states([first, second, third]) == ["idle", "hibernated", "new"]
+        cell = second.submit("z = 1", 0.0)
+        with anyio.fail_after(5):
+            await cell.finished.wait()
+        assert "to make room for another session. Back: x (1)" in cell.notices[0]
+        assert states([first, second, third]) == ["hibernated", "idle", "new"]
+
+
+async def test_a_new_session_fails_only_when_none_is_idle(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, max_sessions=2)
+    async with manager.running():
+        busy = await used_sessions(manager, clock, 2)
+        for session in busy:
+            session.submit("wait", 0.0)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(SessionLimitReached, match="none of them is idle and can"):
+            await manager.create(ME)
+        await busy[1].interrupt()
+        await manager.create(ME)
+        assert states(busy) == ["busy", "hibernated"]
+
+
+async def test_a_sleeping_session_is_told_when_there_is_no_room_to_wake(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, max_sessions=1)
+    async with manager.running():
+        first, second = await used_sessions(manager, clock, 2)
+        second.submit("wait", 0.0)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(SessionLimitReached):
+            await run(first, "y = 1")
+        assert first.state == "hibernated"
+        await second.interrupt()
+        await run(first, "y = 1")
+        assert states([first, second]) == ["idle", "hibernated"]
+
+
+async def test_sessions_asked_for_at_once_do_not_exceed_the_limit(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, max_sessions=3)
+    async with manager.running():
+        sessions = await used_sessions(manager, clock, 3)
+
+        async def one_more() -> None:
+            sessions.append(await manager.create(ME))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(one_more)
+        assert sum(session.awake for session in sessions) == 3
+        assert states(sessions[:3]) == ["hibernated"] * 3
+
+
+async def test_a_session_that_cannot_be_saved_now_makes_way_for_the_next(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, max_sessions=2)
+    async with manager.running():
+        first, second = await used_sessions(manager, clock, 2)
+        source.refuse = "beside"
+        with pytest.raises(SessionLimitReached):
+            await manager.create(ME)
+        assert states([first, second]) == ["idle", "idle"]
+
+
+async def test_the_oldest_sleepers_are_dropped_beyond_the_number_kept(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, hibernate_sessions=2)
+    async with manager.running():
+        sessions = await used_sessions(manager, clock, 4)
+        for session in sessions[:3]:
+            clock.now += 1
+            await manager.retire(session)
+        assert states(sessions) == ["closed", "hibernated", "hibernated", "idle"]
+        with pytest.raises(SessionNotFound, match="expired"):
+            await manager.resolve(ME, sessions[0].handle)
+        assert len(list(tmp_path.rglob("*.dump"))) == 2
+
+
+async def test_the_oldest_dumps_are_dropped_beyond_the_disk_they_may_take(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, hibernate_total_bytes=120)
+    async with manager.running():
+        empty = await manager.create(ME)
+        await manager.retire(empty)
+        sessions = await used_sessions(manager, clock, 4)
+        for session in sessions:
+            clock.now += 1
+            await manager.retire(session)
+        sizes = [path.stat().st_size for path in tmp_path.rglob("*.dump")]
+        assert 0 < sum(sizes) <= 120
+        assert states(sessions) == ["closed"] * (4 - len(sizes)) + ["hibernated"] * len(sizes)
+        assert empty.state == "hibernated"
+
+
+async def test_who_loses_the_default_session_is_told_with_the_next_one(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, hibernate_sessions=1)
+    async with manager.running():
+        default = await manager.resolve(ME, "")
+        await run(default, "x = 1")
+        other = await manager.create(ME)
+        for session in (default, other):
+            clock.now += 1
+            await manager.retire(session)
+        assert default.state == "closed"
+        fresh = await manager.resolve(ME, "")
+        cell = fresh.submit("y = 1", 0.0)
+        with anyio.fail_after(5):
+            await cell.finished.wait()
+        assert "default session" in cell.notices[0]
+        assert "gone" in cell.notices[0]
+
+
+async def test_closing_a_sleeping_session_removes_what_it_had_saved(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock)
+    async with manager.running():
+        (session,) = await used_sessions(manager, clock, 1)
+        await manager.retire(session)
+        assert list(tmp_path.rglob("*.dump"))
+        await manager.close(session)
+        assert not list(tmp_path.rglob("*.dump"))
+        assert manager.sessions == []
+
+
+async def test_the_end_of_the_server_removes_everything(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock)
+    async with manager.running():
+        for session in await used_sessions(manager, clock, 3):
+            await manager.retire(session)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert source.living == 0
+
+
+async def test_the_end_of_the_server_does_not_wait_for_a_dump(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks, manager.running():
+            (session,) = await used_sessions(manager, clock, 1)
+            source.dump = "hang"
+            tasks.start_soon(manager.retire, session)
+            await source.dumping.wait()
+    assert source.living == 0
+
+
+async def test_idle_sessions_are_ended_where_none_may_sleep(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, hibernate_sessions=0, max_sessions=1)
+    async with manager.running():
+        (session,) = await used_sessions(manager, clock, 1)
+        with pytest.raises(SessionLimitReached):
+            await manager.create(ME)
+        await manager.retire(session)
+        assert session.state == "closed"
+
+
+async def test_the_reaper_takes_what_was_idle_for_long_and_nothing_else(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock)
+    reaper = Reaper(manager, 15, clock)
+    async with manager.running():
+        idle, recent, busy = await used_sessions(manager, clock, 3)
+        busy.submit("wait", 0.0)
+        await anyio.wait_all_tasks_blocked()
+        await run(recent, "y = 1")
+        clock.now += 14
+        await reaper.collect()
+        assert states([idle, recent, busy]) == ["hibernated", "idle", "busy"]
+        clock.now += 100
+        await reaper.collect()
+        assert states([idle, recent, busy]) == ["hibernated", "hibernated", "busy"]
+        await busy.interrupt()
+
+
+async def test_the_reaper_leaves_a_session_alone_that_could_not_be_saved(tmp_path: Path) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock)
+    reaper = Reaper(manager, 15, clock)
+    async with manager.running():
+        (session,) = await used_sessions(manager, clock, 1)
+        source.refuse = "beside"
+        clock.now += 20
+        await reaper.collect()
+        assert reaper.expired() == []
+        clock.now += 100
+        assert reaper.expired() == [session]
+        with pytest.raises(LaunchError):
+            await session.hibernate()
