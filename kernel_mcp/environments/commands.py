@@ -43,7 +43,7 @@ def _list(settings: Settings) -> int:
     for env in stored:
         print(f"{env.path.name}  {_bytes(env.size)}  used {_ago(env.used)}")
         print(f"  {', '.join(env.requested) or 'standard library only'}")
-    print(f"{len(stored)} environments, {_bytes(sum(env.size for env in stored))}")
+    print(f"{_environments(len(stored))}, {_bytes(sum(env.size for env in stored))}")
     return 0
 
 
@@ -91,8 +91,12 @@ def _prune(argv: Sequence[str]) -> int:
     removed = anyio.run(store.prune, older_than)
     for folder in removed:
         print(f"removed {folder.name}")
-    print(f"{len(removed)} environments removed")
+    print(f"{_environments(len(removed))} removed")
     return 0
+
+
+def _environments(count: int) -> str:
+    return "1 environment" if count == 1 else f"{count} environments"
 
 
 def _bytes(size: int) -> str:

@@ -16,11 +16,13 @@ from typing import Protocol
 
 import anyio
 
+from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.launch.trees import give_tree
 from kernel_mcp.sandbox import rootfs
 from kernel_mcp.sandbox.base import Identity, Sandbox, SandboxCommand
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import tie_to_server
+from kernel_mcp.sandbox.run import run_confined
 
 TMP_BYTES = 1024 * 1024 * 1024
 _PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -53,10 +55,10 @@ class Builder(Protocol):
     confined: bool
     """Whether there is a boundary at all."""
 
-    def layer_path(self, layer: Path, generation: str) -> str:
-        """Where a new generation of a layer is best seen by the installer.
+    def layer_path(self, staging: Path, generation: str) -> str:
+        """Where the installer sees the folder `staging`, which will be called `generation`.
 
-        Compiled files carry this path, so it should be the one that kernels will know.
+        Compiled files carry this path, so it is the one that kernels will know, where possible.
         """
 
     @asynccontextmanager
@@ -68,8 +70,23 @@ class Builder(Protocol):
 
 
 def builder_for(sandbox: Sandbox) -> Builder:
-    """The builder that goes with a sandbox."""
-    return BwrapBuilder(sandbox) if isinstance(sandbox, BwrapSandbox) else PlainBuilder()
+    """The builder that goes with a sandbox: beside containers, bubblewrap where it works."""
+    if isinstance(sandbox, BwrapSandbox):
+        return BwrapBuilder(sandbox)
+    if sandbox.name == "container":
+        try:
+            return BwrapBuilder(_working_bwrap())
+        except SandboxUnavailable:
+            return PlainBuilder()
+    return PlainBuilder()
+
+
+def _working_bwrap() -> BwrapSandbox:
+    sandbox = BwrapSandbox.detect()
+    done = run_confined(sandbox, ["/bin/sh", "-c", "exit 0"])
+    if done.returncode:
+        raise SandboxUnavailable(done.stderr)
+    return sandbox
 
 
 class BwrapBuilder:
@@ -80,7 +97,7 @@ class BwrapBuilder:
     def __init__(self, sandbox: BwrapSandbox) -> None:
         self._sandbox = sandbox
 
-    def layer_path(self, layer: Path, generation: str) -> str:
+    def layer_path(self, staging: Path, generation: str) -> str:
         """The place that kernels see the first layer at."""
         return f"{rootfs.LAYERS}/0/{generation}"
 
@@ -161,9 +178,9 @@ class PlainBuilder:
 
     confined = False
 
-    def layer_path(self, layer: Path, generation: str) -> str:
+    def layer_path(self, staging: Path, generation: str) -> str:
         """The host's own path."""
-        return str(layer / generation)
+        return str(staging)
 
     @asynccontextmanager
     async def owner(

@@ -7,7 +7,7 @@ away, then made part of the session's layer by one rename and imported in the li
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,19 +112,22 @@ class Installer:
         present = await anyio.to_thread.run_sync(Present.of, environment, layer)
         staging = await anyio.to_thread.run_sync(layer.stage)
         try:
+            fetched: dict[str, str] = {}
             if not all(present.satisfies(text) for text in asked):
-                await self._fetch(session, environment, layer, asked, present, progress)
+                fetched = await self._fetch(session, environment, layer, asked, present, progress)
             generation = await anyio.to_thread.run_sync(layer.describe, asked)
             modules = {**present.modules, **(generation.modules or {})}
             names = [Requirement(text).name for text in asked]
             permitted = tuple(sorted({name for each in names for name in modules.get(each, ())}))
             generation = replace(generation, permitted=permitted)
             brought = versions(generation.packages)
+            if brought.keys() != fetched.keys():
+                raise InstallError(_incomplete(fetched.keys() ^ brought.keys()))
             tried = [
-                m
+                module
                 for each in names
                 if each in brought
-                for m in principal(each, modules.get(each, ()))
+                for module in principal(each, modules.get(each, ()))
             ]
             if tried:
                 await progress(f"Trying import {', '.join(tried)}")
@@ -148,7 +151,7 @@ class Installer:
         asked: tuple[str, ...],
         present: Present,
         progress: Progress,
-    ) -> None:
+    ) -> dict[str, str]:
         """Resolve what is asked for together with all that is there, and install what differs."""
         names = {Requirement(text).name for text in asked}
         earlier = [text for text in present.requested if Requirement(text).name not in names]
@@ -181,10 +184,11 @@ class Installer:
                     environment,
                     differing,
                     into=layer.folder / STAGING,
-                    seen_as=self._builder.layer_path(layer.folder, layer.next_name),
+                    seen_as=self._builder.layer_path(layer.folder / STAGING, layer.next_name),
                     most_bytes=self._settings.install_bytes,
                     progress=progress,
                 )
+        return differing
 
     async def _try(
         self,
@@ -223,3 +227,11 @@ class Installer:
     def _folder(self) -> Path:
         self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         return self._scratch / secrets.token_hex(4)
+
+
+def _incomplete(names: Iterable[str]) -> str:
+    return (
+        f"Nothing was installed, the session is as it was: what arrived differs from what was "
+        f"resolved in {', '.join(sorted(names))}. Try again; if it stays so, the wheels of the "
+        "index carry names or versions other than the index says."
+    )

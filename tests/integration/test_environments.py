@@ -108,6 +108,22 @@ async def test_two_processes_build_one_environment_once(tmp_path: Path) -> None:
     assert len({output.splitlines()[-1] for output in outputs}) == 1
 
 
+async def test_the_command_builds_lists_and_prunes(tmp_path: Path) -> None:
+    def env(*words: str) -> str:
+        argv = [sys.executable, "-m", "kernel_mcp", "env", *words, "--cache-dir", str(tmp_path)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        return done.stdout + done.stderr
+
+    built = env("build", "--allow", "tabulate")
+    assert "Resolved" in built
+    assert "ready after" in built
+    assert "ready after 0." in env("build", "--allow", "tabulate")
+    assert "tabulate\n1 environment," in env("list")
+    assert "0 environments removed" in env("prune")
+    assert "1 environment removed" in env("prune", "--older-than", "1ms")
+    assert "0 environments" in env("list")
+
+
 async def test_a_source_distribution_runs_no_code_of_its_own(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     _hostile_sdist(tmp_path / "links", mark)

@@ -193,6 +193,19 @@ async def test_packages_belong_to_one_session_and_only_the_server_writes_them(li
         assert "not allowed" in (await notebook.run("import kmtest_good", session=other)).text
 
 
+@pytest.mark.parametrize("sandbox", ["landlock", "none"])
+async def test_other_sandboxes_show_new_packages_too_and_say_what_is_missing(
+    links: Path, sandbox: str
+) -> None:
+    async with agent(*local(links, "--sandbox", sandbox)) as notebook:
+        await notebook.run("x = 41")
+        answer = await add(notebook, "kmtest-good")
+        assert "without a sandbox of its own" in answer.data["summary"]
+        assert (
+            await notebook.run("import kmtest_good as k\nx, k.__version__")
+        ).text == "(41, '2.0')"
+
+
 async def test_a_source_distribution_runs_nothing_unless_that_is_allowed(tmp_path: Path) -> None:
     mark = Path.home() / f".kmtest-hostile-{os.getpid()}"
     links = tmp_path / "links"

@@ -83,7 +83,8 @@ def test_files_with_credentials_are_kept_from_code_of_packages(
 
 
 def test_compiled_files_carry_the_path_that_kernels_know(sandbox: BwrapSandbox) -> None:
-    assert BwrapBuilder(sandbox).layer_path(Path("/layer"), "3") == "/packages/0/3"
+    assert BwrapBuilder(sandbox).layer_path(Path("/layer/.next"), "3") == "/packages/0/3"
+    assert PlainBuilder().layer_path(Path("/layer/.next"), "3") == "/layer/.next"
 
 
 def test_without_a_sandbox_the_command_is_what_was_asked_for(tmp_path: Path) -> None:
