@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from kernel_mcp import __version__
-from kernel_mcp.configuration import OPTIONS, Option, load, nearest
+from kernel_mcp.configuration import load, nearest
 from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.options import OPTIONS, Option
 from kernel_mcp.settings import Settings
 from kernel_mcp.values import entries, places
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.configuration import OPTIONS, load
+from kernel_mcp.configuration import load
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.options import OPTIONS
 from kernel_mcp.settings import GIB, MIB, Limits, Settings
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from kernel_mcp.configuration import LOG_LEVELS, SANDBOXES
+from kernel_mcp.options import LOG_LEVELS, SANDBOXES
 from kernel_mcp.settings import Limits, Settings
 
 
