@@ -9,14 +9,11 @@ do in any other sandbox, and the engine is not needed for them.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import platform
 import resource
-import secrets
 import sys
-from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,6 +29,7 @@ from kernel_mcp.sandbox.base import (
 )
 from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine, container_name, mount
 from kernel_mcp.sandbox.folders import private_folder, runtime_folder
+from kernel_mcp.sandbox.furniture import Furniture, outermost
 from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
@@ -49,8 +47,6 @@ _MASKED = (
     "version_signature",
 )
 """Files of /proc about the host that engines leave readable."""
-_OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin", "srv", "mnt")
-"""Top folders that any user may pass in every image."""
 FIRST_PROCESS_BYTES = 32 * MIB
 """Room for the first process, on top of the kernel's memory."""
 FIRST_PROCESS_PIDS = 1
@@ -76,7 +72,7 @@ class ContainerSandbox:
         self.filter = base64.b64encode(seccomp_filter).decode()
         self._identities = identities
         self._boot = boot
-        self._furniture = private_folder(runtime_folder() / "container")
+        self._furniture = Furniture(private_folder(runtime_folder() / "container"))
         self._interpreter = Path(os.path.realpath(sys.executable))
         self._prefixes = tuple(sorted({Path(sys.base_prefix), Path(sys.base_exec_prefix)}))
 
@@ -247,7 +243,7 @@ class ContainerSandbox:
 
     def _tree(self, request: SandboxRequest, user: Identity) -> list[str]:
         """The mounts. Raises ValueError, LaunchError for paths that cannot be mounted."""
-        runtime = _outermost((*request.readonly, *self._prefixes))
+        runtime = outermost((*request.readonly, *self._prefixes))
         options = [
             *self._scratch("/tmp", request.limits.tmp_bytes),
             *self._scratch("/sys", 4096),
@@ -256,9 +252,9 @@ class ContainerSandbox:
             *mount(request.workspace, rootfs.WORKSPACE, writable=True),
             *mount(request.sockets, rootfs.SOCKETS, writable=True),
         ]
-        for name, content in rootfs.account_files(user.uid, user.gid).items():
-            options += mount(self._account_file(user, name, content), f"/etc/{name}")
-        for top in self._parents(runtime):
+        for file in self._furniture.account_files(user):
+            options += mount(file, f"/etc/{file.name}")
+        for top in self._furniture.way_to(runtime):
             options += mount(top, f"/{top.name}")
         for path in runtime:
             options += mount(path, str(path))
@@ -272,40 +268,6 @@ class ContainerSandbox:
         mode = "1777" if folder == "/tmp" else "555"
         words = f"type=tmpfs,dst={folder},tmpfs-size={size or DEFAULT_SCRATCH},tmpfs-mode={mode}"
         return ["--mount", words + copy]
-
-    def _account_file(self, user: Identity, name: str, content: str) -> Path:
-        """A file of /etc that says the same for every kernel of one user."""
-        path = self._furniture / f"{user.uid}-{user.gid}" / name
-        if not path.exists() or path.read_text() != content:
-            path.parent.mkdir(exist_ok=True)
-            fresh = path.with_name(f".{name}-{secrets.token_hex(4)}")
-            fresh.write_text(content)
-            fresh.chmod(0o644)
-            fresh.rename(path)
-        return path
-
-    def _parents(self, paths: Sequence[Path]) -> list[Path]:
-        """Top folders that hold nothing but the way to `paths`, for mounts to be made in.
-
-        An image may have closed its own to others, as it does /root.
-        """
-        key = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:16]
-        root = self._furniture / f"way-{key}"
-        _open_folder(root)
-        tops = set()
-        for path in paths:
-            if path.parts[1] in _OF_THE_IMAGE:
-                continue
-            tops.add(root / path.parts[1])
-            place = root
-            for part in path.parts[1:-1]:
-                place /= part
-                _open_folder(place)
-            if path.is_dir():
-                _open_folder(place / path.name)
-            else:
-                (place / path.name).touch()
-        return sorted(tops)
 
 
 def _resources(limits: Limits, *, alone: bool) -> list[str]:
@@ -326,27 +288,6 @@ def _resources(limits: Limits, *, alone: bool) -> list[str]:
     for name, number in (("nofile", files), ("nproc", processes), ("core", 0)):
         options += ["--ulimit", f"{name}={number}:{number}"]
     return options
-
-
-def _open_folder(path: Path) -> None:
-    """Make a folder that everyone may pass, whatever the umask is."""
-    path.mkdir(exist_ok=True)
-    path.chmod(0o755)
-
-
-def _outermost(paths: Iterable[Path]) -> list[Path]:
-    """The paths and what their links lead to, without those inside others. Raises LaunchError."""
-    wanted = set()
-    for path in paths:
-        if not path.is_absolute() or len(path.parts) < 2:
-            raise LaunchError(
-                f"{path} cannot be made readable in the sandbox: it has to be an absolute path "
-                "to a folder or file of its own; check the interpreter given with --python"
-            )
-        if not path.exists():
-            raise LaunchError(f"{path} does not exist, but the kernel's interpreter needs it")
-        wanted |= {Path(os.path.normpath(path)), Path(os.path.realpath(path))}
-    return [path for path in sorted(wanted) if not any(other in wanted for other in path.parents)]
 
 
 def _identities() -> IdentityPool | None:
