@@ -36,8 +36,10 @@ RAW = {
 }
 MOST_MIB = 160
 """A message of 16 MiB exists as bytes, as text, as an event and as a file's content."""
-MOST_S = 0.5
-"""A round trip of another session; the machine that runs the tests may be busy."""
+USUAL_S = 0.1
+"""Half of the round trips of another session; a millisecond on a machine that is not busy."""
+MOST_S = 3.0
+"""Any of them: messages of 16 MiB hold up the server one at a time."""
 
 
 @pytest.mark.parametrize("mode", ENDLESS)
@@ -56,7 +58,7 @@ async def test_a_kernel_that_never_ends_its_cell_is_killed_in_time(mode: str) ->
         assert cell.duration_s < 2 + 0.2 + 2
         assert grown() < MOST_MIB
         assert len(taken) > 10
-        assert statistics.median(taken) < MOST_S / 5
+        assert statistics.median(taken) < USUAL_S
         assert max(taken) < MOST_S
 
 
@@ -71,7 +73,7 @@ async def test_noise_does_not_change_what_a_cell_is_told_to_have_done(mode: str)
         assert text_of(cell).endswith("honest\n")
         assert "forged" not in text_of(cell)
         assert grown() < 2 * MOST_MIB
-        assert not taken or statistics.median(taken) < MOST_S / 5
+        assert not taken or statistics.median(taken) < USUAL_S
 
 
 async def test_output_that_would_hold_up_the_server_is_told_to_be_left_out() -> None:
@@ -87,7 +89,7 @@ async def test_a_hundred_thousand_tiny_messages_are_one_output() -> None:
             cell = await bench.run(hostile, timeout_s=50)
         assert cell.status is Status.OK
         assert text_of(cell) == "." * 100_000
-        assert statistics.median(taken) < MOST_S / 5
+        assert statistics.median(taken) < USUAL_S
 
 
 async def test_the_first_reply_stands() -> None:
@@ -132,7 +134,7 @@ async def test_a_flood_of_answers_nobody_asked_for_changes_nothing() -> None:
                 cell = await bench.run(session)
         assert cell.status is Status.KILLED
         assert grown() < MOST_MIB
-        assert statistics.median(taken) < MOST_S / 5
+        assert statistics.median(taken) < USUAL_S
 
 
 @pytest.mark.parametrize("mode", BROKEN)
@@ -169,7 +171,7 @@ async def test_bytes_that_are_no_messages_cost_a_kernel_its_start_or_its_life(mo
         assert isinstance(cell.error, LaunchError)
         assert RAW[mode] in str(cell.error)
         assert grown() < MOST_MIB
-        assert statistics.median(taken) < MOST_S / 5
+        assert statistics.median(taken) < USUAL_S
 
 
 async def test_what_a_kernel_says_about_its_variables_is_not_believed() -> None:

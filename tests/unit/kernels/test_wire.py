@@ -139,7 +139,7 @@ def signed(kind: str, content: bytes) -> list[bytes]:
     "inner", [b"[],", b"{},", b'"",', b"1,", b'{"a":1},', b'"\\\\",', b'"\\"",', b'"[",']
 )
 def test_json_of_too_many_values_is_refused_before_it_is_parsed(inner: bytes) -> None:
-    content = b'{"data":{"application/json":[' + inner * MAX_VALUES + b"0]}}"
+    content = b'{"data":{"application/json":[' + inner * (MAX_VALUES + 1) + b"0]}}"
     with pytest.raises(Overload, match="more than 200,000 values"):
         Wire(KEY).decode(signed("display_data", content))
 
