@@ -9,6 +9,7 @@ import pytest
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.sessions.cell import Status
 from tests.escape.hostile_host import court, memory_growth, round_trips, text_of
+from tests.integration.agent import agent
 
 pytestmark = [pytest.mark.anyio]
 
@@ -186,3 +187,30 @@ async def test_what_a_kernel_says_about_its_variables_is_not_believed() -> None:
                 assert len(item["name"]) <= 200
                 assert item["size"] is None or item["size"] >= 0
         assert (await bench.run(session)).status is Status.OK
+
+
+OWN_CHANNELS = {
+    "closes them": ("s.close(0)", "closed its"),
+    "sends too much": ("s.type == zmq.XPUB and s.send(b'x' * (17 << 20))", "more than 16,842,752"),
+    "writes bytes": ("[write(fd) for fd in range(3, 200)]", "unknown flags in a frame"),
+}
+
+
+@pytest.mark.parametrize("attack", OWN_CHANNELS)
+async def test_a_cell_that_attacks_its_own_channels_loses_its_kernel_and_is_told_why(
+    attack: str,
+) -> None:
+    step, words = OWN_CHANNELS[attack]
+    code = (
+        "import contextlib, gc, os, time, zmq\n"
+        "def write(fd):\n"
+        "    with contextlib.suppress(OSError): os.write(fd, b'x' * 100_000)\n"
+        "sockets = [s for s in gc.get_objects() if isinstance(s, zmq.Socket)]\n"
+        f"for s in sockets: {step}\n"
+        "time.sleep(20)"
+    )
+    async with agent("--allow", "*") as notebook:
+        answer = await notebook.run(code, timeout=15)
+        assert answer.status == "killed"
+        assert words in answer.cell["cause"]
+        assert (await notebook.run("6 * 7")).text == "42"

@@ -11,6 +11,7 @@ from tests.escape.attacks.table import Target, attack, refused
 
 
 def _create(folder: str) -> bool:
+    """Make a file and remove it. Without a sandbox only in folders for temporary files."""
     path = Path(folder, "written-by-an-attack")
     path.touch(exist_ok=False)
     path.unlink()
@@ -22,17 +23,17 @@ def _append_nothing(path: str) -> bool:
     return True
 
 
-@attack("root")
+@attack()
 def write_to_the_root_folder(_: Target) -> bool:
     return _create("/")
 
 
-@attack("root")
+@attack()
 def write_to_usr(_: Target) -> bool:
     return _create("/usr/bin")
 
 
-@attack("root")
+@attack()
 def write_to_etc(_: Target) -> bool:
     return _create("/etc")
 
