@@ -77,7 +77,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         stack.callback(audit.close)
         stack.callback(audit.note, "server_end", {})
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
-        enforcer = Enforcer.create(run.path)
+        enforcer = Enforcer.create(run.path, sandbox.report())
         await stack.enter_async_context(enforcer.running())
         enforcer.warn(settings.limits)
         report = enforcer.report(sandbox.report(), settings.limits)

@@ -116,7 +116,7 @@ async def examine(
         folder = Path(tempfile.mkdtemp(prefix="kernel-mcp-", dir=SHORT_FOLDER))
         stack.callback(remove_tree, folder)
         runs = stack.enter_context(RunDirectory.create(folder))
-        enforcer = Enforcer.create(runs.path)
+        enforcer = Enforcer.create(runs.path, sandbox.report())
         await stack.enter_async_context(enforcer.running())
         report = enforcer.report(sandbox.report(), settings.limits)
         found = _summed_up(checks)

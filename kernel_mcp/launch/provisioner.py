@@ -62,7 +62,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         if self._run is None:
             sandbox = await anyio.to_thread.run_sync(select_sandbox, self.sandbox)
             self._run = self._resources.enter_context(RunDirectory.create())
-            enforcer = Enforcer.create(self._run.path)
+            enforcer = Enforcer.create(self._run.path, sandbox.report())
             self._resources.callback(enforcer.close)
             self._launcher = LocalLauncher(sandbox, self._run, enforcer=enforcer)
         manager: Any = self.parent

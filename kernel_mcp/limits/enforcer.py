@@ -30,16 +30,27 @@ class Enforcer:
     `running` has to be entered for the watchdog to act.
     """
 
-    def __init__(self, groups: GroupTree | None = None, refusal: str = "") -> None:
-        """Without `groups`, `refusal` says why there are none."""
+    def __init__(
+        self, groups: GroupTree | None = None, refusal: str = "", *, grouped: bool = False
+    ) -> None:
+        """Without `groups`, `refusal` says why there are none.
+
+        Kernels that are `grouped` have those of their sandbox.
+        """
         self._groups = groups
+        self._grouped = grouped
         self._refusal = refusal
         self._watchdog = Watchdog()
         self._number = 0
 
     @classmethod
-    def create(cls, run: Path) -> Enforcer:
-        """Make the server's control groups; `run` is the folder of this server's run."""
+    def create(cls, run: Path, sandbox: SandboxReport | None = None) -> Enforcer:
+        """Make the server's control groups; `run` is the folder of this server's run.
+
+        There are none for a `sandbox` with groups of its own.
+        """
+        if sandbox is not None and sandbox.own_groups:
+            return cls(refusal="the sandbox has its own", grouped=True)
         name = f"{PREFIX}{os.getpid()}-{run.name.rpartition('-')[2]}"
         try:
             return cls(GroupTree.create(find_hierarchies(), name, run / RECORD))
@@ -106,6 +117,8 @@ class Enforcer:
 
     def _by(self, controller: str) -> str:
         """`cgroup v1` or `cgroup v2` when that limits a resource, else an empty text."""
+        if self._grouped:
+            return "the sandbox's cgroup"
         versions = self._groups.versions if self._groups is not None else {}
         return f"cgroup v{versions[controller]}" if controller in versions else ""
 

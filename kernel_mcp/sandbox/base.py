@@ -85,13 +85,15 @@ class SandboxCommand:
 class SandboxReport:
     """What is in force, for `info`, `doctor` and the instructions of the server.
 
-    `unpromised` are checks of the self-test, by name, that fail because of a gap.
+    `unpromised` are checks of the self-test, by name, that fail because of a gap. With `own_groups`
+    kernels are in control groups of somebody else, which this server may not take them out of.
     """
 
     backend: str
     enforced: tuple[str, ...]
     gaps: tuple[str, ...]
     unpromised: frozenset[str] = frozenset()
+    own_groups: bool = False
 
 
 class Sandbox(Protocol):

@@ -27,6 +27,7 @@ from kernel_mcp.sandbox.base import (
     SandboxReport,
     SandboxRequest,
 )
+from kernel_mcp.sandbox.container_report import container_report
 from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine, container_name, mount
 from kernel_mcp.sandbox.folders import private_folder, runtime_folder
 from kernel_mcp.sandbox.furniture import Furniture, outermost
@@ -109,7 +110,8 @@ class ContainerSandbox:
             sockets=rootfs.SOCKETS,
             boot=rootfs.BOOT,
             layers=rootfs.LAYERS,
-            own_process_count=self._identities is not None,
+            # a user namespace has a count of its own, too
+            own_process_count=self._identities is not None or self.engine.rootless,
         )
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
@@ -132,7 +134,8 @@ class ContainerSandbox:
         try:
             options = [
                 *self._confinement(user),
-                *_resources(request.limits, alone=identity is not None),
+                *_resources(request.limits),
+                *self._ceilings(request.limits, alone=identity is not None),
                 *self._tree(request, user),
             ]
         except ValueError as reason:
@@ -175,40 +178,7 @@ class ContainerSandbox:
 
     def report(self) -> SandboxReport:
         """What the engine and our filter put in force here."""
-        user = (
-            "a host user id of its own for each session, without capabilities"
-            if self._identities is not None
-            else "no capabilities, no new privileges"
-        )
-        gaps = [
-            "shares the host's Linux kernel, so a kernel exploit leaves the sandbox",
-            f"{self.engine.kind} and its OCI runtime are trusted: they start each container",
-            "the mount table in /proc shows where on the host the mounted folders are",
-        ]
-        if self._identities is None:
-            gaps.append("kernels run under the server's user id; only namespaces separate them")
-            gaps.append("the folder of a kernel's sockets is kept small by a watchdog only")
-        if self.engine.kind == "docker":
-            gaps.append(
-                "facts about the host's Linux are readable in /proc: its boot command line, "
-                "modules, the names of its symbols; docker cannot cover them, podman does"
-            )
-        if Path("/sys/fs/selinux/enforce").exists():
-            gaps.append("SELinux does not separate the containers (label=disable)")
-        return SandboxReport(
-            backend=self.name,
-            enforced=(
-                f"a container of its own for each kernel ({self.engine.kind})",
-                "empty network namespace",
-                "only the workspace and a private /tmp are writable; the host's files are hidden",
-                "own process, ipc, cgroup and host name namespaces",
-                user,
-                f"system call filters (seccomp): that of {self.engine.kind} and kernel-mcp's own",
-                "control groups of the engine or the server for memory, processes, processors",
-                "ends with the server",
-            ),
-            gaps=tuple(gaps),
-        )
+        return container_report(self.engine, own_user=self._identities is not None)
 
     def _run(self, *words: str) -> list[str]:
         runtime = (
@@ -262,6 +232,22 @@ class ContainerSandbox:
             options += mount(layer, f"{rootfs.LAYERS}/{number}")
         return options
 
+    def _ceilings(self, limits: Limits, *, alone: bool) -> list[str]:
+        """The rlimits; `alone` when the kernel's host user runs nothing else.
+
+        Of files it may open as many as this server: inherited descriptors keep their numbers, and
+        the kernel lowers this limit itself, as in any sandbox.
+        """
+        if self.engine.rootless:
+            return ["--ulimit", "host"]  # any other might be above those of podman
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        if alone and limits.pids:
+            most = limits.pids + FIRST_PROCESS_PIDS
+            processes = most if processes < 0 else min(processes, most)
+        numbers = (("nofile", files), ("nproc", processes), ("core", 0))
+        return [f"--ulimit={name}={number}:{number}" for name, number in numbers]
+
     def _scratch(self, folder: str, size: int) -> list[str]:
         """A tmpfs whose mode is that of the image's folder."""
         copy = ",notmpcopyup" if self.engine.kind == "podman" else ""
@@ -270,8 +256,8 @@ class ContainerSandbox:
         return ["--mount", words + copy]
 
 
-def _resources(limits: Limits, *, alone: bool) -> list[str]:
-    """The engine's limits; `alone` when the kernel's host user runs nothing else."""
+def _resources(limits: Limits) -> list[str]:
+    """What the engine's control group limits."""
     options = ["--shm-size", str(limits.tmp_bytes or DEFAULT_SCRATCH)]
     if limits.memory_bytes:
         memory = str(limits.memory_bytes + FIRST_PROCESS_BYTES)
@@ -279,15 +265,7 @@ def _resources(limits: Limits, *, alone: bool) -> list[str]:
     if limits.cpus:
         options += ["--cpus", f"{limits.cpus:g}"]
     pids = limits.pids + FIRST_PROCESS_PIDS if limits.pids else -1
-    options += ["--pids-limit", str(pids)]
-    # inherited descriptors keep their numbers: the kernel lowers this one itself, as everywhere
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    if alone and limits.pids:
-        processes = pids if processes < 0 else min(processes, pids)
-    for name, number in (("nofile", files), ("nproc", processes), ("core", 0)):
-        options += ["--ulimit", f"{name}={number}:{number}"]
-    return options
+    return [*options, "--pids-limit", str(pids)]
 
 
 def _identities() -> IdentityPool | None:

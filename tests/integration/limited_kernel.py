@@ -99,9 +99,13 @@ async def limited_kernel(
         workspace, records = run.path / "w" / "1", run.path / "l"
         for folder in (workspace.parent, workspace, records):
             folder.mkdir(mode=0o700)
-        enforcer = Enforcer.create(run.path) if groups else Enforcer(refusal="a test wants none")
-        await stack.enter_async_context(enforcer.running())
         sandbox = sandbox or select_sandbox("bwrap")
+        enforcer = (
+            Enforcer.create(run.path, sandbox.report())
+            if groups
+            else Enforcer(refusal="a test wants none")
+        )
+        await stack.enter_async_context(enforcer.running())
         launcher: Launcher = LocalLauncher(sandbox, run, enforcer=enforcer)
         if forked:
             assert isinstance(sandbox, BwrapSandbox)

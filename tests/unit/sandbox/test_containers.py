@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
+from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.sandbox.base import Identity, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox
+from kernel_mcp.sandbox.container_report import container_report
 from kernel_mcp.sandbox.engine import ContainerOptions, Engine, mount
 from kernel_mcp.sandbox.furniture import Furniture, outermost
 from kernel_mcp.sandbox.image import CONTAINERFILE, build_command, main
@@ -168,6 +170,19 @@ def test_an_image_is_built_from_the_containerfile_or_imported(tmp_path: Path) ->
 def test_image_without_build_is_a_usage_error() -> None:
     with pytest.raises(ConfigError, match="expected build"):
         main([])
+
+
+def test_the_report_says_who_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    docker, podman = (Engine(kind, kind) for kind in ("docker", "podman"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert container_report(docker, own_user=False).own_groups
+    assert not container_report(podman, own_user=False).own_groups
+    enforcer = Enforcer.create(tmp_path, container_report(docker, own_user=False))
+    found = enforcer.report(container_report(docker, own_user=False), Limits())
+    assert "512 processes and threads by the sandbox's cgroup" in found.enforced
+    assert not any("no cgroup" in gap for gap in found.gaps)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert not container_report(docker, own_user=True).own_groups
 
 
 def test_the_options_are_those_of_the_settings() -> None:
