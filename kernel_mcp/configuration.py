@@ -151,10 +151,10 @@ def _refuse_unsafe(table: Mapping[str, Any], file: Path) -> None:
             refuse(key)
     if "/" in str(table.get("python", "")):
         refuse("python")
-    for key in ("index-url", "find-links", "allow-source-builds"):
+    for key in ("index-url", "find-links", "allow-source-builds", "audit-log"):
         if key in table:
             refuse(key)
-    for key in ("workspace", "cache-dir", "state-dir", "audit-log"):
+    for key in ("workspace", "cache-dir", "state-dir"):
         folder = table.get(key)
         if isinstance(folder, str):
             inside = os.path.realpath(file.parent)
