@@ -7,6 +7,8 @@ from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.settings import Settings
 
 SHOWN_NAMES = 30
+MOST_CHARS = 1900
+"""Gaps of a sandbox that do not fit are counted."""
 
 TEXT = """\
 A notebook for Python: execute runs a cell in a persistent IPython kernel, and variables, imports \
@@ -18,7 +20,7 @@ Long cells: execute answers `running` and the cell goes on; call wait for more, 
 it. An answer that says `killed` means that the variables are lost.
 Imports: {allowed} (info lists all). Other imports are refused.
 Packages: {packages}
-Files: {files} There is no network."""
+Files: {files}{network}"""
 
 FILES = "code works in its workspace folder; write_file and read_file move files in and out."
 NO_FILES = "code cannot open files, and has no eval, exec, compile or input."
@@ -36,10 +38,22 @@ def instructions(settings: Settings, sandbox: SandboxReport) -> str:
         allowed=allowed,
         packages=_packages(settings.allow_install),
         files=NO_FILES if strict else FILES,
+        network=" There is no network." if sandbox.enforced else "",
     )
-    if sandbox.gaps:
-        text += f"\nSandbox {sandbox.backend}; not enforced: {'; '.join(sandbox.gaps)}."
-    return text
+    if not sandbox.gaps:
+        return text
+    return f"{text}\nSandbox {sandbox.backend}; not enforced: {_gaps(sandbox, len(text))}."
+
+
+def _gaps(sandbox: SandboxReport, used: int) -> str:
+    """As many gaps as there is room for."""
+    told: list[str] = []
+    for gap in sandbox.gaps:
+        used += len(gap) + 2
+        if told and used > MOST_CHARS:
+            return f"{'; '.join(told)}; and {len(sandbox.gaps) - len(told)} more (see info)"
+        told.append(gap)
+    return "; ".join(told)
 
 
 def _packages(allow_install: tuple[str, ...]) -> str:
