@@ -102,12 +102,14 @@ def _start(listener: socket.socket, task: Task) -> socket.socket | None:
 
 
 def _engine(argv: list[str], *, quiet: bool) -> int:
-    """Run the engine's command line to its end; it dies with this program."""
-    own = os.getpid()
+    """Run the engine's command line to its end.
+
+    It does not die with this program: a container that is half made would be left, while one that
+    is started finds nobody to connect to, and ends.
+    """
     child = os.fork()
     if child == 0:
         try:
-            _die_with(own)
             null = os.open("/dev/null", os.O_RDWR)
             os.dup2(null, 0)
             if quiet:

@@ -238,6 +238,16 @@ async def test_a_kill_ends_every_process_of_the_container(sandbox: ContainerSand
     gone_within(sandbox, 10)
 
 
+@pytest.mark.parametrize("delay", [0.02, 0.1, 0.2, 0.3])
+async def test_a_start_that_is_given_up_leaves_no_container(
+    sandbox: ContainerSandbox, delay: float
+) -> None:
+    with anyio.move_on_after(delay):
+        async with kernel_in(sandbox):
+            pass
+    gone_within(sandbox, 10)
+
+
 def test_a_server_that_is_killed_leaves_no_container(sandbox: ContainerSandbox) -> None:
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER, sandbox.engine.kind], stdout=subprocess.PIPE, text=True
