@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -29,6 +30,7 @@ from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook_json
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget
+from kernel_mcp.packages.present import all_versions
 from kernel_mcp.policy import check, own_modules
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.manager import Caller, SessionManager
@@ -218,9 +220,10 @@ class Desk:
         """Describe the server and the session's environment."""
         session = await self._manager.resolve(caller, handle)
         environment, policy = await self._factory.environment(session.demand, lambda _text: None)
+        packages = await anyio.to_thread.run_sync(all_versions, environment, session.demand.layer)
         return describe.server(
             session,
-            environment,
+            replace(environment, packages=tuple(f"{k}=={v}" for k, v in packages.items())),
             policy,
             sandbox=self._sandbox,
             report=self._report,

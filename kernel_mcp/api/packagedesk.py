@@ -23,7 +23,8 @@ from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget
 from kernel_mcp.packages.installer import Installer
-from kernel_mcp.packages.layer import Layer, versions
+from kernel_mcp.packages.layer import versions
+from kernel_mcp.packages.present import all_versions
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.narration import Report
@@ -80,13 +81,15 @@ class PackageDesk:
         """What a session can use: its environment's packages and those added to it."""
         session = await self._manager.resolve(caller, handle)
         environment, _ = await self._factory.prepare(session.demand, report)
-        added = await anyio.to_thread.run_sync(_added, session)
+        found = await anyio.to_thread.run_sync(all_versions, environment, session.demand.layer)
         base = versions(environment.packages)
         entries = [
             PackageEntry(
-                name=name, version=version, source="installed" if name in added else "environment"
+                name=name,
+                version=version,
+                source="environment" if base.get(name) == version else "installed",
             )
-            for name, version in sorted({**base, **added}.items())
+            for name, version in found.items()
         ]
         return PackageList(
             session=session.handle,
@@ -166,10 +169,6 @@ def _installed(session: Session, outcome: Outcome, duration_s: float) -> Install
         reset_needed=outcome.needs_reset,
         duration_s=round(duration_s, 3),
     )
-
-
-def _added(session: Session) -> dict[str, str]:
-    return {} if session.demand.layer is None else Layer(session.demand.layer).packages()
 
 
 def _files(session: Session) -> list[str]:

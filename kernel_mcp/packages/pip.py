@@ -193,10 +193,18 @@ def _failure(result: UvResult, earlier: Sequence[str] = ()) -> InstallError:
 
 
 def _content(path: Path) -> str:
-    """The text of a file that code of packages may have put something else in the place of."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, encoding="utf-8", errors="replace") as file:
-        return file.read() if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+    """The text of a file, unless code of packages has put something else in its place."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="replace") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return file.read()
+    except OSError:
+        pass
+    raise InstallError(
+        "Nothing was installed, the session is as it was: code of a package has put something "
+        "else in the place of what was resolved. Do not use that package."
+    )
 
 
 async def _grown(folder: Path, most_bytes: int) -> None:

@@ -55,3 +55,9 @@ class Present:
             or not set(generation.requested) <= set(self.requested)
             or not set(generation.permitted) <= self.permitted
         )
+
+
+def all_versions(environment: KernelEnvironment, layer: Path | None) -> dict[str, str]:
+    """The version of every package that a session's next kernel will have, by name. Blocks."""
+    added = {} if layer is None else Layer(layer).packages()
+    return dict(sorted({**versions(environment.packages), **added}.items()))

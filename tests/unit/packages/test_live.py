@@ -1,0 +1,117 @@
+"""The last step of an installation, with kernels that answer, stay silent or die."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.base import ExitStatus
+from kernel_mcp.packages.layer import Generation
+from kernel_mcp.packages.live import take_in
+from kernel_mcp.packages.outcome import Outcome
+from kernel_mcp.packages.present import Present
+from kernel_mcp.policy import Policy
+from kernel_mcp.sessions.session import Session
+
+pytestmark = pytest.mark.anyio
+
+GENERATION = Generation(
+    requested=("Thing-Two",),
+    packages=("thing-two==2.0", "base==1.0"),
+    modules={"thing-two": ["thing_two"], "base": ["base"]},
+    permitted=("thing_two",),
+)
+
+
+class FakeKernel:
+    """Answers with `reply`, or not at all when it is None."""
+
+    def __init__(self, reply: Any, exit_status: ExitStatus | None = None) -> None:
+        self.policy = Policy(frozenset({"math"}))
+        self.exit = exit_status
+        self.dead = anyio.Event()
+        self.asked: list[dict[str, Any]] = []
+        self.interrupts = 0
+        self._reply = reply
+        if exit_status is not None:
+            self.dead.set()
+
+    async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> Any:
+        assert kind == "kernel_mcp_packages_request"
+        self.asked.append(content)
+        if self._reply is None:
+            raise LaunchError("no answer")
+        return self._reply
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+
+
+class FakeSession:
+    def __init__(self, kernel: FakeKernel | None, *, busy: bool = False) -> None:
+        self._kernel = kernel
+        self.current = object() if busy else None
+
+    async def ensure_kernel(self) -> FakeKernel:
+        if self._kernel is None:
+            raise LaunchError("no room")
+        return self._kernel
+
+
+async def taken_in(kernel: FakeKernel | None, *, busy: bool = False) -> Outcome:
+    return await take_in(
+        cast(Session, FakeSession(kernel, busy=busy)),
+        ["thing-two", "pywin32"],
+        present=Present({"base": "0.9"}, {"base": ("base",)}),
+        generation=GENERATION,
+        confined=True,
+    )
+
+
+async def test_the_kernel_gets_the_names_and_its_word_is_taken() -> None:
+    kernel = FakeKernel(
+        {"modules": {"thing_two": {"state": "imported"}, "base": {"state": "earlier"}}}
+    )
+    outcome = await taken_in(kernel)
+    assert kernel.asked == [{"allow": ["thing_two"], "modules": ["thing_two", "base"]}]
+    assert kernel.policy.allows("thing_two")
+    assert [each.name for each in outcome.packages] == ["thing-two", "base"]
+    assert outcome.packages[1].previous == "0.9"
+    assert outcome.unfit == ("pywin32",)
+    assert outcome.needs_reset
+    assert not outcome.failed
+
+
+@pytest.mark.parametrize("reply", [{}, {"modules": []}, {"modules": {"thing_two": "imported"}}])
+async def test_a_word_of_the_wrong_shape_is_no_success(reply: object) -> None:
+    outcome = await taken_in(FakeKernel(reply))
+    assert outcome.failed
+    assert "not known" in outcome.summary()
+
+
+async def test_long_words_of_the_kernel_are_cut() -> None:
+    reply = {"modules": {"thing_two": {"state": "failed", "detail": "x" * 100_000}}}
+    assert len((await taken_in(FakeKernel(reply))).summary()) < 2000
+
+
+async def test_a_kernel_that_dies_over_the_imports_is_told_with_what_is_lost() -> None:
+    outcome = await taken_in(FakeKernel(None, ExitStatus(signal=11)))
+    assert "killed by SIGSEGV during the imports: all variables are lost" in outcome.summary()
+    assert outcome.failed
+
+
+async def test_imports_that_hang_are_interrupted_unless_a_cell_would_be() -> None:
+    for busy in (False, True):
+        kernel = FakeKernel(None)
+        outcome = await taken_in(kernel, busy=busy)
+        assert "did not end" in outcome.trouble
+        assert kernel.interrupts == (0 if busy else 1)
+
+
+async def test_without_a_kernel_the_packages_are_there_and_untried() -> None:
+    outcome = await taken_in(None)
+    assert outcome.failed
+    assert "No kernel could be started: no room" in outcome.summary()

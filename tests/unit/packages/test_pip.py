@@ -1,0 +1,133 @@
+"""What uv is asked for on behalf of a session, with a stand-in for uv."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.environments.sources import Sources
+from kernel_mcp.environments.uv import Uv
+from kernel_mcp.errors import InstallError
+from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.packages.builder import PlainBuilder
+from kernel_mcp.packages.pip import ConfinedPip
+
+pytestmark = pytest.mark.anyio
+
+FAKE = """\
+#!/bin/sh
+[ "$1 $2" = "cache dir" ] && { echo "$FAKE/cache"; exit 0; }
+echo "$@" >> "$FAKE/log"
+case "$*" in
+  *--no-build*) [ -z "$NO_WHEEL" ] || { echo "Wheels are required for x"; exit 1; } ;;
+esac
+[ -z "$FAILS" ] || { echo "$FAILS"; exit 1; }
+answer="$FAKE/scratch/resolved.txt"
+[ -z "$LINK" ] || { rm -f "$answer"; exec ln -s "$LINK" "$answer"; }
+case "$*" in
+  *"pip compile"*) printf 'one==2.0\\ntwo==1.0 ; python_version > "3"\\n' > "$answer" ;;
+  *"pip install"*) head -c "${BYTES:-10}" /dev/zero > "$FAKE/target/module.py" ;;
+esac
+"""
+ENVIRONMENT = KernelEnvironment(Path("/env/bin/python"), ())
+
+
+@asynccontextmanager
+async def pip(root: Path, *, builds: bool = False, **variables: str) -> AsyncIterator[ConfinedPip]:
+    program = root / "uv"
+    program.write_text(FAKE)
+    program.chmod(0o755)
+    (root / "target").mkdir()
+    environ = {"PATH": os.environ["PATH"], "FAKE": str(root), **variables}
+    uv = Uv(str(program), environ, root, Sources(index_url="https://mirror", offline=True))
+    opened = ConfinedPip.opened(uv, PlainBuilder(), scratch=root / "scratch", source_builds=builds)
+    async with opened as found:
+        yield found
+    assert not (root / "scratch").exists()
+
+
+async def resolve(found: ConfinedPip, *earlier: str) -> dict[str, str]:
+    return await found.resolve(
+        ENVIRONMENT,
+        wanted=["one", *earlier],
+        earlier=earlier,
+        present={"one": "1.0"},
+        constraints=["one<3"],
+        excludes=["jedi"],
+        progress=quiet,
+    )
+
+
+async def install(found: ConfinedPip, root: Path, most_bytes: int = 0) -> None:
+    await found.install(
+        ENVIRONMENT,
+        {"one": "2.0"},
+        into=root / "target",
+        seen_as=str(root / "target"),
+        most_bytes=most_bytes,
+        progress=quiet,
+    )
+
+
+async def quiet(_text: str) -> None:
+    """Nobody listens."""
+
+
+async def test_versions_are_read_from_what_uv_resolved(tmp_path: Path) -> None:
+    async with pip(tmp_path) as found:
+        assert await resolve(found) == {"one": "2.0", "two": "1.0"}
+        for name, content in {"wanted": "one", "constraints": "one<3", "excludes": "jedi"}.items():
+            assert (tmp_path / f"scratch/{name}.txt").read_text().strip() == content
+
+
+async def test_wheels_only_from_the_sources_of_the_operator(tmp_path: Path) -> None:
+    async with pip(tmp_path) as found:
+        await resolve(found)
+        await install(found, tmp_path)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert "--no-build --default-index https://mirror --offline" in line
+    assert lines[1].endswith("-- one==2.0")
+
+
+async def test_a_failure_leaves_word_of_what_was_installed_before(tmp_path: Path) -> None:
+    async with pip(tmp_path, FAILS="No solution found: one<1 and one>1") as found:
+        with pytest.raises(InstallError, match="installed before counts too: three<2"):
+            await resolve(found, "three<2")
+
+
+async def test_without_wheels_nothing_is_built_unless_that_is_allowed(tmp_path: Path) -> None:
+    async with pip(tmp_path, NO_WHEEL="1") as found:
+        with pytest.raises(InstallError, match="building from source is switched off"):
+            await resolve(found)
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
+
+
+async def test_builds_use_a_cache_of_their_own(tmp_path: Path) -> None:
+    async with pip(tmp_path, builds=True, NO_WHEEL="1") as found:
+        await resolve(found)
+        await install(found, tmp_path)
+    first, second, third = (tmp_path / "log").read_text().splitlines()
+    assert "--no-build" in first
+    assert f"--cache-dir {tmp_path}/cache " in first
+    for line in (second, third):  # once it is known that something has to be built
+        assert "--no-build" not in line
+        assert f"--cache-dir {tmp_path}/scratch/cache " in line
+
+
+async def test_too_many_bytes_are_an_error(tmp_path: Path) -> None:
+    async with pip(tmp_path, BYTES="5000") as found:
+        with pytest.raises(InstallError, match="--install-size"):
+            await install(found, tmp_path, most_bytes=4000)
+
+
+async def test_a_link_in_the_place_of_uvs_answer_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("root==secret")
+    async with pip(tmp_path, LINK=str(tmp_path / "secret")) as found:
+        with pytest.raises(InstallError, match="something else"):
+            await resolve(found)
