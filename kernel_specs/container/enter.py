@@ -37,8 +37,6 @@ MESSAGE_BYTES = 1 << 18
 MOST_DESCRIPTORS = 64
 EXIT_FAILED = 71
 """EX_OSERR of <sysexits.h>."""
-ABOVE = 512
-"""Received descriptors are moved past the numbers that are asked for."""
 
 
 class _FilterProgram(ctypes.Structure):
@@ -83,10 +81,12 @@ def _receive(host: socket.socket) -> tuple[dict[str, Any], list[int]]:
     for level, kind, data in extra:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
-    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, ABOVE) for fd in numbers]
+    task = json.loads(message)
+    above = max(task["descriptors"]) + 1
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in numbers]
     for fd in numbers:
         os.close(fd)
-    return json.loads(message), moved
+    return task, moved
 
 
 def _become(task: dict[str, Any], received: list[int]) -> None:
@@ -104,7 +104,7 @@ def _become(task: dict[str, Any], received: list[int]) -> None:
             if first < number:  # an empty range would close everything
                 os.closerange(first, number)
             first = number + 1
-        os.closerange(first, ABOVE)  # the ones above close by themselves
+        # the received ones are above, and close by themselves
         os.chdir("/")
         os.execve(task["argv"][0], task["argv"], task["env"])
     except BaseException as error:  # noqa: BLE001  # must not go on as a second init

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -86,6 +87,48 @@ def test_input_output_and_exit_code_go_through(sandbox: ContainerSandbox) -> Non
     assert (done.stdout, done.stderr, done.returncode) == ("given", "no\n", 3)
     killed = run_confined(sandbox, ["/bin/sh", "-c", "kill -9 $$"])
     assert killed.returncode == 128 + signal.SIGKILL
+
+
+def test_inherited_descriptors_keep_their_numbers(
+    sandbox: ContainerSandbox, tmp_path: Path
+) -> None:
+    read, write = os.pipe()
+    numbers = [fcntl.fcntl(write, fcntl.F_DUPFD, low) for low in (601, 600, 512, 8)]
+    os.close(write)
+    identity = sandbox.identity(tmp_path)
+    assert identity is not None
+    os.chown(tmp_path, identity.uid, identity.gid)
+    say = "; ".join(f"os.write({number}, b'{number} ')" for number in numbers)
+    listed = "print(sorted(map(int, os.listdir('/proc/self/fd'))))"
+    command = sandbox.command(
+        SandboxRequest(
+            argv=[sys.executable, "-I", "-S", "-c", f"import os; {say}; {listed}"],
+            env={},
+            workspace=tmp_path,
+            sockets=tmp_path,
+            readonly=RUNTIME,
+            limits=Limits(),
+            inherit=numbers,
+        ),
+        identity,
+    )
+    try:
+        done = subprocess.run(
+            command.argv,
+            env=command.env,
+            pass_fds=command.pass_fds,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        command.close_passed()
+        os.close(command.status_fd)
+        sandbox.release(identity)
+    with open(read) as file:
+        assert file.read().split() == list(map(str, numbers))
+    # beside them the standard ones, and the one that lists the folder
+    assert set(json.loads(done.stdout)) == {0, 1, 2, 3, *numbers}, done.stderr
 
 
 def test_the_environment_is_the_one_that_was_asked_for(
