@@ -13,6 +13,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +89,11 @@ class WarmPool:
             spare = self._spares.popleft()
             self._taken.set()
             if spare.kernel.exit is None and _take_place(spare.layer, demand.layer):
-                await _hand_over(spare, demand.workspace)
+                try:
+                    await _hand_over(spare, demand.workspace)
+                except BaseException:
+                    await self._drop(spare)
+                    raise
                 return spare.kernel
             await self._drop(spare)
         return await self._source.start(demand, tell)
@@ -98,18 +103,23 @@ class WarmPool:
         workspace, layer = self._folder / name, self._layers / name
         workspace.mkdir(mode=0o700, parents=True)
         Layer(layer).make()
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(_remove, workspace, layer)
             kernel = await self._source.start(Demand(name, workspace, layer=layer), logger.info)
+            undo.push_async_callback(kernel.aclose)
             await _rehearse(kernel)
-        except BaseException:
-            workspace.rmdir()
-            layer.rmdir()
-            raise
+            undo.pop_all()
         return _Spare(kernel, workspace, layer)
 
     async def _drop(self, spare: _Spare) -> None:
-        await spare.kernel.aclose()
-        for folder in (spare.workspace, spare.layer):
+        with anyio.CancelScope(shield=True):
+            await spare.kernel.aclose()
+            await _remove(spare.workspace, spare.layer)
+
+
+async def _remove(*folders: Path) -> None:
+    with anyio.CancelScope(shield=True):
+        for folder in folders:
             await anyio.to_thread.run_sync(remove_tree, folder)
 
 

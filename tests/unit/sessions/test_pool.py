@@ -1,0 +1,111 @@
+"""The reserve hands over spares with their folders, and never a dead one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from kernel_mcp.sessions.demand import Demand
+from kernel_mcp.sessions.pool import WarmPool
+from tests.unit.fake_kernels import FakeSource
+
+pytestmark = [pytest.mark.anyio]
+
+
+@asynccontextmanager
+async def filled(folder: Path, source: FakeSource, size: int = 2) -> AsyncIterator[WarmPool]:
+    """A pool that is full."""
+    pool = WarmPool(source, size=size, folder=folder / "w", layers=folder / "p")
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.fill)
+            while pool.ready < size:
+                await anyio.lowlevel.checkpoint()
+            yield pool
+            tasks.cancel_scope.cancel()
+    await pool.aclose()
+
+
+def demand(folder: Path, python: str = "") -> Demand:
+    """What a new session asks for."""
+    workspace, layer = folder / "w" / "session", folder / "p" / "session"
+    for place in (workspace, layer):
+        place.mkdir(parents=True, exist_ok=True)
+    return Demand("session", workspace, python, layer=layer)
+
+
+def tell(_text: str) -> None:
+    """Progress that nobody follows."""
+
+
+async def test_a_session_takes_a_spare_and_its_folder(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        spares = {entry.name for entry in (tmp_path / "w").iterdir()}
+        (tmp_path / "w" / min(spares) / "by-kernel").touch()
+        (tmp_path / "w" / max(spares) / "by-kernel").touch()
+        kernel: object = await pool.start(demand(tmp_path), tell)
+        assert kernel in source.kernels[:2]
+        assert (tmp_path / "w" / "session" / "by-kernel").exists()
+
+
+async def test_files_that_came_first_are_moved_into_the_folder_of_the_spare(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        wanted = demand(tmp_path)
+        (wanted.workspace / "data").mkdir()
+        (wanted.workspace / "data" / "in.csv").write_text("a,b")
+        await pool.start(wanted, tell)
+        assert (wanted.workspace / "data" / "in.csv").read_text() == "a,b"
+
+
+async def test_a_spare_that_has_died_is_passed_over_and_its_folder_removed(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        source.kernels[0].die()
+        kernel: object = await pool.start(demand(tmp_path), tell)
+        assert kernel is source.kernels[1]
+        assert source.kernels[0].closed
+
+
+async def test_a_session_with_wishes_of_its_own_gets_a_kernel_of_its_own(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        kernel: object = await pool.start(demand(tmp_path, python="3.12"), tell)
+        assert kernel not in source.kernels[:2]
+        assert pool.ready == 2
+
+
+async def test_what_was_taken_is_replaced(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        await pool.start(demand(tmp_path), tell)
+        while pool.ready < 2:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_closing_ends_the_spares_and_removes_their_folders(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source):
+        pass
+    assert source.living == 0
+    assert list((tmp_path / "w").iterdir()) == []
+    assert list((tmp_path / "p").iterdir()) == []
+
+
+async def test_a_spare_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -> None:
+    source = FakeSource()
+    source.refuse = "own"
+    pool = WarmPool(source, size=1, folder=tmp_path / "w", layers=tmp_path / "p")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pool.fill)
+        with anyio.fail_after(10):
+            while not source.demands or list((tmp_path / "w").iterdir()):
+                await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    assert list((tmp_path / "p").iterdir()) == []

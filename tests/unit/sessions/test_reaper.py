@@ -1,0 +1,54 @@
+"""Idle sessions are found by the clock; busy ones never are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.reaper import Reaper
+from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+
+pytestmark = [pytest.mark.anyio]
+
+
+async def test_a_session_expires_after_its_idle_time_and_not_before(tmp_path: Path) -> None:
+    clock, source = FakeClock(), FakeSource()
+    manager = new_manager(tmp_path, source, clock)
+    async with manager.running():
+        session = await manager.create(Caller())
+        reaper = Reaper(manager, 60, clock)
+        clock.now += 59
+        assert reaper.expired() == []
+        clock.now += 1
+        assert reaper.expired() == [session]
+
+
+async def test_the_longest_idle_session_comes_first(tmp_path: Path) -> None:
+    clock, source = FakeClock(), FakeSource()
+    manager = new_manager(tmp_path, source, clock)
+    async with manager.running():
+        first = await manager.create(Caller())
+        clock.now += 5
+        second = await manager.create(Caller())
+        clock.now += 100
+        assert Reaper(manager, 60, clock).expired() == [first, second]
+
+
+async def test_a_busy_session_is_never_idle(tmp_path: Path) -> None:
+    clock, source = FakeClock(), FakeSource()
+    manager = new_manager(tmp_path, source, clock)
+    async with manager.running():
+        session = await manager.create(Caller())
+        cell = session.submit("wait", 0)
+        clock.now += 1000
+        assert Reaper(manager, 60, clock).expired() == []
+        with anyio.fail_after(5):
+            while not source.kernels:
+                await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()
+            source.kernels[0].interrupt()
+            await cell.finished.wait()
