@@ -26,6 +26,8 @@ from benchmarks.places import build_ours
 from benchmarks.results import Results, failure
 
 GROUP_S = 1200
+QUIET_LOAD = 0.5
+"""What the load average may be where figures are to be compared with those of other days."""
 RESULTS = Path(__file__).parent / "results"
 PEERS = "peers"
 
@@ -88,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # some servers print into the protocol
     now = datetime.now(timezone.utc)
     machine = Machine.this()
+    if machine.load > QUIET_LOAD:
+        print(f"This machine is busy: its load average is {machine.load}", file=sys.stderr)
     results = Results()
     why = anyio.run(failure, partial(_run, results, groups, quick=options.quick))
     if why:

@@ -17,7 +17,7 @@ from benchmarks.floor import FLOOR, floor
 from benchmarks.notebooks import ONE, PANDAS, Notebook, Notebooks
 from benchmarks.processes import children, descendants, load, meminfo_mib, pss_mib, settle
 from benchmarks.results import BenchmarkError, Figure, attempt, timed
-from benchmarks.sessions import STDIO, warm_call
+from benchmarks.sessions import DIRECT, STDIO, warm_call
 
 BURST = Figure("burst", "Sessions asked for at once, each with a pandas cell → last result", FLOOR)
 ROBIN = Figure(
@@ -33,6 +33,8 @@ ALIVE_WARM = Figure("alive-warm", "Cell `1` in one of them, median", FLOOR)
 
 AT_A_TIME = 8
 """Sessions that are opened together where it is not the opening that is measured."""
+SPARES = 2
+"""Kernels in reserve, as by default."""
 STOCK_MIB = 110
 """What to expect of a stock kernel with pandas, before so many are started that none would fit."""
 
@@ -95,6 +97,18 @@ def _systems(bench: Bench) -> dict[str, OpenCrowd]:
     return {FLOOR: stock, STDIO: served}
 
 
+def _with_direct(bench: Bench) -> dict[str, OpenCrowd]:
+    """The systems, and ours without the client and the server of the MCP SDK in between."""
+
+    @asynccontextmanager
+    async def direct() -> AsyncIterator[Crowd]:
+        async with ours.in_process(bench.folder(), warm=SPARES) as system:
+            await settle()
+            yield Crowd(system, set)
+
+    return {**_systems(bench), DIRECT: direct}
+
+
 def _trees(roots: set[int]) -> set[int]:
     return roots.union(*(descendants(root) for root in roots))
 
@@ -103,7 +117,7 @@ async def burst(bench: Bench) -> None:
     """Many clients come at once."""
     count = 4 if bench.quick else 16
     for _ in range(bench.rounds(4, 1)):
-        for name, system in _systems(bench).items():
+        for name, system in _with_direct(bench).items():
             async with system() as crowd:
                 measure = partial(timed, partial(crowd.grow, count, PANDAS, together=count))
                 await attempt(bench.results, BURST, name, measure, count)
@@ -114,7 +128,7 @@ async def robin(bench: Bench) -> None:
     """Every session runs one small cell after the other, all at the same time."""
     count, seconds = (8, 2.0) if bench.quick else (64, 8.0)
     for _ in range(bench.rounds(2, 1)):
-        for name, system in _systems(bench).items():
+        for name, system in _with_direct(bench).items():
             async with system() as crowd:
                 done: list[int] = []
 
