@@ -44,10 +44,13 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     if reason is None and run.status == "aborted":
         run = kernel.submit(cell.code, cell.take)
         reason = await _end_or_stop(kernel, run, cell, cpu_s)
+    killed = False
     if reason is not None:
         grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
-        await _stop(kernel, run, grace_s)
-    return _outcome(kernel, run, cell, reason, grace_s, cpu_s)
+        killed = await _stop(kernel, run, grace_s)
+    if killed or run.status is None:
+        return _death(kernel, cell, reason, grace_s, cpu_s)
+    return _end(kernel, run, cell, reason, cpu_s)
 
 
 _AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
@@ -74,23 +77,28 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
     return None if run.finished.is_set() else cell.stop_reason or StopReason.TIMEOUT
 
 
-async def _stop(kernel: Kernel, run: Run, grace_s: float) -> None:
+async def _stop(kernel: Kernel, run: Run, grace_s: float) -> bool:
+    """Interrupt the cell, and kill its kernel when that does not help; whether it was killed.
+
+    A reply that comes after the kill saves nothing.
+    """
     left = grace_s
     while left > 0 and not run.finished.is_set():
         kernel.interrupt()
         with anyio.move_on_after(min(INTERRUPT_EVERY_S, left)):
             await run.finished.wait()
         left -= INTERRUPT_EVERY_S
-    if not run.finished.is_set():
-        kernel.kill()
-        with anyio.move_on_after(DEATH_TIMEOUT_S):
-            await kernel.dead.wait()
+    if run.finished.is_set():
+        return False
+    kernel.kill()
+    with anyio.move_on_after(DEATH_TIMEOUT_S):
+        await kernel.dead.wait()
+    return True
 
 
-def _outcome(
-    kernel: Kernel, run: Run, cell: Cell, reason: StopReason | None, grace_s: float, cpu_s: float
-) -> Outcome:
-    wish = {
+def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -> str:
+    """Why the cell had to stop, in words; empty when it did not."""
+    return {
         None: "",
         StopReason.TIMEOUT: f"it reached its time limit of {cell.timeout_s:g} s",
         StopReason.CPU: f"it used up its {cpu_s:g} s of processor time",
@@ -100,20 +108,31 @@ def _outcome(
         StopReason.RESET: "the session was reset",
         StopReason.CLOSE: "the session was closed",
     }[reason]
-    if run.status is None:
-        cause = f"the kernel was {kernel.exit.describe()}" if kernel.exit else "the kernel is gone"
-        if reason in _AT_ONCE:
-            cause = wish
-        elif reason not in (None, StopReason.DISK):
-            cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
-        return Outcome(Status.KILLED, state_kept=False, cause=cause)
+
+
+def _death(
+    kernel: Kernel, cell: Cell, reason: StopReason | None, grace_s: float, cpu_s: float
+) -> Outcome:
+    """The outcome of a cell that has lost its kernel."""
+    wish = _wish(kernel, cell, reason, cpu_s)
+    cause = f"the kernel was {kernel.exit.describe()}" if kernel.exit else "the kernel is gone"
+    if reason in _AT_ONCE:
+        cause = wish
+    elif reason not in (None, StopReason.DISK):
+        cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
+    return Outcome(Status.KILLED, state_kept=False, cause=cause)
+
+
+def _end(kernel: Kernel, run: Run, cell: Cell, reason: StopReason | None, cpu_s: float) -> Outcome:
+    """The outcome of a cell that came to an end in a kernel that lives."""
+    if reason is None and run.status == "aborted":
+        cause = "the kernel dropped the cell twice without running it; run it again"
+        return Outcome(Status.ERROR, cause=cause)
     if reason is None:
-        if run.status == "aborted":
-            cause = "the kernel dropped the cell twice without running it; run it again"
-            return Outcome(Status.ERROR, cause=cause)
         status = Status.ERROR if run.status == "error" else Status.OK
     elif reason in (StopReason.TIMEOUT, StopReason.CPU):
         status = Status.TIMEOUT
     else:
         status = Status.INTERRUPTED
-    return Outcome(status, cause=wish or None, execution_count=run.execution_count)
+    cause_or_none = _wish(kernel, cell, reason, cpu_s) or None
+    return Outcome(status, cause=cause_or_none, execution_count=run.execution_count)

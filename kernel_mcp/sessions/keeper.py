@@ -122,6 +122,14 @@ class KernelKeeper:
         if self._dozing is not None:
             self._dozing.cancel()
 
+    def tell_loss(self, cause: str) -> None:
+        """Have the next answer tell that variables are lost."""
+        self.loss = cause
+        self.news.append(
+            f"Before this cell, {cause}: all variables of earlier cells are lost, files in the "
+            "workspace are kept. The kernel is a fresh one now"
+        )
+
     def report(self, cell: Cell) -> str | None:
         """Tell with the answer of `cell` what has happened since the last one; what was lost."""
         for text in self.news:
@@ -168,12 +176,9 @@ class KernelKeeper:
         exit_status, used = self.kernel.exit, self.used
         await self.drop()
         if used and exit_status is not None:
-            self.loss = f"the kernel was {exit_status.describe()} between cells"
-            self._journal.died(self.loss)
-            self.news.append(
-                f"Before this cell, {self.loss}: all variables of earlier cells are lost, files in "
-                "the workspace are kept. The kernel is a fresh one now"
-            )
+            cause = f"the kernel was {exit_status.describe()} between cells"
+            self._journal.died(cause)
+            self.tell_loss(cause)
 
 
 async def _end(kernel: Kernel) -> None:

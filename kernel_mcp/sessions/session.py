@@ -360,6 +360,10 @@ class Session:
         )
         if outcome.status is Status.KILLED:
             await self._keeper.drop()
+            if cell.stop_reason is StopReason.CANCEL:  # nobody waits for this cell's answer
+                self._keeper.tell_loss(
+                    "a cell whose call was cancelled did not react to its interrupt and was killed"
+                )
             if cell.stop_reason not in (StopReason.RESET, StopReason.CLOSE):
                 await self._replace_kernel(cell)
         return outcome

@@ -207,3 +207,14 @@ async def test_variables_can_be_listed_while_a_cell_runs() -> None:
         names = [v["name"] for v in (await notebook.call("list_variables")).data["variables"]]
         assert "step" in names
         await notebook.call("interrupt")
+
+
+async def test_what_a_cancelled_cell_costs_is_told_by_the_next_answer() -> None:
+    async with agent(*QUICK) as notebook:
+        await notebook.run("x = 1")
+        with anyio.move_on_after(0.5):
+            await notebook.run("sum(range(10**11))")
+        answer = await notebook.run("1 + 1")
+        assert answer.cell["state_kept"] is False
+        assert "lost" in answer.text
+        assert "2" in answer.text
