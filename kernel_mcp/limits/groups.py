@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,9 @@ RECORD = "cgroups"
 """The file of a run directory that names the server's groups."""
 SERVER_WEIGHT = 1000
 """Share of the processors for the server where it is a neighbour of its kernels, which have 100."""
+REMOVAL_TRIES = 20
+REMOVAL_PAUSE_S = 0.01
+"""The system announces nothing when a group that has lost its last process can be removed."""
 _SERVER = "server"
 
 
@@ -97,7 +101,7 @@ class GroupTree:
     def close(self) -> None:
         """Remove all groups of this server and undo what was changed for them."""
         for top in self._tops:
-            if not files.remove_with_children(top, keep=_SERVER):
+            if not _removed(top):
                 logger.warning("the cgroup %s could not be removed: it still has processes", top)
         for hierarchy in list(self._moved):
             self._leave(hierarchy)
@@ -222,3 +226,12 @@ def _is_ours(pid: int) -> bool:
             return True  # it has ended
         pid = int(stat.rpartition(b")")[2].split()[1])
     return pid == server
+
+
+def _removed(top: Path) -> bool:
+    """Remove a group, with some patience: it counts as busy a moment after its last process."""
+    for _ in range(REMOVAL_TRIES):
+        if files.remove_with_children(top, keep=_SERVER):
+            return True
+        time.sleep(REMOVAL_PAUSE_S)
+    return False

@@ -93,9 +93,15 @@ while True:
 
 @pytest.fixture(autouse=True)
 def no_group_is_left() -> Iterator[None]:
+    before = groups_of_this_process()
     yield
-    left = [path for tree in find_hierarchies() for path in tree.own.glob("kernel-mcp-*")]
-    assert [path for path in left if f"-{os.getpid()}-" in path.name] == []
+    assert groups_of_this_process() - before == set()
+
+
+def groups_of_this_process() -> set[Path]:
+    """The control groups made by servers that run in this process."""
+    found = [path for tree in find_hierarchies() for path in tree.own.glob("kernel-mcp-*")]
+    return {path for path in found if f"-{os.getpid()}-" in path.name}
 
 
 @pytest.fixture
