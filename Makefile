@@ -31,7 +31,7 @@ demo: $(READY) sandbox ## Analyse a CSV through a real server and show the trans
 	@$(BIN)/kernel-mcp demo $(ARGS)
 
 test: $(READY) sandbox ## Run the tests
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(READY) ## Check style and formatting
 	@$(BIN)/ruff check .
