@@ -60,31 +60,32 @@ class UvResult:
 
     def cause(self) -> str:
         """The cause and what to do about it."""
-        if match := _NOT_FOUND.search(self.output) or _NOT_FOUND_LOCALLY.search(self.output):
+        told = " ".join(self.output.split())  # uv breaks lines where they grow long
+        if match := _NOT_FOUND.search(told) or _NOT_FOUND_LOCALLY.search(told):
             return (
                 f"the package index has no package {match[1]!r}. Check the spelling; modules and "
                 "packages can differ in name, the package is what gets installed."
             )
-        if match := _NOT_CACHED.search(self.output):
+        if match := _NOT_CACHED.search(told):
             missing = _file_name(match[1] or match[2] or "something needed")
             return (
                 f"the network is switched off for uv (--offline) and {missing} is not in its "
                 "cache. Install it once with network, or give a folder with its wheel as "
                 "--find-links."
             )
-        if _NO_SPACE.search(self.output):
+        if _NO_SPACE.search(told):
             return "the disk is full. Free some space, then try again."
-        if not self.conflict and _NO_NETWORK.search(self.output):
+        if not self.conflict and _NO_NETWORK.search(told):
             return (
                 "the package index cannot be reached. Check the network, the proxy "
                 "(HTTPS_PROXY) or the index (--index-url), then try again."
             )
-        if match := _BUILD_FAILED.search(self.output):
+        if match := _BUILD_FAILED.search(told):
             return (
                 f"{match[1]} has no wheel for this Python and platform, and building it from "
                 "source failed. Ask for another version, or another --python."
             )
-        if match := _NO_VERSION.search(self.output):
+        if match := _NO_VERSION.search(told):
             return f"no release of {match[1]} fits what is asked for. Relax the version."
         if self.lacks_wheel:
             return (
