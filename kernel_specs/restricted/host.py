@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,23 @@ class KernelHost:
         gc.collect()
         gc.freeze()
 
-    def serve(self, boot: BootConfig, connection_file: Path) -> None:
-        """Make sockets and the service thread, say ready, serve until shutdown."""
+    def serve(
+        self,
+        boot: BootConfig,
+        connection_file: Path,
+        at_work: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make sockets and the service thread, say ready, serve until shutdown.
+
+        `at_work` is called beside the first cell that takes longer than a flush interval.
+        """
         _reseed()
         _extend_path(boot)
         if not boot.policy.allow_all:
             self._guard(boot)
         self._app.kernel.boot = boot
         self._app.connect(boot, connection_file)
+        self._app.service.at_work = at_work
         _send_ready(boot.ready_fd)
         self._app.run()
         self._app.close()

@@ -41,6 +41,8 @@ class ServiceThread(threading.Thread):
         super().__init__(name=CONTROL_THREAD_NAME, daemon=True)
         self.io_loop = cast(BaseAsyncIOLoop, IOLoop(make_current=False))
         self.main_ended = threading.Event()
+        self.at_work: Callable[[], None] | None = None
+        """Called once, on this thread, when a cell has not ended within a flush interval."""
         self._loop: asyncio.AbstractEventLoop = self.io_loop.asyncio_loop
         self._console = console
         self._iopub = iopub
@@ -102,6 +104,9 @@ class ServiceThread(threading.Thread):
     def _tick(self) -> None:
         try:
             self._send_text()
+            if self._running and self.at_work is not None:
+                at_work, self.at_work = self.at_work, None
+                at_work()
         finally:
             if self._wanted() or not self._park():
                 self._loop.call_later(self._flush_seconds, self._tick)

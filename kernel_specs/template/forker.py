@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kernel_specs.restricted import boot as boot_script
@@ -188,8 +189,9 @@ def _serve(kernel: host.KernelHost, inherited: Inheritance) -> int:
         confine.confine(boot)
         for folder in inherited.loaded.folders:
             os.mkdir(folder, 0o700)  # noqa: PTH102
-        pools.fill(inherited.loaded.pools)
-        kernel.serve(boot, CONNECTION_FILE)
+        pools.set_size(inherited.loaded.pools.sized)
+        fill = partial(pools.set_size, inherited.loaded.pools.filled)
+        kernel.serve(boot, CONNECTION_FILE, at_work=fill)
     except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
         import traceback
 

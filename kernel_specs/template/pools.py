@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 LARGEST = 4
 """As `confine.environment` sets it for a cold start: each thread costs address space."""
+OPENBLAS = "openblas"
 SETTERS = {
-    "openblas": (
+    OPENBLAS: (
         "scipy_openblas_set_num_threads64_",
         "scipy_openblas_set_num_threads",
         "openblas_set_num_threads64_",
@@ -24,20 +26,34 @@ SETTERS = {
 """Functions that take the number of threads, by a part of the library's name."""
 
 
-def find() -> list[Any]:
-    """The setters of the libraries that are loaded."""
+@dataclass(frozen=True)
+class Pools:
+    """The setters of the libraries that are loaded.
+
+    sized    those of pools that make their threads when they need them, for the calling thread
+    filled   those that make them at once; each thread then spins for some 25 ms before it sleeps
+    """
+
+    sized: Sequence[Any] = ()
+    filled: Sequence[Any] = ()
+
+
+def find() -> Pools:
+    """What is loaded now."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line[line.index("/") :] for line in lines if "/" in line}
-    found = []
+    sized: list[Any] = []
+    filled: list[Any] = []
     for path in sorted(paths):
         for part, names in SETTERS.items():
             if part in Path(path).name:
                 library = ctypes.CDLL(path)
-                found += [getattr(library, name) for name in names if hasattr(library, name)][:1]
-    return found
+                known = [getattr(library, name) for name in names if hasattr(library, name)]
+                (filled if part == OPENBLAS else sized).extend(known[:1])
+    return Pools(sized, filled)
 
 
-def fill(setters: Sequence[Any]) -> None:
+def set_size(setters: Sequence[Any]) -> None:
     """Give pools their size in a kernel, now that it has its own processor set."""
     threads = min(LARGEST, len(os.sched_getaffinity(0)))
     for setter in setters if threads > 1 else ():

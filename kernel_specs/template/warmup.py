@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kernel_specs.restricted import confine, host
 from kernel_specs.restricted.config import BootConfig
@@ -25,13 +24,13 @@ class Loaded:
     missing  modules that cannot be imported, and why
     unfit    modules that start threads or hold what must not be handed down
     folders  hidden folders that were made in /tmp, and that memory refers to
-    pools    functions that size native thread pools
+    pools    the native thread pools of these modules
     """
 
     missing: dict[str, str] = field(default_factory=dict)
     unfit: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
-    pools: Sequence[Any] = ()
+    pools: pools.Pools = field(default_factory=pools.Pools)
 
 
 def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -62,6 +63,30 @@ async def test_a_session_from_the_reserve_outlives_its_kernel() -> None:
         assert answer.status == "killed"
         assert "code 3" in answer.text
         assert (await notebook.run("open('kept.txt').read()")).text == "'x'"
+
+
+THREADS = "int(open('/proc/self/status').read().partition('Threads:')[2].split()[0])"
+MULTIPLY = """
+import numpy, time
+def threads():
+    return int(open('/proc/self/status').read().partition('Threads:')[2].split()[0])
+before, began = threads(), time.monotonic()
+one = numpy.ones((400, 400))
+while threads() == before and time.monotonic() < began + 5:
+    one @ one
+threads() - before
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor needs no threads")
+@pytest.mark.parametrize("warm", ["0", "2"])
+async def test_matrices_get_threads_when_a_cell_works_and_not_before(warm: str) -> None:
+    async with ready("--warm", warm) as notebook:
+        handle = (await notebook.call("create_session")).data["session"]
+        few = int((await notebook.run(THREADS, session=handle)).text)
+        assert int((await notebook.run("import numpy\n" + THREADS, session=handle)).text) == few
+        more = int((await notebook.run(MULTIPLY, session=handle)).text)
+        assert more == min(4, len(os.sched_getaffinity(0))) - 1
 
 
 async def test_random_numbers_differ_between_sessions() -> None:

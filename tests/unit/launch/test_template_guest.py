@@ -96,7 +96,8 @@ def test_a_descriptor_that_has_come_to_mean_another_file_is_left_alone() -> None
 
 
 def test_native_pools_are_found_without_harm() -> None:
-    pools.fill(pools.find())
+    found = pools.find()
+    pools.set_size([*found.sized, *found.filled])
 
 
 def test_ended_children_are_noticed_once() -> None:
