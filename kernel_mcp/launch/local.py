@@ -146,11 +146,13 @@ class LocalLauncher:
             recorder = Recorder()
             undo.callback(recorder.close)
             inherited = (channel.guest_fd, recorder.guest_fd())
+            await limits.settled()
             process = self._start(request, folder, wanted, identity, inherited, limits)
             undo.push_async_callback(process.aclose)
             limits.kill = process.kill
             pid = await self._ready(process, channel)
             limits.admit(process.pids)
+            await limits.settled()
             channel.close()
             if identity is not None:
                 seal(folder, identity)

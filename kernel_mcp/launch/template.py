@@ -160,6 +160,7 @@ class TemplateLauncher:
             process.explain, limits.kill = limits.explain, process.kill
             limits.admit((process.init_pid, process.pid))
             await _ready(process, channel)
+            await limits.settled()
             channel.close()
             if identity is not None:
                 local.seal(folder, identity)

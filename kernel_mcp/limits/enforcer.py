@@ -6,13 +6,16 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from kernel_mcp.limits.group import KernelGroup
 from kernel_mcp.limits.groups import PREFIX, RECORD, GroupsUnavailable, GroupTree
 from kernel_mcp.limits.hierarchy import find_hierarchies
 from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.watchdog import Watchdog
 from kernel_mcp.limits.words import amount
@@ -42,6 +45,9 @@ class Enforcer:
         self._refusal = refusal
         self._watchdog = Watchdog()
         self._number = 0
+        self._clerk = ThreadPoolExecutor(1, "cgroups")
+        """Does what concerns groups, one after the other, as the system does: it lets all of that
+        wait for some 10 ms when the first process in a while moves."""
 
     @classmethod
     def create(cls, run: Path, sandbox: SandboxReport | None = None) -> Enforcer:
@@ -63,18 +69,12 @@ class Enforcer:
             logger.warning("no cgroup limits %s of kernels: %s", weak, self._refusal)
 
     def open(self, limits: Limits, workspace: Path, sockets: Path) -> KernelLimits:
-        """Put the limits of a new kernel in force, for processes still to be admitted.
+        """The limits of a new kernel, for processes still to be admitted.
 
         `workspace` and `sockets` are the folders on disk that it may write to. Raises OSError.
         """
-        group = None
-        if self._groups is not None:
-            self._number += 1
-            group = self._groups.kernel(f"k-{self._number}")
         quotas: list[FolderQuota] = []
         try:
-            if group is not None:
-                group.limit(limits)
             if limits.disk_bytes:
                 quotas.append(FolderQuota(workspace, "the workspace", limits.disk_bytes))
             if limits.tmp_bytes:
@@ -82,11 +82,23 @@ class Enforcer:
         except BaseException:
             for quota in quotas:
                 quota.close()
-            if self._groups is not None and group is not None:
-                self._groups.discard(group)
             raise
+        membership = None
+        if self._groups is not None:
+            self._number += 1
+            membership = Membership(
+                self._groups,
+                f"k-{self._number}",
+                limits,
+                clerk=self._clerk,
+                leave=self._discard,
+            )
         return KernelLimits(
-            limits, group=group, quotas=quotas, wake=self._watchdog.watch, release=self._release
+            limits,
+            membership=membership,
+            quotas=quotas,
+            wake=self._watchdog.watch,
+            forget=self._watchdog.forget,
         )
 
     @asynccontextmanager
@@ -103,6 +115,7 @@ class Enforcer:
 
     def close(self) -> None:
         """Remove the control groups."""
+        self._clerk.shutdown()
         if self._groups is not None:
             self._groups.close()
             self._groups = None
@@ -114,6 +127,10 @@ class Enforcer:
             enforced=(*sandbox.enforced, *self._enforced(limits)),
             gaps=(*sandbox.gaps, *self._gaps(limits)),
         )
+
+    def _discard(self, group: KernelGroup) -> None:
+        if self._groups is not None:
+            self._clerk.submit(self._groups.discard, group)
 
     def _by(self, controller: str) -> str:
         """`cgroup v1` or `cgroup v2` when that limits a resource, else an empty text."""
@@ -149,11 +166,6 @@ class Enforcer:
         """What is limited, but by no group."""
         wanted = {"memory": limits.memory_bytes, "pids": limits.pids, "cpu": limits.cpus}
         return [_NAMES[name] for name, limit in wanted.items() if limit and not self._by(name)]
-
-    def _release(self, kernel: KernelLimits) -> None:
-        self._watchdog.forget(kernel)
-        if self._groups is not None and kernel.group is not None:
-            self._groups.discard(kernel.group)
 
 
 def _limited(limits: Limits) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,8 +60,17 @@ class KernelGroup:
         """What is in force for this kernel."""
         return frozenset(self._folders)
 
-    def limit(self, limits: Limits) -> None:
-        """Write the limits."""
+    def make(self, limits: Limits) -> None:
+        """Make it with these limits; on failure nothing is left of it."""
+        try:
+            for folder in self._places():
+                files.make(folder)
+            self._limit(limits)
+        except OSError:
+            self.remove()
+            raise
+
+    def _limit(self, limits: Limits) -> None:
         if limits.memory_bytes and "memory" in self._folders:
             self._limit_memory(backstop(limits.memory_bytes))
         if limits.pids and "pids" in self._folders:
@@ -73,14 +83,15 @@ class KernelGroup:
                 files.write(folder / "cpu.cfs_period_us", PERIOD_US)
                 files.write(folder / "cpu.cfs_quota_us", quota)
 
-    def admit(self, pid: int) -> None:
-        """Move a process with all its threads into the group; what it starts stays in it.
+    def admit(self, pids: Iterable[int]) -> None:
+        """Move processes with all their threads into the group; what they start stays in it.
 
-        Nothing happens when it has ended.
+        Nothing happens to those that are in it or have ended.
         """
         for folder in self._places():
-            with contextlib.suppress(ProcessLookupError):
-                files.write(folder / "cgroup.procs", pid)
+            for pid in set(pids).difference(files.processes(folder)):
+                with contextlib.suppress(ProcessLookupError):
+                    files.write(folder / "cgroup.procs", pid)
 
     def favour(self) -> None:
         """Give it the same share of the processors as other kernels have."""

@@ -77,26 +77,30 @@ class GroupTree:
         }
 
     def kernel(self, name: str) -> KernelGroup:
-        """Make the group of a kernel. Raises OSError, and leaves nothing behind then."""
-        self._left = [group for group in self._left if not group.remove()]
+        """The group of a kernel, still to be made."""
         folders: dict[str, Path] = {}
         unified: set[str] = set()
-        group = KernelGroup(folders, unified=frozenset())
-        try:
-            for top, hierarchy in self._tops.items():
-                files.make(top / name)
-                folders.update(dict.fromkeys(hierarchy.controllers, top / name))
-                if hierarchy.version == 2:
-                    unified |= hierarchy.controllers
-        except OSError:
-            group.remove()
-            raise
+        for top, hierarchy in self._tops.items():
+            folders.update(dict.fromkeys(hierarchy.controllers, top / name))
+            if hierarchy.version == 2:
+                unified |= hierarchy.controllers
         return KernelGroup(folders, unified=frozenset(unified))
+
+    def expect(self) -> None:
+        """Have the system prepare for processes that move.
+
+        The first move in a while waits for a grace period of the system, some 10 ms; those that
+        follow do not. This process "moves" to where it is.
+        """
+        for top, hierarchy in self._tops.items():
+            own = top / _SERVER if hierarchy in self._moved else hierarchy.own
+            with contextlib.suppress(OSError):
+                files.write(own / "cgroup.procs", os.getpid())
+                return
 
     def discard(self, group: KernelGroup) -> None:
         """Remove a kernel's group, now or when the last of its processes is gone."""
-        if not group.remove():
-            self._left.append(group)
+        self._left = [left for left in (*self._left, group) if not left.remove()]
 
     def close(self) -> None:
         """Remove all groups of this server and undo what was changed for them."""

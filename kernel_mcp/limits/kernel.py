@@ -14,7 +14,8 @@ import anyio
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus, Usage
 from kernel_mcp.launch.usage import tree, tree_usage
-from kernel_mcp.limits.group import SHELL, KernelGroup, backstop
+from kernel_mcp.limits.group import SHELL, backstop
+from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.sampling import held_memory
 from kernel_mcp.limits.words import amount
@@ -36,23 +37,24 @@ MOST_PROCESSES = 1000
 class KernelLimits:
     """What the launcher of a kernel, its cells and the watchdog have to say to each other.
 
-    The launcher: start `command`, `admit` each process it knows before the kernel runs user code,
-    set `kill` to what ends all of them, `explain` their end, `aclose`. Cells: `begin` and `end`.
+    The launcher: start `command`, `admit` each process it knows and wait until they are `settled`
+    before the kernel runs user code, set `kill` to what ends all of them, `explain` their end,
+    `aclose`. Cells: `begin` and `end`.
     """
 
     def __init__(
         self,
         limits: Limits,
         *,
-        group: KernelGroup | None,
+        membership: Membership | None,
         quotas: Sequence[FolderQuota],
         wake: Callable[[KernelLimits], None],
-        release: Callable[[KernelLimits], None],
+        forget: Callable[[KernelLimits], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wake` is called when the kernel is to be watched, `release` when it has been closed."""
+        """`wake` is called when the kernel is to be watched, `forget` when it has been closed."""
         self.limits = limits
-        self.group = group
+        self.group = membership.group if membership is not None else None
         self.quotas = quotas
         self.kill: Callable[[], None] = _nothing
         self.awake = False
@@ -60,7 +62,8 @@ class KernelLimits:
         self._weighing = False
         self._wake = wake
         self._clock = clock
-        self._release = release
+        self._membership = membership
+        self._forget = forget
         self._roots: list[int] = []
         self._on_excess: Callable[[], None] | None = None
         self._cause = ""
@@ -79,13 +82,16 @@ class KernelLimits:
         return self._cause
 
     def admit(self, pids: Iterable[int]) -> None:
-        """Take processes in, and with them all that they start from now on. Raises OSError."""
-        inside = self.group.processes() if self.group is not None else []
-        for pid in pids:
-            if pid > 0 and pid not in self._roots:
-                if self.group is not None and pid not in inside:
-                    self.group.admit(pid)
-                self._roots.append(pid)
+        """Begin to take processes in, and with them all that they start from then on."""
+        fresh = [pid for pid in pids if pid > 0 and pid not in self._roots]
+        self._roots += fresh
+        if self._membership is not None:
+            self._membership.admit(fresh)
+
+    async def settled(self) -> None:
+        """Wait until the group is there, with all that have been admitted. Raises OSError."""
+        if self._membership is not None:
+            await self._membership.settled()
 
     def command(self, command: SandboxCommand) -> SandboxCommand:
         """The same command, run within the limits from its first instruction on."""
@@ -214,7 +220,9 @@ class KernelLimits:
         self._on_excess = None
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._close_quotas)
-        self._release(self)
+        self._forget(self)
+        if self._membership is not None:
+            self._membership.end()
 
     async def _look(self, *, processes: bool = True) -> None:
         """Measure the folders, with what processes hold open unless they have run no code yet."""

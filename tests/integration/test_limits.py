@@ -331,10 +331,12 @@ import json, os, subprocess, sys
 from pathlib import Path
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.hierarchy import Hierarchy
+from kernel_mcp.settings import Limits
 own, record = Path(sys.argv[1]), Path(sys.argv[2])
 hierarchy = Hierarchy(2, own, frozenset(sys.argv[3:]))
 tree = GroupTree.create([hierarchy], "kernel-mcp-1-test", record)
 group = tree.kernel("k-1")
+group.make(Limits())
 child = subprocess.Popen([*group.entry(), "sleep", "60"], stdout=subprocess.PIPE)
 names = {str(os.getpid()): "me", str(child.pid): "child"}
 def members(folder):

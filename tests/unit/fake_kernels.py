@@ -34,7 +34,7 @@ class FakeKernel:
         self.closed = False
         self.handle = self
         self.limits = KernelLimits(
-            Limits(), group=None, quotas=(), wake=lambda _: None, release=lambda _: None
+            Limits(), membership=None, quotas=(), wake=lambda _: None, forget=lambda _: None
         )
         self.dead = anyio.Event()
         self._source = source

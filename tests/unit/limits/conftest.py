@@ -38,7 +38,8 @@ V2_FILES = {
 
 @dataclass
 class FakeGroups:
-    """Mounted trees below `root`; `controllers` says what each of their folders is for.
+    """Mounted trees below `root`; `controllers` says what each of their folders is for,
+    `missing` which control files this system does not have.
 
     In version 2 a group has the files of a controller when the one above it passes that on, and
     refuses to pass anything on while it holds processes.
@@ -49,6 +50,7 @@ class FakeGroups:
     v1: dict[Path, tuple[str, ...]] = field(default_factory=dict)
     v2: Path | None = None
     unwritable: set[Path] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
 
     def mount_v1(self, *controllers: str, path: str = "/", shown: str = "") -> Path:
         """Mount a tree of version 1; the folder of the server's group."""
@@ -88,6 +90,8 @@ class FakeGroups:
             for name in self.v1[point]:
                 content |= V1_FILES[name]
         for name, text in content.items():
+            if name in self.missing:
+                continue
             (folder / name).write_text(text)
 
     def make(self, folder: Path) -> None:

@@ -30,7 +30,7 @@ def test_version_1_limits_every_controller_in_its_own_tree(groups: FakeGroups) -
         groups.mount_v1(*controllers)
     tree = tree_of(groups)
     group = tree.kernel("k-1")
-    group.limit(LIMITS)
+    group.make(LIMITS)
     read = {
         path.name: path.read_text()
         for path in groups.root.rglob("k-1/*")
@@ -47,15 +47,14 @@ def test_version_1_limits_every_controller_in_its_own_tree(groups: FakeGroups) -
 def test_without_swap_accounting_nothing_is_swapped(groups: FakeGroups) -> None:
     groups.mount_v1("memory")
     group = tree_of(groups).kernel("k-1")
-    folder = groups.root / "memory" / NAME / "k-1"
-    (folder / "memory.memsw.limit_in_bytes").unlink()
-    group.limit(LIMITS)
-    assert (folder / "memory.swappiness").read_text() == "0"
+    groups.missing.add("memory.memsw.limit_in_bytes")
+    group.make(LIMITS)
+    assert (groups.root / "memory" / NAME / "k-1" / "memory.swappiness").read_text() == "0"
 
 
 def test_a_limit_of_zero_is_not_written(groups: FakeGroups) -> None:
     groups.mount_v1("pids")
-    tree_of(groups).kernel("k-1").limit(Limits(pids=0))
+    tree_of(groups).kernel("k-1").make(Limits(pids=0))
     assert (groups.root / "pids" / NAME / "k-1" / "pids.max").read_text() == "max"
 
 
@@ -66,7 +65,7 @@ def test_version_2_moves_the_server_out_of_the_way_and_back(groups: FakeGroups) 
     assert (own / NAME / "server" / "cgroup.procs").read_text() == f"{os.getpid()}\n"
     assert (own / NAME / "server" / "cpu.weight").read_text() == "1000"
     group = tree.kernel("k-1")
-    group.limit(LIMITS)
+    group.make(LIMITS)
     folder = own / NAME / "k-1"
     assert (folder / "memory.max").read_text() == "1288490188"
     assert (folder / "memory.swap.max").read_text() == "0"
@@ -134,7 +133,7 @@ def test_controllers_that_may_be_used_are(groups: FakeGroups) -> None:
     tree = tree_of(groups)
     assert tree.versions == {"pids": 1}
     group = tree.kernel("k-1")
-    group.limit(LIMITS)
+    group.make(LIMITS)
     assert group.sample().memory_bytes is None
     assert (group.peak(), group.starved()) == (0, 0)
 
@@ -150,7 +149,7 @@ def test_a_kernel_group_that_cannot_be_made_leaves_nothing(groups: FakeGroups) -
     tree = tree_of(groups)
     groups.unwritable.add(pids / NAME)
     with pytest.raises(PermissionError):
-        tree.kernel("k-1")
+        tree.kernel("k-1").make(LIMITS)
     assert list(groups.root.rglob("k-1")) == []
 
 
@@ -159,20 +158,21 @@ def test_a_group_is_removed_when_the_last_process_is_gone(groups: FakeGroups) ->
     tree = tree_of(groups)
     with subprocess.Popen(["sleep", "60"]) as child:
         group = tree.kernel("k-1")
-        group.admit(child.pid)
+        group.make(LIMITS)
+        group.admit([child.pid])
         tree.discard(group)  # kills it; the fake group does not notice
         assert child.wait() == -9
     folder = groups.root / "pids" / NAME / "k-1"
     assert folder.exists()
     (folder / "cgroup.procs").write_text("")
-    tree.kernel("k-2")
+    tree.discard(tree.kernel("k-2"))
     assert not folder.exists()
 
 
 def test_groups_of_a_dead_server_go_by_its_record(groups: FakeGroups) -> None:
     groups.mount_v1("memory")
     groups.mount_v1("pids", path="/elsewhere")
-    tree_of(groups).kernel("k-1")
+    tree_of(groups).kernel("k-1").make(LIMITS)
     assert len(all_groups(groups)) == 2
     remove_recorded(groups.process / "record")
     assert all_groups(groups) == []
@@ -195,7 +195,8 @@ def test_groups_beside_it_go_unless_their_server_lives(groups: FakeGroups) -> No
     dead = GroupTree.create(hierarchies, "kernel-mcp-2-dead", groups.process / "record")
     for lock in dead._locks:
         os.close(lock)
-    GroupTree.create(hierarchies, "kernel-mcp-3-live", groups.process / "record").kernel("k-1")
+    live = GroupTree.create(hierarchies, "kernel-mcp-3-live", groups.process / "record")
+    live.kernel("k-1").make(LIMITS)
     tree_of(groups)
     names = {path.name for path in (groups.root / "memory").iterdir() if path.is_dir()}
     assert names == {"kernel-mcp-3-live", NAME}
@@ -205,5 +206,6 @@ def test_a_group_with_the_server_in_it_is_never_killed(groups: FakeGroups) -> No
     groups.mount_v1("pids")
     tree = tree_of(groups)
     group = tree.kernel("k-1")
-    group.admit(os.getpid())
+    group.make(LIMITS)
+    group.admit([os.getpid()])
     assert not group.remove()

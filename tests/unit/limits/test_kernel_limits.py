@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus
+from kernel_mcp.limits import files
 from kernel_mcp.limits import kernel as module
 from kernel_mcp.limits import quota as quota_module
 from kernel_mcp.limits.enforcer import Enforcer
@@ -154,7 +158,9 @@ async def test_the_system_s_kill_for_lack_of_memory_is_named(
     groups: FakeGroups, workspace: Path
 ) -> None:
     groups.mount_v1("memory")
-    limits = with_groups(groups).open(SMALL, workspace, workspace)
+    enforcer = with_groups(groups)
+    limits = enforcer.open(SMALL, workspace, workspace)
+    await limits.settled()
     folder = groups.root / "memory" / "kernel-mcp-1-x" / "k-1"
     await limits.begin(lambda: None)
     assert limits.explain(KILLED).cause == ""
@@ -168,7 +174,48 @@ async def test_the_system_s_kill_for_lack_of_memory_is_named(
     assert limits.end() == []
     assert limits.explain(KILLED).cause == ""
     await limits.aclose()
+    enforcer.close()
     assert not folder.exists()
+
+
+async def test_a_group_that_cannot_be_made_fails_the_start(
+    groups: FakeGroups, workspace: Path
+) -> None:
+    groups.mount_v1("memory")
+    enforcer = with_groups(groups)
+    groups.unwritable.add(groups.root / "memory" / "kernel-mcp-1-x")
+    limits = enforcer.open(SMALL, workspace, workspace)
+    limits.admit([os.getpid()])
+    with pytest.raises(PermissionError):
+        await limits.settled()
+    await limits.aclose()
+    enforcer.close()
+
+
+async def test_the_event_loop_goes_on_while_the_system_moves_a_process(
+    groups: FakeGroups, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups.mount_v1("memory")
+    enforcer = with_groups(groups)
+    moving = threading.Event()
+    fake = files.write
+
+    def slowly(file: Path, value: int | str) -> None:
+        if file.name == "cgroup.procs":
+            assert moving.wait(10)
+        fake(file, value)
+
+    monkeypatch.setattr(files, "write", slowly)
+    limits = enforcer.open(SMALL, workspace, workspace)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        limits.admit([child.pid])
+        moving.set()
+        await limits.settled()
+        assert limits.group is not None
+        assert limits.group.processes() == [child.pid]
+        child.kill()
+    await limits.aclose()
+    enforcer.close()
 
 
 async def test_processes_start_in_their_group(groups: FakeGroups, workspace: Path) -> None:
@@ -195,6 +242,7 @@ async def test_a_long_cell_lets_others_go_first(
 ) -> None:
     own = groups.mount_v1("cpu") if version == 1 else groups.mount_v2("cpu", root=True)
     limits = with_groups(groups).open(SMALL, workspace, workspace)
+    await limits.settled()
     folder = own / "kernel-mcp-1-x" / "k-1"
     share = folder / ("cpu.shares" if version == 1 else "cpu.weight")
     usual = int(share.read_text())
