@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 2.5
 """Clients send SIGKILL some seconds after SIGTERM: be gone before."""
+SWITCH_S = 0.0005
+"""How long a thread that looks at files or processes may keep the event loop waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,7 @@ def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     _allow_many_files()
+    sys.setswitchinterval(SWITCH_S)
     try:
         anyio.run(run_stdio, settings, sandbox.result())
     except KernelMcpError as error:

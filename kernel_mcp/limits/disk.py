@@ -13,6 +13,7 @@ from pathlib import Path
 from kernel_mcp.files.openat2 import open_beneath
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_DELETED = b" (deleted)\n"
 _BLOCK = 512
 """Unit of `st_blocks`, whatever the file system."""
 MOST_STEPS = 2_000_000
@@ -73,9 +74,10 @@ def opened(processes: Iterable[int]) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for pid in processes:
         with contextlib.suppress(OSError):
-            for path in Path(f"/proc/{pid}/fd").iterdir():
+            folder = f"/proc/{pid}/fd"
+            for name in os.listdir(folder):  # noqa: PTH208  # hostile code may have many
                 with contextlib.suppress(OSError):
-                    info = path.stat()
+                    info = os.stat(f"{folder}/{name}")  # noqa: PTH116  # the same
                     if not info.st_nlink and stat.S_ISREG(info.st_mode):
                         found[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK
     return found
@@ -140,9 +142,10 @@ def _mapped(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
 
     Who may not look at the file itself gets the length of each mapping instead.
     """
-    for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-        if not line.endswith(" (deleted)"):
-            continue
+    text = Path(f"/proc/{pid}/maps").read_bytes()
+    found = -1
+    while (found := text.find(_DELETED, found + 1)) >= 0:
+        line = text[text.rfind(b"\n", 0, found) + 1 : found].decode(errors="replace")
         span, _, _, device, inode, _ = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in span.split("-"))
         try:
