@@ -146,7 +146,7 @@ class LocalLauncher:
             recorder = Recorder()
             undo.callback(recorder.close)
             inherited = (channel.guest_fd, recorder.guest_fd())
-            await limits.settled()
+            await limits.ready()
             process = self._start(request, folder, wanted, identity, inherited, limits)
             undo.push_async_callback(process.aclose)
             limits.kill = process.kill

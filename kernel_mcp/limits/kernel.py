@@ -37,9 +37,9 @@ MOST_PROCESSES = 1000
 class KernelLimits:
     """What the launcher of a kernel, its cells and the watchdog have to say to each other.
 
-    The launcher: start `command`, `admit` each process it knows and wait until they are `settled`
-    before the kernel runs user code, set `kill` to what ends all of them, `explain` their end,
-    `aclose`. Cells: `begin` and `end`.
+    The launcher: start `command` when it is `ready`, `admit` each process it knows, wait until they
+    are `settled` before the kernel runs user code, set `kill` to what ends all of them, `explain`
+    their end, `aclose`. Cells: `begin` and `end`.
     """
 
     def __init__(
@@ -92,6 +92,11 @@ class KernelLimits:
         """Wait until the group is there, with all that have been admitted. Raises OSError."""
         if self._membership is not None:
             await self._membership.settled()
+
+    async def ready(self) -> None:
+        """Wait until `command` can be run. Raises OSError."""
+        if self._membership is not None:
+            await self._membership.made()
 
     def command(self, command: SandboxCommand) -> SandboxCommand:
         """The same command, run within the limits from its first instruction on."""

@@ -31,14 +31,16 @@ class Membership:
         self.group = groups.kernel(name)
         self._clerk = clerk
         self._leave = leave
-        self._tasks: list[Future[None]] = [
-            clerk.submit(self.group.make, limits),
-            clerk.submit(groups.expect),
-        ]
+        self._made: Future[None] = clerk.submit(self.group.make, limits)
+        self._tasks: list[Future[None]] = [self._made, clerk.submit(groups.expect)]
 
     def admit(self, pids: Iterable[int]) -> None:
         """Begin to take processes in, and with them all that they start from then on."""
         self._tasks.append(self._clerk.submit(self.group.admit, tuple(pids)))
+
+    async def made(self) -> None:
+        """Wait until processes can enter the group by themselves. Raises OSError."""
+        await asyncio.shield(asyncio.wrap_future(self._made))
 
     async def settled(self) -> None:
         """Wait until what has been begun is done. Raises OSError."""
