@@ -117,14 +117,20 @@ class KernelLimits:
             memory = sample.memory_bytes
         return Usage(cpu_s, memory)
 
+    async def survey(self) -> None:
+        """Measure the folders of a kernel that has run no code since they were filled."""
+        await self._look(processes=False)
+        self._known = True
+
     async def begin(self, on_excess: Callable[[], None]) -> None:
         """A cell is about to run; `on_excess` is called when it has to stop because of `cause`.
 
         Raises WorkspaceError when the kernel's folders hold so much that no code may run.
         """
-        if self.quotas and (not self._known or any(quota.full for quota in self.quotas)):
-            await self._look(processes=self._known)
-            self._known = True
+        if not self._known:
+            await self.survey()
+        elif any(quota.full for quota in self.quotas):
+            await self._look()
         for quota in self.quotas:
             quota.start()
             if quota.severe:

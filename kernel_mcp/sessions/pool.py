@@ -108,6 +108,7 @@ class WarmPool:
             kernel = await self._source.start(Demand(name, workspace, layer=layer), logger.info)
             undo.push_async_callback(kernel.aclose)
             await _rehearse(kernel)
+            await kernel.handle.limits.survey()
             undo.pop_all()
         return _Spare(kernel, workspace, layer)
 
@@ -148,6 +149,7 @@ async def _hand_over(spare: _Spare, workspace: Path) -> None:
     """Let the spare's folder take the place of the session's, with what is in that already."""
     if any(workspace.iterdir()):
         await anyio.to_thread.run_sync(_move_content, workspace, spare.workspace)
+        await spare.kernel.handle.limits.survey()
     spare.workspace.rename(workspace)  # takes the place of the empty folder in one step
 
 

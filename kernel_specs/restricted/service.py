@@ -50,7 +50,7 @@ class ServiceThread(threading.Thread):
         self._flush_seconds = flush_seconds
         self._ticking = False
         self._running = False
-        self._last_cell = 0.0
+        self._began = self._last_cell = 0.0
         self._watching_pipes = False
         iopub.service_thread = self
         gate.retry = self._retry_interrupt
@@ -80,6 +80,7 @@ class ServiceThread(threading.Thread):
 
     def cell_started(self) -> None:
         """Text of the cell is now sent every `flush_seconds` (main thread)."""
+        self._began = time.monotonic()
         self._running = True
         self._console.by_line()
         self.tick_soon()
@@ -104,12 +105,15 @@ class ServiceThread(threading.Thread):
     def _tick(self) -> None:
         try:
             self._send_text()
-            if self._running and self.at_work is not None:
+            if self.at_work is not None and self._works_long():
                 at_work, self.at_work = self.at_work, None
                 at_work()
         finally:
             if self._wanted() or not self._park():
                 self._loop.call_later(self._flush_seconds, self._tick)
+
+    def _works_long(self) -> bool:
+        return self._running and time.monotonic() - self._began >= self._flush_seconds
 
     def _send_text(self) -> None:
         if self._iopub.pump():
