@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -26,9 +30,32 @@ if TYPE_CHECKING:
 KERNEL_MODULE = "kernel_mcp.kernels.kernel"
 """Imported by the first start, in a thread: what it needs would delay a server's first answer."""
 
+FRESH_S = 600.0
+"""How long the store is not asked again for an environment that is in use."""
+
 _NOBODY = Demand("", Path("/"))
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """An environment, the modules its packages provide, and the policy that allows those."""
+
+    environment: KernelEnvironment
+    modules: frozenset[str]
+    policy: Policy
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it need not be looked up in the store, which notes that it is used."""
+        return time.monotonic() < self.since + FRESH_S and self.environment.python.exists()
+
+    @property
+    def whole(self) -> list[str]:
+        """The modules that a template imports: no parts of packages."""
+        return sorted(name for name in self.modules if "." not in name)
 
 
 class Templates(Protocol):
@@ -59,7 +86,7 @@ class KernelFactory:
         self._environments = environments
         self._launcher = launcher
         self._templates = templates
-        self._built: dict[EnvironmentSpec, KernelEnvironment] = {}
+        self._built: dict[EnvironmentSpec, _Built] = {}
 
     async def environment(
         self, demand: Demand, tell: Callable[[str], None]
@@ -77,21 +104,28 @@ class KernelFactory:
     async def prepare(self, demand: Demand, progress: Progress) -> tuple[KernelEnvironment, Policy]:
         """As `environment`, with progress that is waited for."""
         spec = self.spec(demand)
+        built = self._built.get(spec)
+        if built is None or not built.fresh:
+            environment = await self._ensure(spec, demand, progress)
+            names = import_names(environment, spec)
+            policy = self._policy.with_modules(names)
+            built = self._built[spec] = _Built(environment, names, policy)
+        if self._templates is not None and demand.ordinary:
+            self._templates.prepare(built.environment, built.whole)
+        return built.environment, _fitting(built.policy, demand)
+
+    async def _ensure(
+        self, spec: EnvironmentSpec, demand: Demand, progress: Progress
+    ) -> KernelEnvironment:
         try:
             with anyio.fail_after(self._settings.install_timeout_s if demand.packages else None):
-                environment = await self._environments.ensure(spec, progress)
+                return await self._environments.ensure(spec, progress)
         except TimeoutError:
             raise EnvironmentBuildError(
                 f"Building an environment with {', '.join(demand.packages)} was not done after "
                 f"{self._settings.install_timeout_s:g} s (--install-timeout) and was stopped. What "
                 "has been downloaded is kept: try again, or ask for fewer packages."
             ) from None
-        self._built[spec] = environment
-        if self._templates is not None and demand.ordinary:
-            modules = import_names(environment, spec)
-            whole = sorted(name for name in modules if "." not in name)
-            self._templates.prepare(environment, whole)
-        return environment, self._fitting(environment, spec, demand)
 
     async def warm_up(self) -> None:
         """Have the server's own environment built and its template ready.
@@ -105,14 +139,15 @@ class KernelFactory:
     def policy(self, demand: Demand) -> Policy:
         """What a demand's code may import, without waiting for an environment to be built."""
         spec = self.spec(demand)
-        environment = self._built.get(spec)
-        if environment is None:
+        built = self._built.get(spec)
+        if built is None:
             return self._policy.with_modules(spec.packages)
-        return self._fitting(environment, spec, demand)
+        return _fitting(built.policy, demand)
 
     async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
         """Start a kernel for `demand`. Raises EnvironmentBuildError, LaunchError."""
-        await anyio.to_thread.run_sync(import_module, KERNEL_MODULE)
+        if KERNEL_MODULE not in sys.modules:
+            await anyio.to_thread.run_sync(import_module, KERNEL_MODULE)
         environment, policy = await self.environment(demand, tell)
         handle = await self._launcher.launch(
             KernelRequest(
@@ -140,18 +175,26 @@ class KernelFactory:
 
         return Kernel(handle, environment=environment, policy=policy)
 
-    def _fitting(
-        self, environment: KernelEnvironment, spec: EnvironmentSpec, demand: Demand
-    ) -> Policy:
-        policy = self._policy.with_modules(import_names(environment, spec))
-        if demand.layer is None:
-            return policy
-        return policy.with_modules(Layer(demand.layer).permitted())
-
     def spec(self, demand: Demand) -> EnvironmentSpec:
         """What the environment of a demand has to hold."""
+        if demand.python or demand.packages:
+            return self._spec(demand)
+        return self._own_spec
+
+    @cached_property
+    def _own_spec(self) -> EnvironmentSpec:
+        return self._spec(_NOBODY)
+
+    def _spec(self, demand: Demand) -> EnvironmentSpec:
         return EnvironmentSpec.for_allow(
             entries(self._settings),
             python=demand.python or self._settings.python,
             packages=demand.packages,
         )
+
+
+def _fitting(policy: Policy, demand: Demand) -> Policy:
+    """The policy of an environment with what the session has installed besides."""
+    if demand.layer is None:
+        return policy
+    return policy.with_modules(Layer(demand.layer).permitted())

@@ -1,0 +1,93 @@
+"""What the factory asks of the environment store, and how often."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
+from kernel_mcp.environments.metadata import MANIFEST
+from kernel_mcp.kernels import factory as module
+from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.policy import Policy
+from kernel_mcp.sessions.demand import Demand
+from kernel_mcp.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = cast(Any, None)
+
+
+class Store:
+    """Gives every spec one environment, and notes what it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.python = folder / "bin" / "python"
+        self.asked: list[tuple[str, ...]] = []
+        self.python.parent.mkdir(parents=True)
+        self.python.touch()
+        manifest = {"modules": {"pillow": ["PIL"], "numpy": ["numpy"]}}
+        (folder / MANIFEST).write_text(json.dumps(manifest))
+
+    async def ensure(self, spec: EnvironmentSpec, _progress: object) -> KernelEnvironment:
+        self.asked.append(spec.packages)
+        return KernelEnvironment(self.python, ())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "env")
+
+
+@pytest.fixture
+def factory(store: Store) -> KernelFactory:
+    return KernelFactory(
+        settings=Settings(allow=("pillow",)),
+        policy=Policy.for_allow(("pillow",)),
+        environments=cast(EnvironmentStore, store),
+        launcher=NOWHERE,
+    )
+
+
+def demand(*packages: str) -> Demand:
+    return Demand("s", Path("/"), packages=packages)
+
+
+async def test_an_environment_in_use_is_not_looked_up_again(
+    factory: KernelFactory, store: Store
+) -> None:
+    for _ in range(2):
+        environment, policy = await factory.environment(demand(), print)
+        assert environment.python == store.python
+        assert policy.allows("PIL")
+    assert len(store.asked) == 1
+
+
+async def test_other_packages_are_another_environment(factory: KernelFactory, store: Store) -> None:
+    await factory.environment(demand(), print)
+    _, policy = await factory.environment(demand("numpy"), print)
+    assert policy.allows("numpy")
+    assert len(store.asked) == 2
+    assert not factory.policy(demand()).allows("numpy")
+
+
+async def test_an_environment_that_was_removed_is_looked_up_again(
+    factory: KernelFactory, store: Store
+) -> None:
+    await factory.environment(demand(), print)
+    store.python.unlink()
+    await factory.environment(demand(), print)
+    assert len(store.asked) == 2
+
+
+async def test_the_store_hears_of_long_use(
+    factory: KernelFactory, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await factory.environment(demand(), print)
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    await factory.environment(demand(), print)
+    assert len(store.asked) == 2
