@@ -11,7 +11,8 @@ import anyio
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest
-from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, KernelRequest, Usage
+from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
+from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.recorder import Recorder
@@ -23,75 +24,6 @@ from kernel_mcp.sandbox.base import GuestPaths, Identity, Sandbox, SandboxReques
 
 EXIT_WAIT_S = 2.0
 """How long a kernel that failed to get ready may take to end by itself, for its exit status."""
-
-
-class LocalKernel:
-    """One kernel that `LocalLauncher` has started."""
-
-    def __init__(
-        self,
-        *,
-        pid: int,
-        connection: ConnectionInfo,
-        process: ConfinedProcess,
-        limits: KernelLimits,
-        recorder: Recorder,
-        resources: AsyncExitStack,
-    ) -> None:
-        self._pid = pid
-        self._connection = connection
-        self._process = process
-        self._limits = limits
-        self._recorder = recorder
-        self._resources = resources
-
-    @property
-    def pid(self) -> int:
-        """Process id of the kernel itself, as the host sees it."""
-        return self._pid
-
-    @property
-    def connection(self) -> ConnectionInfo:
-        """Where its channels listen, in host paths."""
-        return self._connection
-
-    @property
-    def exit(self) -> ExitStatus | None:
-        """How it ended, or None while it lives."""
-        return self._process.exit
-
-    @property
-    def limits(self) -> KernelLimits:
-        """What it may use."""
-        return self._limits
-
-    def usage(self) -> Usage:
-        """What it uses, children included; zeros once it has ended."""
-        return self._limits.usage() if self.exit is None else Usage()
-
-    def unheard(self, characters: int) -> str:
-        """What it printed after the first `characters`, as far as that is still known."""
-        return self._recorder.unheard(characters)
-
-    def interrupt(self) -> None:
-        """Send SIGINT to the kernel's process group; does nothing once it has ended."""
-        self._process.interrupt()
-
-    def signal(self, number: int) -> None:
-        """Send any other signal to the kernel alone; does nothing once it has ended."""
-        self._process.signal(number)
-
-    def kill(self) -> None:
-        """End every process of the sandbox with SIGKILL; does nothing once it has ended."""
-        self._process.kill()
-
-    async def wait(self) -> ExitStatus:
-        """Return how it ended, at once after its death."""
-        return await self._process.wait()
-
-    async def aclose(self) -> None:
-        """Kill what still runs, reap it, remove the socket directory, give the user id back."""
-        await self._resources.aclose()
 
 
 class LocalLauncher:
@@ -113,7 +45,7 @@ class LocalLauncher:
 
     async def launch(
         self, request: KernelRequest, *, connection: ConnectionInfo | None = None
-    ) -> LocalKernel:
+    ) -> LaunchedKernel:
         """Start a kernel and return it once its sockets listen.
 
         `connection` is what the kernel has to listen on, for example that of a closed one; its
@@ -130,7 +62,7 @@ class LocalLauncher:
 
     async def _launch(
         self, request: KernelRequest, connection: ConnectionInfo | None
-    ) -> LocalKernel:
+    ) -> LaunchedKernel:
         async with AsyncExitStack() as undo:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
@@ -156,7 +88,7 @@ class LocalLauncher:
             channel.close()
             if identity is not None:
                 seal(folder, identity)
-            return LocalKernel(
+            return LaunchedKernel(
                 pid=pid,
                 connection=wanted,
                 process=process,

@@ -17,7 +17,8 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Int, List, Unicode
 
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
-from kernel_mcp.launch.local import LocalKernel, LocalLauncher
+from kernel_mcp.launch.launched import LaunchedKernel
+from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy
@@ -50,7 +51,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._resources = ExitStack()
         self._run: RunDirectory | None = None
         self._launcher: LocalLauncher | None = None
-        self._kernel: LocalKernel | None = None
+        self._kernel: LaunchedKernel | None = None
 
     @property
     def has_process(self) -> bool:
@@ -87,7 +88,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             raise
         return self.connection_info
 
-    async def _launch(self, python: Path) -> LocalKernel:
+    async def _launch(self, python: Path) -> LaunchedKernel:
         assert self._run is not None
         assert self._launcher is not None
         workspace = Path(self.workspace) if self.workspace else self._run.path / "w"

@@ -22,11 +22,12 @@ from kernel_mcp.launch.base import (
     KernelRequest,
     Launcher,
 )
+from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.tail import OutputTail
-from kernel_mcp.launch.template_kernel import ForkedKernel, ForkedProcess
+from kernel_mcp.launch.template_kernel import ForkedProcess
 from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
 from kernel_mcp.launch.template_supervisor import TemplateSupervisor
 from kernel_mcp.launch.template_trees import detached
@@ -134,7 +135,7 @@ class TemplateLauncher:
         self._retired = [kept for kept in self._retired if kept.busy]
         self._retired.append(supervisor)
 
-    async def _fork(self, template: TemplateProcess, request: KernelRequest) -> ForkedKernel:
+    async def _fork(self, template: TemplateProcess, request: KernelRequest) -> LaunchedKernel:
         """Fork a kernel and return it once its sockets listen; on failure nothing is left.
 
         Raises LaunchError, OSError.
@@ -164,7 +165,8 @@ class TemplateLauncher:
             channel.close()
             if identity is not None:
                 local.seal(folder, identity)
-            return ForkedKernel(
+            return LaunchedKernel(
+                pid=process.pid,
                 connection=connection,
                 process=process,
                 limits=limits,

@@ -7,17 +7,14 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
 
-from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, Usage
+from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.launch.process import PIDFD_SIGNAL_PROCESS_GROUP, fatal_line
-from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.launch.template_process import Fork
-from kernel_mcp.limits.kernel import KernelLimits
 
 STATUS_S = 1.0
 """How long after its end the word on how a kernel ended may take."""
@@ -106,78 +103,6 @@ class ForkedProcess:
         self._tail.drain()
         self.exit = self.explain(_exit_status(self._fork.status, self.output))
         self._ended.set()
-
-
-class ForkedKernel:
-    """One kernel that `TemplateLauncher` has forked."""
-
-    def __init__(
-        self,
-        *,
-        connection: ConnectionInfo,
-        process: ForkedProcess,
-        limits: KernelLimits,
-        recorder: Recorder,
-        resources: AsyncExitStack,
-    ) -> None:
-        self._connection = connection
-        self._process = process
-        self._limits = limits
-        self._recorder = recorder
-        self._resources = resources
-
-    @property
-    def pid(self) -> int:
-        """Process id of the kernel itself, as the host sees it."""
-        return self._process.pid
-
-    @property
-    def init_pid(self) -> int:
-        """Process id of the sandbox's first process, as the host sees it."""
-        return self._process.init_pid
-
-    @property
-    def connection(self) -> ConnectionInfo:
-        """Where its channels listen, in host paths."""
-        return self._connection
-
-    @property
-    def exit(self) -> ExitStatus | None:
-        """How it ended, or None while it lives."""
-        return self._process.exit
-
-    @property
-    def limits(self) -> KernelLimits:
-        """What it may use."""
-        return self._limits
-
-    def usage(self) -> Usage:
-        """What it uses, children included; zeros once it has ended."""
-        return self._limits.usage() if self.exit is None else Usage()
-
-    def unheard(self, characters: int) -> str:
-        """What it printed after the first `characters`, as far as that is still known."""
-        return self._recorder.unheard(characters)
-
-    def interrupt(self) -> None:
-        """Send SIGINT to the kernel's process group; does nothing once it has ended."""
-        self._process.interrupt()
-
-    def signal(self, number: int) -> None:
-        """Send any other signal to the kernel alone; does nothing once it has ended."""
-        self._process.signal(number)
-
-    def kill(self) -> None:
-        """End every process of the sandbox with SIGKILL; does nothing once it has ended."""
-        self._process.kill()
-
-    async def wait(self) -> ExitStatus:
-        """Return how it ended, at once after its death."""
-        return await self._process.wait()
-
-    async def aclose(self) -> None:
-        """Kill what still runs, remove the socket directory, give the user id back."""
-        await self._resources.aclose()
 
 
 def _nothing() -> None:

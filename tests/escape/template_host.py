@@ -20,10 +20,11 @@ import anyio
 
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest, Launcher
+from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.template_kernel import ForkedKernel
+from kernel_mcp.launch.template_kernel import ForkedProcess
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
@@ -142,13 +143,15 @@ async def against(attacker: Kernel, victim: Kernel, *, confined: bool) -> dict[s
     told = json.loads(await run(victim, VICTIM.format(marker=marker, name=name, key=key)))
     place = (await run(victim, "print(os.getcwd())")).strip()
     handle = victim.handle
+    assert isinstance(handle, LaunchedKernel)
+    process = handle.process
     sockets = Path(handle.connection.ip).parent
     neighbour = Neighbour(
         marker=marker,
         name=name,
         key=key,
         pid=handle.pid,
-        init=_parent(handle.pid) if not isinstance(handle, ForkedKernel) else handle.init_pid,
+        init=process.init_pid if isinstance(process, ForkedProcess) else _parent(handle.pid),
         templates=_ancestors(handle.pid),
         workspace=(place if place != "/workspace" else str(sockets.parents[1] / "w" / "session-1")),
         sockets=str(sockets),

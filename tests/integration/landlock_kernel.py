@@ -18,7 +18,8 @@ import anyio
 
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
-from kernel_mcp.launch.local import LocalKernel, LocalLauncher
+from kernel_mcp.launch.launched import LaunchedKernel
+from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
@@ -49,7 +50,7 @@ class Cell:
 class Notebook:
     """A kernel and the workspace it runs in."""
 
-    def __init__(self, handle: LocalKernel, kernel: Kernel, workspace: Path) -> None:
+    def __init__(self, handle: LaunchedKernel, kernel: Kernel, workspace: Path) -> None:
         self.handle = handle
         self.kernel = kernel
         self.workspace = workspace

@@ -16,7 +16,8 @@ import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
-from kernel_mcp.launch.local import LocalKernel, LocalLauncher
+from kernel_mcp.launch.launched import LaunchedKernel
+from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
@@ -51,7 +52,7 @@ def forever():
         signal.pause()
 """
 
-Launch: TypeAlias = Callable[..., Coroutine[Any, Any, LocalKernel]]
+Launch: TypeAlias = Callable[..., Coroutine[Any, Any, LaunchedKernel]]
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def runs(tmp_path: Path) -> Iterator[RunDirectory]:
 def launch(sandbox: Sandbox, runs: RunDirectory, boot: Path, workspace: Path) -> Launch:
     async def launch(
         script: str, *, timeout: float = 20, python: str = sys.executable
-    ) -> LocalKernel:
+    ) -> LaunchedKernel:
         (boot / "restricted" / "boot.py").write_text(PRELUDE + script)
         launcher = LocalLauncher(sandbox, runs, start_timeout_s=timeout)
         return await launcher.launch(

@@ -19,10 +19,11 @@ import pytest
 
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest
-from kernel_mcp.launch.local import LocalKernel, LocalLauncher
+from kernel_mcp.launch.launched import LaunchedKernel
+from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.template_kernel import ForkedKernel
+from kernel_mcp.launch.template_kernel import ForkedProcess
 from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
@@ -65,7 +66,7 @@ class Bench:
 
     async def forked(self, **changes: Any) -> Kernel:
         kernel = await self.kernel(**changes)
-        assert isinstance(kernel.handle, ForkedKernel)
+        assert is_forked(kernel)
         return kernel
 
     async def meet(self, handle: KernelHandle) -> Kernel:
@@ -79,6 +80,11 @@ class Bench:
             for kernel in self.kernels:
                 await kernel.aclose()
             await self.launcher.aclose()
+
+
+def is_forked(kernel: Kernel) -> bool:
+    assert isinstance(kernel.handle, LaunchedKernel)
+    return isinstance(kernel.handle.process, ForkedProcess)
 
 
 @asynccontextmanager
@@ -139,7 +145,7 @@ async def test_a_forked_kernel_has_the_descriptors_of_a_cold_one() -> None:
     )
     async with bench(ready=False) as b:
         cold = await b.kernel()
-        assert isinstance(cold.handle, LocalKernel)
+        assert not is_forked(cold)
         b.launcher.prepare(ENVIRONMENT)
         assert await b.launcher.ready(ENVIRONMENT)
         forked = await b.forked()
@@ -418,7 +424,7 @@ async def test_kernels_outlive_the_forker_and_the_next_starts_cold(
         assert await run(kernel, "print(x)") == "1\n"
         assert "template" in caplog.text
         cold = await b.kernel()
-        assert isinstance(cold.handle, LocalKernel)
+        assert not is_forked(cold)
         # how it ends is still told, and what it leaves is still ended
         kernel.submit("import os; os._exit(5)", lambda _event: None)
         with anyio.fail_after(5):
@@ -465,7 +471,7 @@ async def test_a_kernel_that_cannot_be_forked_starts_cold(
         for layer in layers:
             layer.mkdir(mode=0o755)
         kernel = await b.kernel(layers=layers)
-        assert isinstance(kernel.handle, LocalKernel)
+        assert not is_forked(kernel)
         assert "could not be forked" in caplog.text
 
 
