@@ -7,11 +7,8 @@ other in the session's own task, so that a call may give up waiting without its 
 
 from __future__ import annotations
 
-import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +17,22 @@ import anyio.abc
 
 from kernel_mcp.audit import SILENT, Journal
 from kernel_mcp.descriptions import counted, descriptions
-from kernel_mcp.errors import KernelMcpError, LaunchError, SessionNotFound
+from kernel_mcp.errors import SessionNotFound
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.output.displayindex import DisplayIndex
-from kernel_mcp.output.outputs import OutputLog, make_room
 from kernel_mcp.packages.layer import Layer
-from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.cell import Cell, StopReason
 from kernel_mcp.sessions.demand import Demand, KernelSource
-from kernel_mcp.sessions.execution import run_cell
-from kernel_mcp.sessions.gate import refuse
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.keeper import KernelKeeper
 from kernel_mcp.sessions.narration import Report, narrate
-from kernel_mcp.settings import MIB
+from kernel_mcp.sessions.queue import CellQueue
+from kernel_mcp.sessions.runner import CellRunner
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
-logger = logging.getLogger(__name__)
-
 Clock = Callable[[], float]
 
-RECORD_BYTES = 512 * MIB
-"""Files that the outputs of one session's cells may take; the oldest make room."""
-RESTART_S = 0.7
-"""How long an answer about a death may wait for the fresh kernel."""
 VARIABLES_TIMEOUT_S = 5.0
 
 
@@ -73,14 +61,13 @@ class Session:
         self.name = name
         self.workspace = workspace
         self.journal = journal
-        self.cells: list[Cell] = []
         self.ended = anyio.Event()
         self.closing = anyio.Event()
         self.installing = anyio.Lock()
         self.created = self.last_used = clock()
         self.spared_until = 0.0
-        self._cells_dir = cells_dir
-        self._displays: DisplayIndex[OutputLog] = DisplayIndex()
+        self._queue = CellQueue(cells_dir, clock)
+        self.cells = self._queue.cells
         self._keeper = KernelKeeper(
             demand,
             source,
@@ -89,11 +76,10 @@ class Session:
             admit=lambda: admit(self),
             journal=journal,
         )
-        self._grace_s = grace_s
-        self._cpu_s = cpu_s
+        self._runner = CellRunner(
+            self._keeper, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
+        )
         self._clock = clock
-        self._queue: deque[Cell] = deque()
-        self._current: Cell | None = None
         self._turn = anyio.Lock()
         self._wake = anyio.Event()
         self._closed = False
@@ -108,7 +94,7 @@ class Session:
         """One of new, idle, busy, hibernated, closed."""
         if self._closed:
             return "closed"
-        if self._current is not None or self._queue or self.installing.locked():
+        if self._queue.busy or self.installing.locked():
             return "busy"
         if not self._keeper.awake:
             return "hibernated"
@@ -132,7 +118,7 @@ class Session:
     @property
     def current(self) -> Cell | None:
         """The cell that is running, if any."""
-        return self._current
+        return self._queue.current
 
     @property
     def unreported(self) -> Cell | None:
@@ -173,12 +159,7 @@ class Session:
         """Queue one cell. Raises SessionNotFound once the session is closed."""
         if self._closed:
             raise SessionNotFound("This session has been closed. Open another with create_session.")
-        number = len(self.cells) + 1
-        cell = Cell(
-            number, code, timeout_s, OutputLog(self._cells_dir, number, index=self._displays)
-        )
-        self.cells.append(cell)
-        self._queue.append(cell)
+        cell = self._queue.add(code, timeout_s)
         self._keeper.disturb()
         self._wake.set()
         self.last_used = self._clock()
@@ -186,9 +167,7 @@ class Session:
 
     def place(self, cell: Cell) -> int:
         """How many cells have to end before `cell` begins; 0 once it runs."""
-        if cell not in self._queue:
-            return 0
-        return self._queue.index(cell) + (self._current is not None)
+        return self._queue.place(cell)
 
     async def follow(self, cell: Cell, wait_s: float, report: Report | None) -> None:
         """Wait until `cell` has ended, at most `wait_s` seconds, reporting new output meanwhile."""
@@ -203,18 +182,11 @@ class Session:
 
     def abandon(self, cell: Cell) -> None:
         """Stop a cell whose caller has gone: at once when queued, by interrupt when running."""
-        if cell in self._queue:
-            self._queue.remove(cell)
-            cell.finish(
-                Outcome(Status.INTERRUPTED, cause="it was cancelled before it began"), self._clock()
-            )
-            cell.told = True
-        else:
-            cell.stop(StopReason.CANCEL)
+        self._queue.abandon(cell)
 
     async def interrupt(self) -> Cell | None:
         """Interrupt the running cell and wait for its end; None when nothing runs."""
-        cell = self._current
+        cell = self.current
         if cell is not None:
             cell.stop(StopReason.INTERRUPT)
             await cell.finished.wait()
@@ -246,7 +218,7 @@ class Session:
         """
         self._keeper.disturb()
         kernel = self.kernel
-        if self._current is not None and kernel is not None and kernel.exit is None:
+        if self.current is not None and kernel is not None and kernel.exit is None:
             return kernel
         async with self._turn:
             if self._closed:
@@ -299,79 +271,14 @@ class Session:
 
     def _halt(self, reason: StopReason) -> None:
         self._keeper.disturb()
-        what = "reset" if reason is StopReason.RESET else "closed"
-        while self._queue:
-            cause = f"the session was {what} before this cell began"
-            self._queue.popleft().finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
-        if self._current is not None:
-            self._current.stop(reason)
+        self._queue.halt(reason)
 
     async def _run_next(self) -> None:
-        if not self._queue:
+        cell = self._queue.begin()
+        if cell is None:
             return
-        cell = self._current = self._queue.popleft()
-        cell.begin(self._clock())
         try:
-            cell.finish(await self._run(cell), self._clock())
-        except KernelMcpError as error:
-            cell.fail(error, self._clock())
-        except Exception:
-            logger.exception("cell %d of a session failed inside the server", cell.number)
-            await self._keeper.drop()
-            cell.fail(
-                LaunchError(
-                    "The server failed while running this cell; its kernel was ended and the "
-                    "variables are lost. Run the cell again; the server's log says more."
-                ),
-                self._clock(),
-            )
+            await self._runner.run(cell)
         finally:
-            if cell.outcome is None:
-                cell.finish(Outcome(Status.KILLED, False, "the session was closed"), self._clock())
-            self.journal.ran(cell)
-            if cell.log.disk_bytes:
-                make_room([earlier.log for earlier in self.cells], RECORD_BYTES)
-            self._current = None
+            self._queue.end(cell)
             self.last_used = self._clock()
-
-    async def _run(self, cell: Cell) -> Outcome:
-        with anyio.CancelScope() as scope:
-            cell.watch_stop(scope)
-            kernel = await self._keeper.ensure(cell.step)
-        cell.watch_stop(None)
-        if scope.cancelled_caught:
-            return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
-        loss = self._keeper.report(cell)
-        outcome = await self._run_in(kernel, cell)
-        if loss is not None and outcome.state_kept:
-            outcome = replace(outcome, state_kept=False, cause=outcome.cause or loss)
-        return outcome
-
-    async def _run_in(self, kernel: Kernel, cell: Cell) -> Outcome:
-        refusal = await refuse(cell.code, kernel.policy, self.demand.workspace)
-        if refusal is not None:
-            cell.take(refusal)
-            self.journal.refused(cell, refusal.value)
-            return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
-        self._keeper.used = True
-        self.journal.begins(kernel.handle)
-        outcome = await run_cell(
-            kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s, clock=self._clock
-        )
-        if outcome.status is Status.KILLED:
-            await self._keeper.drop()
-            if cell.stop_reason is StopReason.CANCEL:  # nobody waits for this cell's answer
-                self._keeper.tell_loss(
-                    "a cell whose call was cancelled did not react to its interrupt and was killed"
-                )
-            if cell.stop_reason not in (StopReason.RESET, StopReason.CLOSE):
-                await self._replace_kernel(cell)
-        return outcome
-
-    async def _replace_kernel(self, cell: Cell) -> None:
-        """Have a fresh kernel up by the time the answer about a death goes out, if it is quick."""
-        try:
-            with anyio.move_on_after(RESTART_S):
-                await self._keeper.ensure(lambda _text: None)
-        except KernelMcpError as error:
-            cell.notice(f"A fresh kernel could not be started: {error}")

@@ -1,0 +1,87 @@
+"""The cells of a session: those that wait for their turn, the one that has it, those before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from kernel_mcp.output.displayindex import DisplayIndex
+from kernel_mcp.output.outputs import OutputLog, make_room
+from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.settings import MIB
+
+RECORD_BYTES = 512 * MIB
+"""Files that the outputs of one session's cells may take; the oldest make room."""
+
+
+class CellQueue:
+    """First come, first served. `cells` are all there have been, `current` is the one that runs.
+
+    Their outputs go to files in `folder`; `clock` is the session's.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self.cells: list[Cell] = []
+        self.current: Cell | None = None
+        self._folder = folder
+        self._displays: DisplayIndex[OutputLog] = DisplayIndex()
+        self._waiting: deque[Cell] = deque()
+        self._clock = clock
+
+    def __len__(self) -> int:
+        """Cells waiting for their turn."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a cell runs or waits."""
+        return self.current is not None or bool(self._waiting)
+
+    def add(self, code: str, timeout_s: float) -> Cell:
+        """Make a cell that waits behind all others."""
+        number = len(self.cells) + 1
+        cell = Cell(number, code, timeout_s, OutputLog(self._folder, number, index=self._displays))
+        self.cells.append(cell)
+        self._waiting.append(cell)
+        return cell
+
+    def begin(self) -> Cell | None:
+        """Make the first cell that waits the running one; None when there is none."""
+        if not self._waiting:
+            return None
+        cell = self.current = self._waiting.popleft()
+        cell.begin(self._clock())
+        return cell
+
+    def end(self, cell: Cell) -> None:
+        """Let the next one run after `cell`, whose output may make older ones go."""
+        if cell.log.disk_bytes:
+            make_room([earlier.log for earlier in self.cells], RECORD_BYTES)
+        self.current = None
+
+    def place(self, cell: Cell) -> int:
+        """How many cells have to end before `cell` begins; 0 once it runs."""
+        if cell not in self._waiting:
+            return 0
+        return self._waiting.index(cell) + (self.current is not None)
+
+    def abandon(self, cell: Cell) -> None:
+        """Stop a cell whose caller has gone: at once when it waits, by interrupt when it runs."""
+        if cell in self._waiting:
+            self._waiting.remove(cell)
+            cell.finish(
+                Outcome(Status.INTERRUPTED, cause="it was cancelled before it began"), self._clock()
+            )
+            cell.told = True
+        else:
+            cell.stop(StopReason.CANCEL)
+
+    def halt(self, reason: StopReason) -> None:
+        """End every cell, because the session is reset or closed."""
+        what = "reset" if reason is StopReason.RESET else "closed"
+        while self._waiting:
+            cause = f"the session was {what} before this cell began"
+            self._waiting.popleft().finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
+        if self.current is not None:
+            self.current.stop(reason)

@@ -1,0 +1,111 @@
+"""Seeing one cell of a session through: its kernel, the policy's say, its run, its outcome."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import anyio
+
+from kernel_mcp.audit import Journal
+from kernel_mcp.errors import KernelMcpError, LaunchError
+from kernel_mcp.output.events import Failure
+from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.execution import run_cell
+from kernel_mcp.sessions.gate import refuse
+from kernel_mcp.sessions.keeper import KernelKeeper
+
+logger = logging.getLogger(__name__)
+
+RESTART_S = 0.7
+"""How long an answer about a death may wait for the fresh kernel."""
+
+
+class CellRunner:
+    """Runs cells that have begun, one at a time, on the kernel of `keeper`.
+
+    `grace_s` and `cpu_s` are those of `run_cell`; `clock` is the session's.
+    """
+
+    def __init__(
+        self,
+        keeper: KernelKeeper,
+        *,
+        grace_s: float,
+        cpu_s: float,
+        clock: Callable[[], float],
+        journal: Journal,
+    ) -> None:
+        self._keeper = keeper
+        self._grace_s = grace_s
+        self._cpu_s = cpu_s
+        self._clock = clock
+        self._journal = journal
+
+    async def run(self, cell: Cell) -> None:
+        """Bring `cell` to its end, whatever happens on the way."""
+        try:
+            cell.finish(await self._outcome(cell), self._clock())
+        except KernelMcpError as error:
+            cell.fail(error, self._clock())
+        except Exception:
+            logger.exception("cell %d of a session failed inside the server", cell.number)
+            await self._keeper.drop()
+            cell.fail(
+                LaunchError(
+                    "The server failed while running this cell; its kernel was ended and the "
+                    "variables are lost. Run the cell again; the server's log says more."
+                ),
+                self._clock(),
+            )
+        finally:
+            if cell.outcome is None:
+                cell.finish(Outcome(Status.KILLED, False, "the session was closed"), self._clock())
+            self._journal.ran(cell)
+
+    async def _outcome(self, cell: Cell) -> Outcome:
+        with anyio.CancelScope() as scope:
+            cell.watch_stop(scope)
+            kernel = await self._keeper.ensure(cell.step)
+        cell.watch_stop(None)
+        if scope.cancelled_caught:
+            return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
+        loss = self._keeper.report(cell)
+        refusal = await refuse(cell.code, kernel.policy, self._keeper.demand.workspace)
+        if refusal is not None:
+            outcome = self._refused(cell, refusal)
+        else:
+            self._keeper.used = True
+            self._journal.begins(kernel.handle)
+            outcome = await run_cell(
+                kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s, clock=self._clock
+            )
+            if outcome.status is Status.KILLED:
+                await self._after_kill(cell)
+        if loss is not None and outcome.state_kept:
+            outcome = replace(outcome, state_kept=False, cause=outcome.cause or loss)
+        return outcome
+
+    def _refused(self, cell: Cell, refusal: Failure) -> Outcome:
+        cell.take(refusal)
+        self._journal.refused(cell, refusal.value)
+        return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
+
+    async def _after_kill(self, cell: Cell) -> None:
+        """Drop the dead kernel and, unless the session ends or resets, have a fresh one."""
+        await self._keeper.drop()
+        if cell.stop_reason is StopReason.CANCEL:  # nobody waits for this cell's answer
+            self._keeper.tell_loss(
+                "a cell whose call was cancelled did not react to its interrupt and was killed"
+            )
+        if cell.stop_reason not in (StopReason.RESET, StopReason.CLOSE):
+            await self._replace_kernel(cell)
+
+    async def _replace_kernel(self, cell: Cell) -> None:
+        """Have a fresh kernel up by the time the answer about a death goes out, if it is quick."""
+        try:
+            with anyio.move_on_after(RESTART_S):
+                await self._keeper.ensure(lambda _text: None)
+        except KernelMcpError as error:
+            cell.notice(f"A fresh kernel could not be started: {error}")
