@@ -6,9 +6,6 @@ Everything here blocks and belongs in a thread.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import codecs
 import contextlib
 import os
 import stat
@@ -17,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.files import complaints
+from kernel_mcp.files import complaints, contents
 from kernel_mcp.files.filekinds import PROBE_BYTES, binary_kind, foreign_encoding, is_text, mime_of
 from kernel_mcp.files.folders import (
     FOLDER,
@@ -31,7 +28,7 @@ from kernel_mcp.files.folders import (
     replace_file,
 )
 from kernel_mcp.files.openat2 import Opener, open_beneath
-from kernel_mcp.files.paging import Page, page_of
+from kernel_mcp.files.paging import Page
 from kernel_mcp.launch.trees import empty_tree, remove_tree
 from kernel_mcp.output.images import sniff
 from kernel_mcp.output.text import one_line
@@ -39,12 +36,9 @@ from kernel_mcp.settings import KIB, MIB
 
 GUEST_ROOT = "/workspace"
 """Where kernels see the folder."""
-SCAN_BYTES = 256 * MIB
-"""Largest text file of which lines are read."""
 PAGE_CHARS = 30_000
 BINARY_BYTES = 48 * KIB
 """Largest binary file that is returned whole in an answer; pictures have the limit of files."""
-_BLOCK = 256 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ class Workspace:
         `offset` is the first line, from 0; `limit` the number of lines, 0 for as many as fit into
         `characters`. `encoding` utf-8 insists on text, base64 on bytes.
         """
-        encoding = _encoding(encoding) if encoding else ""
+        encoding = contents.encoding_of(encoding) if encoding else ""
         parts = self._parts(path)
         with self._root() as root, self._file(root, parts, path) as (fd, info):
             head = os.pread(fd, PROBE_BYTES, 0)
@@ -113,7 +107,7 @@ class Workspace:
             mime = mime_of(name, head)
             picture = sniff(head) is not None
             if encoding != "base64" and is_text(head) and not picture:
-                page = self._page(fd, info, path, offset, limit, characters)
+                page = contents.lines_of(fd, info, path, offset, limit, characters)
                 return FileContent(name, mime, info.st_size, page)
             if encoding != "base64" and (reason := foreign_encoding(head)):
                 raise complaints.not_utf8(path, reason)
@@ -123,13 +117,14 @@ class Workspace:
                     f"{path!r} is {kind}, not text. Read it with code, or as base64."
                 )
             most = self._file_bytes if picture else BINARY_BYTES
-            return FileContent(name, mime, info.st_size, data=self._bytes(fd, info, path, most))
+            data = contents.bytes_of(fd, info, path, most, self._file_bytes)
+            return FileContent(name, mime, info.st_size, data=data)
 
     def read_resource(self, path: str) -> tuple[str | bytes, str]:
         """A whole file with its MIME type, as text when it is UTF-8."""
         parts = self._parts(path)
         with self._root() as root, self._file(root, parts, path) as (fd, info):
-            data = self._bytes(fd, info, path, self._file_bytes)
+            data = contents.bytes_of(fd, info, path, self._file_bytes, self._file_bytes)
         mime = mime_of(parts[-1], data[:PROBE_BYTES])
         if is_text(data[:PROBE_BYTES]) and sniff(data) is None:
             with contextlib.suppress(UnicodeDecodeError):
@@ -141,7 +136,7 @@ class Workspace:
 
         Folders on the way are made. `encoding` base64 writes the bytes that `content` encodes.
         """
-        data = _decoded(content, encoding)
+        data = contents.decoded(content, encoding)
         if len(data) > self._file_bytes:
             raise WorkspaceError(
                 f"The content is {len(data):,} bytes; one file may have {self._file_bytes:,}."
@@ -245,38 +240,6 @@ class Workspace:
             with complaints.explained(path):
                 yield fd, info
 
-    def _page(
-        self, fd: int, info: os.stat_result, path: str, offset: int, limit: int, characters: int
-    ) -> Page:
-        if info.st_size > SCAN_BYTES:
-            raise WorkspaceError(
-                f"{path!r} has {info.st_size:,} bytes, too many to page through. Read the part "
-                "you need with code."
-            )
-        try:
-            page = page_of(
-                _text_pieces(fd, SCAN_BYTES), offset=offset, limit=limit, characters=characters
-            )
-        except UnicodeDecodeError as error:
-            raise complaints.not_utf8(path, "") from error
-        if offset and offset >= page.total:
-            raise WorkspaceError(
-                f"{path!r} has {page.total:,} lines; offset {offset:,} is after it."
-            )
-        return page
-
-    def _bytes(self, fd: int, info: os.stat_result, path: str, most: int) -> bytes:
-        """The whole file. Raises WorkspaceError when it has more than `most` bytes."""
-        if info.st_size <= most:
-            data = b"".join(_blocks(fd, most + 1))
-            if len(data) <= most:
-                return data
-        where = f"kernel://SESSION/files/{path}" if info.st_size <= self._file_bytes else "code"
-        raise WorkspaceError(
-            f"{path!r} has {info.st_size:,} bytes; at most {most:,} can be returned here. Read it "
-            f"with {'code or as the resource ' if where != 'code' else ''}{where}."
-        )
-
     def _not_found(self, root: int, parts: tuple[str, ...], path: str) -> WorkspaceError:
         for depth in range(len(parts) - 1, -1, -1):
             with contextlib.suppress(OSError):
@@ -287,40 +250,3 @@ class Workspace:
                     os.close(fd)
                 return complaints.not_found(path, "/".join(parts[:depth]), parts[depth], listing)
         return WorkspaceError(f"There is no file {path!r} in the workspace.")
-
-
-def _blocks(fd: int, most: int) -> Iterator[bytes]:
-    """What a file holds, up to `most` bytes."""
-    offset = 0
-    while offset < most and (data := os.pread(fd, min(_BLOCK, most - offset), offset)):
-        yield data
-        offset += len(data)
-
-
-def _text_pieces(fd: int, most: int) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    for data in _blocks(fd, most):
-        yield decoder.decode(data)
-    yield decoder.decode(b"", final=True)
-
-
-def _decoded(content: str, encoding: str) -> bytes:
-    try:
-        if _encoding(encoding) == "utf-8":
-            return content.encode("utf-8")
-        return base64.b64decode("".join(content.split()), validate=True)
-    except UnicodeEncodeError:
-        raise WorkspaceError(
-            "The content holds half of a surrogate pair, which UTF-8 cannot store. Write it as "
-            "base64."
-        ) from None
-    except (binascii.Error, ValueError) as error:
-        raise WorkspaceError(f"The content is not valid base64: {error}.") from None
-
-
-def _encoding(name: str) -> str:
-    if name.lower() in ("utf-8", "utf8"):
-        return "utf-8"
-    if name.lower() == "base64":
-        return "base64"
-    raise WorkspaceError(f"encoding {name!r} is not known: use utf-8 or base64.")

@@ -11,19 +11,17 @@ import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import anyio
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.launch.tail import OutputTail
+from kernel_mcp.launch.watched import Watched, parent_of
 from kernel_mcp.sandbox.base import SandboxCommand
 
 logger = logging.getLogger(__name__)
 
-PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2
-"""<linux/pidfd.h>; Linux 6.9 and later."""
 STATUS_WAIT_S = 1.0
 """How long an end waits to learn the sandbox's first process: known some ms after the start."""
 END_WAIT_S = 10.0
@@ -51,8 +49,8 @@ class ConfinedProcess:
         self._status_fd = command.status_fd
         self._wrapped = command.status_fd >= 0
         self._detached = command.detached
-        self._first: _Watched | None = None
-        self._kernel: _Watched | None = None
+        self._first: Watched | None = None
+        self._kernel: Watched | None = None
         self._status = b""
         self._status_known = anyio.Event()
         self._ended = anyio.Event()
@@ -65,7 +63,7 @@ class ConfinedProcess:
             undo.callback(self._popen.kill)
             self._tail = OutputTail(read, self._loop)
             undo.callback(self._tail.close)
-            self._outer = _Watched(self._popen.pid, self._loop, self._on_end)
+            self._outer = Watched(self._popen.pid, self._loop, self._on_end)
             undo.pop_all()
         if self._wrapped:
             self._loop.add_reader(self._status_fd, self._on_status)
@@ -87,9 +85,9 @@ class ConfinedProcess:
         The number comes with the credentials of the message that the kernel has sent.
         """
         try:
-            self._kernel = _Watched(pid, self._loop, None)
+            self._kernel = Watched(pid, self._loop, None)
             # after opening: from here on the number can only mean this process
-            parent = _parent_of(pid)
+            parent = parent_of(pid)
         except ProcessLookupError:
             raise LaunchError("the kernel ended right after it had become ready") from None
         if self._wrapped:
@@ -171,10 +169,10 @@ class ConfinedProcess:
     def _watch_first(self, pid: int) -> None:
         """Hold the sandbox's first process. Raises ProcessLookupError when it is gone."""
         with ExitStack() as undo:
-            found = _Watched(pid, self._loop, None)
+            found = Watched(pid, self._loop, None)
             undo.callback(found.close)
             # a detached one is held to be the right one by `adopt`, as the kernel's parent
-            if self._detached or _parent_of(pid) == self._popen.pid:
+            if self._detached or parent_of(pid) == self._popen.pid:
                 self._first = found
                 undo.pop_all()
 
@@ -199,55 +197,6 @@ class ConfinedProcess:
             self._loop.remove_reader(self._status_fd)
             os.close(self._status_fd)
             self._status_fd = -1
-
-
-class _Watched:
-    """A process held by pidfd: its number cannot come to mean another one."""
-
-    def __init__(
-        self, pid: int, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None] | None
-    ) -> None:
-        self.pid = pid
-        self.gone = anyio.Event()
-        self._loop = loop
-        self._on_end = on_end
-        self._fd = os.pidfd_open(pid)
-        loop.add_reader(self._fd, self._ended)
-
-    def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when the process has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, number)
-
-    def signal_group(self, number: int) -> None:
-        """Send a signal to the group that the process leads, or to it alone if it leads none."""
-        try:
-            signal.pidfd_send_signal(self._fd, number, None, PIDFD_SIGNAL_PROCESS_GROUP)
-        except ProcessLookupError:
-            self.signal(number)
-        except OSError:
-            # before Linux 6.9: the group cannot be named by pidfd
-            if not self.gone.is_set():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, number)
-
-    def reap(self) -> None:
-        """Take over an end that nobody waits for, where this server is the machine's process 1."""
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
-
-    def close(self) -> None:
-        """Stop watching."""
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-    def _ended(self) -> None:
-        self._loop.remove_reader(self._fd)
-        self.gone.set()
-        if self._on_end is not None:
-            self._on_end()
 
 
 def _spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
@@ -295,12 +244,3 @@ def fatal_line(output: str) -> str:
     marks = ("Fatal Python error", "terminate called", "free(): ", "malloc(): ", "double free")
     lines = output.splitlines()
     return next((line[:200] for line in lines if line.startswith(marks)), "")
-
-
-def _parent_of(pid: int) -> int:
-    """The parent of a process. Raises ProcessLookupError when it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except FileNotFoundError:
-        raise ProcessLookupError(f"process {pid} has ended") from None
-    return int(stat.rpartition(b")")[2].split()[1])

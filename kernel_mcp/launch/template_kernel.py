@@ -12,9 +12,10 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.launch.base import ExitStatus
-from kernel_mcp.launch.process import PIDFD_SIGNAL_PROCESS_GROUP, fatal_line
+from kernel_mcp.launch.process import fatal_line
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.launch.template_process import Fork
+from kernel_mcp.launch.watched import PIDFD_SIGNAL_PROCESS_GROUP
 
 STATUS_S = 1.0
 """How long after its end the word on how a kernel ended may take."""
