@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_mcp.output.bundles import Part, Shelf, bounded_metadata, extension, primary
+from kernel_mcp.output.bundles import Part, Shelf, extension, primary
 from kernel_mcp.output.displayindex import DisplayIndex
+from kernel_mcp.output.displays import Displays
 from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
 from kernel_mcp.output.items import (
-    DisplayItem,
     FailureItem,
     Item,
     NoteItem,
-    StreamName,
     TextItem,
     add_text,
     bounded_failure,
     item_text,
     without_shown,
 )
-from kernel_mcp.output.terminal import Screen
-from kernel_mcp.output.text import stripped, tail_of
+from kernel_mcp.output.streams import Streams
+from kernel_mcp.output.text import tail_of
 from kernel_mcp.output.textstore import TextStore
-from kernel_mcp.output.transcript import PIECE_CHARS, Failed, Shown, Transcript
+from kernel_mcp.output.transcript import Failed, Transcript
 from kernel_mcp.settings import KIB, MIB
 
 SHOWN_CHARS = 64 * KIB
 """Text at each end of a range that `since` reads; more than any answer shows."""
-MAX_RESULTS = 4
-"""Results and failures kept beyond the displays; an honest cell has one."""
-MAX_UPDATED = 8
-"""Displays of one cell that one `update_display` can reach."""
-WORK_S = 0.05
-"""Time that one event may take; of what is left of it, control codes are dropped unread."""
+MAX_FAILURES = 4
+"""Failures that are kept; an honest cell has one."""
 EVICTED = "[… this output was removed to make room for later cells …]"
-LINE_CHARS = 500
-"""A progress line is at most this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +84,20 @@ class OutputLog:
         self.number = number
         self._lock = threading.RLock()
         self._index = index or DisplayIndex()
-        self._max_displays = caps.displays
         store = TextStore(
             folder / f"{number}.txt", memory_chars=caps.text_chars, file_bytes=caps.file_bytes
         )
         self._transcript = Transcript(store)
-        self._shelf = Shelf(
+        self._streams = Streams(self._transcript)
+        shelf = Shelf(
             folder,
             number,
             bundle_bytes=caps.bundle_bytes,
             memory_bytes=caps.displays_bytes,
             disk_bytes=caps.spill_bytes,
         )
-        self._screens: dict[StreamName, Screen] = {"stdout": Screen(), "stderr": Screen()}
-        self._current: StreamName = "stdout"
-        self._displays = self._failures = 0
-        self._numbers = 0
-        self._dropped = 0
+        self._displays = Displays(self._transcript, shelf, caps.displays)
+        self._failures = 0
         self._tick = 0
         self._generation = 0
         self._clear_pending = False
@@ -118,8 +107,7 @@ class OutputLog:
     @property
     def characters(self) -> int:
         """Characters of stream text so far."""
-        live = sum(len(screen.live) for screen in self._screens.values())
-        return self._transcript.text.total + live
+        return self._transcript.text.total + sum(map(len, self._streams.shown))
 
     @property
     def closed(self) -> bool:
@@ -129,7 +117,7 @@ class OutputLog:
     @property
     def disk_bytes(self) -> int:
         """Bytes in this log's files."""
-        return self._transcript.text.disk_bytes + self._shelf.on_disk
+        return self._transcript.text.disk_bytes + self._displays.disk_bytes
 
     def add(self, event: Event) -> tuple[int, ...]:
         """Add what the cell put out; returns the numbers of earlier cells it changed."""
@@ -139,8 +127,8 @@ class OutputLog:
     def position(self) -> Position:
         """The present end of the log."""
         with self._lock:
-            shown = (self._screens["stdout"].live, self._screens["stderr"].live)
-            return Position(self._generation, self._transcript.text.total, self._tick, shown)
+            total, shown = self._transcript.text.total, self._streams.shown
+            return Position(self._generation, total, self._tick, shown)
 
     def since(self, position: Position | None = None, limit: int = SHOWN_CHARS) -> list[Item]:
         """What came after `position`, and what changed, in order.
@@ -152,21 +140,20 @@ class OutputLog:
             if mark.generation != self._generation:
                 mark = Position(self._generation)
             items = self._transcript.items(mark.characters, mark.tick, limit)
-            for name in self._live_order():
-                add_text(items, name, self._screens[name].live)
-            dropped = self._dropped if self._tick > mark.tick else 0
+            for name in self._streams.order():
+                add_text(items, name, self._streams.live(name))
+            dropped = self._displays.dropped if self._tick > mark.tick else 0
             if self._evicted:
                 items.append(NoteItem(EVICTED))
         items = without_shown(items, {"stdout": mark.shown[0], "stderr": mark.shown[1]})
         if dropped:
-            kept = self._max_displays
+            kept = self._displays.most
             items.append(NoteItem(f"[… {dropped:,} more displays dropped: a cell keeps {kept} …]"))
         return items
 
     def progress_line(self) -> str:
         """The newest line that is not blank."""
-        live = self._screens[self._current].live
-        return tail_of(live.rstrip().rpartition("\n")[2].strip(), LINE_CHARS)
+        return self._streams.newest_line
 
     def news(self, position: Position, limit: int) -> str:
         """The end of the stream text that came after `position`, at most `limit` characters."""
@@ -187,8 +174,8 @@ class OutputLog:
                 yield "\n"
             yield text
             at_line_start = text.endswith("\n")
-        for name in self._live_order():
-            yield self._screens[name].live
+        for name in self._streams.order():
+            yield self._streams.live(name)
         if self._evicted:
             yield f"{EVICTED}\n"
 
@@ -205,12 +192,10 @@ class OutputLog:
     def close(self) -> None:
         """Make the output final and move all that is not small to files; it stays readable."""
         with self._lock:
-            self._settle(force=True)
+            self._streams.settle(force=True)
             self._transcript.text.close()
             self._closed = True
-            for shown in self._transcript.displays:
-                parts = self._shelf.settle(shown.item.number, shown.item.parts)
-                shown.item = replace(shown.item, parts=parts)
+            self._displays.settle()
 
     def evict(self) -> None:
         """Forget everything, remove the files and say so to later readers."""
@@ -230,54 +215,26 @@ class OutputLog:
             self._clear_pending = False
             self._clear()
         if isinstance(event, Stream):
-            self._write(event)
+            self._streams.write(event)
+            if self._closed:
+                self._streams.settle(force=True)
         elif isinstance(event, Display):
             self._show(event)
         else:
             self._fail(event)
         return ()
 
-    def _write(self, event: Stream) -> None:
-        if event.name != self._current:
-            self._transcript.write(self._current, self._screens[self._current].settle())
-            self._current = event.name
-        screen, text = self._screens[event.name], event.text
-        end = time.perf_counter() + WORK_S
-        for start in range(0, len(text), PIECE_CHARS):
-            if start and time.perf_counter() > end:
-                self._transcript.write(event.name, screen.flush())
-                self._transcript.write(event.name, stripped(text[start:]))
-                break
-            self._transcript.write(event.name, screen.feed(text[start : start + PIECE_CHARS]))
-        if self._closed:
-            self._settle(force=True)
-
     def _show(self, event: Display) -> None:
-        allowed = self._max_displays + (MAX_RESULTS if event.result else 0)
         self._tick += 1
-        if self._displays >= allowed:
-            self._dropped += 1
+        if not self._displays.admit(event):
             return
         self._place(event, self.number)
         if event.display_id is not None:
             self._index.add(event.display_id, self)
 
     def _place(self, event: Display, cell: int) -> None:
-        self._settle(force=False)
-        self._displays += 1
-        self._numbers += 1
-        item = DisplayItem(
-            cell=cell,
-            number=self._numbers,
-            parts=self._kept(self._numbers, event),
-            metadata=bounded_metadata(event.metadata),
-            result=event.result,
-        )
-        self._transcript.place(Shown(self._tick, item, event.display_id))
-
-    def _kept(self, number: int, event: Display) -> tuple[Part, ...]:
-        parts = self._shelf.put(number, event.data)
-        return self._shelf.settle(number, parts) if self._closed else parts
+        self._streams.settle(force=False)
+        self._displays.place(event, cell=cell, tick=self._tick)
 
     def _update(self, event: Display) -> tuple[int, ...]:
         """Replace every display with the id of `event`; show those of earlier cells here too."""
@@ -285,7 +242,7 @@ class OutputLog:
             return ()
         others = self._index.others(event.display_id, self)
         changed = [log.number for log in others if log._replace(event)]
-        if not self._replace(event) and changed and self._displays < self._max_displays:
+        if not self._replace(event) and changed and not self._displays.full:
             self._tick += 1
             self._place(event, changed[-1])
         return tuple(changed)
@@ -293,45 +250,25 @@ class OutputLog:
     def _replace(self, event: Display) -> bool:
         """Show the content of `event` in the displays of its id; False when there is none."""
         with self._lock:
-            found = [s for s in self._transcript.displays if s.display_id == event.display_id]
+            found = self._displays.having(event.display_id)
             self._tick += 1 if found else 0
-            for shown in found[-MAX_UPDATED:]:
-                self._shelf.drop(shown.item.parts)
-                shown.tick = self._tick
-                shown.item = replace(
-                    shown.item,
-                    parts=self._kept(shown.item.number, event),
-                    metadata=bounded_metadata(event.metadata),
-                )
+            self._displays.replace(found, event, self._tick)
             return bool(found)
 
     def _fail(self, failure: Failure) -> None:
-        self._settle(force=True)
+        self._streams.settle(force=True)
         self._tick += 1
         self._failures += 1
-        if self._failures <= MAX_RESULTS:
+        if self._failures <= MAX_FAILURES:
             self._transcript.place(Failed(self._tick, FailureItem(bounded_failure(failure))))
 
     def _clear(self) -> None:
         self._generation += 1
-        self._screens = {"stdout": Screen(), "stderr": Screen()}
-        for shown in self._transcript.displays:
-            self._shelf.drop(shown.item.parts)
-            if shown.display_id is not None:
-                self._index.forget(shown.display_id, self)
+        self._streams.clear()
+        for display_id in self._displays.clear():
+            self._index.forget(display_id, self)
         self._transcript.clear()
-        self._displays = self._failures = self._dropped = 0
-
-    def _settle(self, *, force: bool) -> None:
-        """Make the live rows final, with `force` even those of a progress bar."""
-        for name in self._live_order():
-            screen = self._screens[name]
-            self._transcript.write(name, screen.flush() if force else screen.settle())
-
-    def _live_order(self) -> list[StreamName]:
-        """The streams in the order their live rows are shown: progress bars come last."""
-        names: list[StreamName] = ["stdout", "stderr"]
-        return sorted(names, key=lambda name: self._screens[name].redrawing)
+        self._failures = 0
 
 
 def make_room(logs: Iterable[OutputLog], limit: int) -> None:

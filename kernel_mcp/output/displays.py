@@ -1,0 +1,95 @@
+"""The displays of one cell: how many there may be, what is kept of each, and their updates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernel_mcp.output.bundles import Part, Shelf, bounded_metadata
+from kernel_mcp.output.events import Display
+from kernel_mcp.output.items import DisplayItem
+from kernel_mcp.output.transcript import Shown, Transcript
+
+MAX_RESULTS = 4
+"""Results kept beyond the displays; an honest cell has one."""
+MAX_UPDATED = 8
+"""Displays of one cell that one `update_display` can reach."""
+
+
+class Displays:
+    """Displays in their places in `transcript`, with their parts on `shelf`.
+
+    At most `most` are kept; `dropped` counts the others. A tick is the log's time of a change.
+    """
+
+    def __init__(self, transcript: Transcript, shelf: Shelf, most: int) -> None:
+        self.most = most
+        self.dropped = 0
+        self._transcript = transcript
+        self._shelf = shelf
+        self._count = 0
+        self._numbers = 0
+        self._settled = False
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another, unless it is a result."""
+        return self._count >= self.most
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes in files."""
+        return self._shelf.on_disk
+
+    def admit(self, event: Display) -> bool:
+        """Whether there is room for `event`; it counts as dropped when there is none."""
+        if self._count < self.most + (MAX_RESULTS if event.result else 0):
+            return True
+        self.dropped += 1
+        return False
+
+    def place(self, event: Display, *, cell: int, tick: int) -> None:
+        """Show `event` after everything else, as a display of `cell`."""
+        self._count += 1
+        self._numbers += 1
+        item = DisplayItem(
+            cell=cell,
+            number=self._numbers,
+            parts=self._kept(self._numbers, event),
+            metadata=bounded_metadata(event.metadata),
+            result=event.result,
+        )
+        self._transcript.place(Shown(tick, item, event.display_id))
+
+    def having(self, display_id: str | None) -> list[Shown]:
+        """The displays with this id, in order."""
+        return [shown for shown in self._transcript.displays if shown.display_id == display_id]
+
+    def replace(self, found: list[Shown], event: Display, tick: int) -> None:
+        """Show the content of `event` in the last of these displays."""
+        for shown in found[-MAX_UPDATED:]:
+            self._shelf.drop(shown.item.parts)
+            shown.tick = tick
+            shown.item = replace(
+                shown.item,
+                parts=self._kept(shown.item.number, event),
+                metadata=bounded_metadata(event.metadata),
+            )
+
+    def settle(self) -> None:
+        """Move all that is not small to files, from now on at once."""
+        self._settled = True
+        for shown in self._transcript.displays:
+            parts = self._shelf.settle(shown.item.number, shown.item.parts)
+            shown.item = replace(shown.item, parts=parts)
+
+    def clear(self) -> list[str]:
+        """Give back what the displays hold; the ids they had. Their numbers are not used again."""
+        displays = self._transcript.displays
+        for shown in displays:
+            self._shelf.drop(shown.item.parts)
+        self._count = self.dropped = 0
+        return [shown.display_id for shown in displays if shown.display_id is not None]
+
+    def _kept(self, number: int, event: Display) -> tuple[Part, ...]:
+        parts = self._shelf.put(number, event.data)
+        return self._shelf.settle(number, parts) if self._settled else parts
