@@ -24,10 +24,10 @@ from kernel_mcp.sandbox.base import (
     SandboxReport,
     SandboxRequest,
 )
-from kernel_mcp.sandbox.folders import runtime_folder
-from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
+from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
+from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
 
 GUEST_ID = 1000
 """User and group id inside the user namespace of an unprivileged server."""
@@ -47,7 +47,7 @@ _FOR_SETPRIV = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add
 _READ_ONLY = ("--remount-ro", "/dev", "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", "/")
 
 
-class BwrapSandbox:
+class BwrapSandbox(KernelUsers):
     """One bubblewrap per kernel."""
 
     name = "bwrap"
@@ -66,7 +66,7 @@ class BwrapSandbox:
         self._setpriv = setpriv
         self.features = features
         self.filter = seccomp_filter
-        self._identities = identities
+        super().__init__(identities)
         self._boot = str(boot)
         self._system = rootfs.system_options()
         self._masks = rootfs.mask_options()
@@ -98,7 +98,7 @@ class BwrapSandbox:
                 f"{program} is too old: kernel-mcp needs bubblewrap 0.5 or later. "
                 f"{install_hint('bubblewrap')}"
             )
-        identities = _identities()
+        identities = reservable_ids(unless_nested=True)
         setpriv = shutil.which("setpriv", path="/usr/bin:/bin:/usr/sbin:/sbin") or ""
         if identities is not None and not setpriv:
             raise SandboxUnavailable(
@@ -122,20 +122,6 @@ class BwrapSandbox:
             boot=rootfs.BOOT,
             layers=rootfs.LAYERS,
         )
-
-    def identity(self, workspace: Path | None = None) -> Identity | None:
-        """Reserve a host user id of a root server: the same for all kernels of one workspace."""
-        if self._identities is None:
-            return None
-        if workspace is None:
-            return self._identities.acquire()
-        folder = workspace.stat()  # known by its inode, as it may be renamed while it is used
-        return self._identities.acquire(folder.st_uid, (folder.st_dev, folder.st_ino))
-
-    def release(self, identity: Identity | None) -> None:
-        """Give a host user id back."""
-        if self._identities is not None and identity is not None:
-            self._identities.release(identity)
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """The bubblewrap command line; its options travel in a file that only bubblewrap sees."""
@@ -251,20 +237,3 @@ class BwrapSandbox:
             "--no-new-privs",
             "--",
         ]
-
-
-def _identities() -> IdentityPool | None:
-    """User ids for kernels when this server is root and may hand them out."""
-    if os.geteuid() != 0:
-        return None
-    users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
-    block = find_block(users, groups)
-    if block is not None:
-        return IdentityPool(block, runtime_folder() / "uids")
-    if users.maps_root_to_root:
-        raise SandboxUnavailable(
-            "the server runs as root, but this user namespace has no spare user ids for kernels, "
-            "which must not run as root. Start the server as an ordinary user, or map at least "
-            "65536 ids into the container."
-        )
-    return None

@@ -31,9 +31,10 @@ from kernel_mcp.sandbox.container_report import container_report
 from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine, container_name, mount
 from kernel_mcp.sandbox.folders import private_folder, runtime_folder
 from kernel_mcp.sandbox.furniture import Furniture, outermost
-from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
+from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
+from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
 from kernel_mcp.settings import MIB, Limits
 
 _CONDUCTOR = Path(__file__).with_name("conductor.py")
@@ -54,7 +55,7 @@ FIRST_PROCESS_PIDS = 1
 DEFAULT_SCRATCH = 512 * MIB
 
 
-class ContainerSandbox:
+class ContainerSandbox(KernelUsers):
     """One container per kernel."""
 
     name = "container"
@@ -71,7 +72,7 @@ class ContainerSandbox:
         self.engine = engine
         self.image = image
         self.filter = base64.b64encode(seccomp_filter).decode()
-        self._identities = identities
+        super().__init__(identities)
         self._boot = boot
         self._furniture = Furniture(private_folder(runtime_folder() / "container"))
         self._interpreter = Path(os.path.realpath(sys.executable))
@@ -99,7 +100,7 @@ class ContainerSandbox:
             engine=engine,
             image=options.image,
             seccomp_filter=compile_filter(arch),
-            identities=_identities(),
+            identities=reservable_ids(),
             boot=boot,
         )
 
@@ -113,20 +114,6 @@ class ContainerSandbox:
             # a user namespace has a count of its own, too
             own_process_count=self._identities is not None or self.engine.rootless,
         )
-
-    def identity(self, workspace: Path | None = None) -> Identity | None:
-        """Reserve a host user id of a root server: the same for all kernels of one workspace."""
-        if self._identities is None:
-            return None
-        if workspace is None:
-            return self._identities.acquire()
-        folder = workspace.stat()  # known by its inode, as it may be renamed while it is used
-        return self._identities.acquire(folder.st_uid, (folder.st_dev, folder.st_ino))
-
-    def release(self, identity: Identity | None) -> None:
-        """Give a host user id back."""
-        if self._identities is not None and identity is not None:
-            self._identities.release(identity)
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """The conductor, which has the engine start the container."""
@@ -266,18 +253,3 @@ def _resources(limits: Limits) -> list[str]:
         options += ["--cpus", f"{limits.cpus:g}"]
     pids = limits.pids + FIRST_PROCESS_PIDS if limits.pids else -1
     return [*options, "--pids-limit", str(pids)]
-
-
-def _identities() -> IdentityPool | None:
-    """User ids for kernels when this server is root and may hand them out."""
-    if os.geteuid() != 0:
-        return None
-    users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
-    block = find_block(users, groups)
-    if block is None:
-        raise SandboxUnavailable(
-            "the server runs as root, but this user namespace has no spare user ids for kernels, "
-            "which must not run as root. Start the server as an ordinary user, or map at least "
-            "65536 ids into the container."
-        )
-    return IdentityPool(block, runtime_folder() / "uids")

@@ -25,8 +25,7 @@ from kernel_mcp.sandbox.base import (
     SandboxReport,
     SandboxRequest,
 )
-from kernel_mcp.sandbox.folders import runtime_folder
-from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
+from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.landlock_abi import Access, Ruleset, unavailable
 from kernel_mcp.sandbox.landlock_filter import compile_landlock_filter
 from kernel_mcp.sandbox.landlock_report import landlock_report
@@ -39,6 +38,7 @@ from kernel_mcp.sandbox.landlock_rules import (
 )
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
+from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
 from kernel_mcp.settings import GIB, Limits
 
 _ENTER = BOOT_FOLDER / "landlock" / "enter.py"
@@ -59,7 +59,7 @@ def landlock_available() -> str | None:
     return unavailable()
 
 
-class LandlockSandbox:
+class LandlockSandbox(KernelUsers):
     """One Landlock domain per kernel; the started process is the kernel itself."""
 
     name = "landlock"
@@ -73,7 +73,7 @@ class LandlockSandbox:
     ) -> None:
         self._filters = filters
         self._program = _bytecode(_ENTER)
-        self._identities = identities
+        super().__init__(identities)
         self._boot = boot
 
     @classmethod
@@ -86,7 +86,7 @@ class LandlockSandbox:
                 f"the landlock sandbox cannot be used: {reason}. `--sandbox none` runs kernels "
                 "unconfined, at your own risk."
             )
-        identities = _identities()
+        identities = reservable_ids()
         own_user = identities is not None
         return cls(
             filters=(compile_filter(arch), compile_landlock_filter(arch, own_user=own_user)),
@@ -103,20 +103,6 @@ class LandlockSandbox:
             tmp=str(sockets / _SCRATCH),
             own_process_count=self._identities is not None,
         )
-
-    def identity(self, workspace: Path | None = None) -> Identity | None:
-        """Reserve a host user id of a root server: the same for all kernels of one workspace."""
-        if self._identities is None:
-            return None
-        if workspace is None:
-            return self._identities.acquire()
-        folder = workspace.stat()  # known by its inode, as it may be renamed while it is used
-        return self._identities.acquire(folder.st_uid, (folder.st_dev, folder.st_ino))
-
-    def release(self, identity: Identity | None) -> None:
-        """Give a host user id back."""
-        if self._identities is not None and identity is not None:
-            self._identities.release(identity)
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """A bare interpreter that restricts itself with prepared rules and executes `argv`.
@@ -239,18 +225,3 @@ def _may_search_everywhere() -> bool:
     status = Path("/proc/self/status").read_text()
     held = next(line.split()[1] for line in status.splitlines() if line.startswith("CapPrm:"))
     return bool(int(held, 16) >> 2 & 1)
-
-
-def _identities() -> IdentityPool | None:
-    """User ids for kernels when this server is root and may hand them out."""
-    if os.geteuid() != 0:
-        return None
-    users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
-    block = find_block(users, groups)
-    if block is None:
-        raise SandboxUnavailable(
-            "the server runs as root, but this user namespace has no spare user ids for kernels, "
-            "which must not run as root. Start the server as an ordinary user, or map at least "
-            "65536 ids into the container."
-        )
-    return IdentityPool(block, runtime_folder() / "uids")
