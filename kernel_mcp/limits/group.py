@@ -111,7 +111,7 @@ class KernelGroup:
 
     def sample(self) -> Sample:
         """What the group has used so far; file caches do not count as memory."""
-        return Sample(self._cpu_s(), self._memory())
+        return Sample(self.cpu_s(), self._memory())
 
     def peak(self) -> int:
         """The most memory it ever held in bytes, file caches included; 0 where nobody tells."""
@@ -165,7 +165,8 @@ class KernelGroup:
         elif "cpu" in self._folders:
             files.write(self._folders["cpu"] / "cpu.shares", int(1024 * part))
 
-    def _cpu_s(self) -> float | None:
+    def cpu_s(self) -> float | None:
+        """Processor seconds that it has used so far; None where no controller tells."""
         for controller in self._unified:  # told in every group of version 2
             return files.table(self._folders[controller] / "cpu.stat")["usage_usec"] / 1e6
         if "cpuacct" in self._folders:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -18,14 +16,13 @@ from kernel_mcp.limits.group import SHELL, backstop
 from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.sampling import held_memory
+from kernel_mcp.limits.turns import Turns
 from kernel_mcp.limits.words import amount
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.settings import Limits
 
 logger = logging.getLogger(__name__)
 
-LONG_S = 0.25
-"""A kernel at work for longer than this lets the others go first."""
 RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""
 PATIENCE_S = 3.0
@@ -50,7 +47,6 @@ class KernelLimits:
         quotas: Sequence[FolderQuota],
         wake: Callable[[KernelLimits], None],
         forget: Callable[[KernelLimits], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`wake` is called when the kernel is to be watched, `forget` when it has been closed."""
         self.limits = limits
@@ -61,7 +57,7 @@ class KernelLimits:
         self._looking = False
         self._weighing = False
         self._wake = wake
-        self._clock = clock
+        self._turns = Turns(self.group)
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []
@@ -73,8 +69,6 @@ class KernelLimits:
         self._known = False
         self._changed = False
         self._stopped = False
-        self._behind = False
-        self._began = 0.0
 
     @property
     def cause(self) -> str:
@@ -141,10 +135,7 @@ class KernelLimits:
         self._cause = ""
         self._on_excess = on_excess
         self._stopped = False
-        if self._behind and self.group is not None:
-            self.group.favour()
-        self._behind = False
-        self._began = self._clock()
+        self._turns.begin()
         self._changed = self.awake = True
         self._wake(self)
 
@@ -184,13 +175,8 @@ class KernelLimits:
 
     def rank(self) -> None:
         """Let short cells of other kernels go before one that has been computing for a while."""
-        if self.group is None or self._behind or not self.awake:
-            return
-        if self._clock() - self._began < LONG_S:
-            return
-        with contextlib.suppress(OSError):
-            self.group.step_back()
-            self._behind = True
+        if self.awake:
+            self._turns.rank()
 
     async def check_disk(self) -> None:
         """Compare the folders with their quotas where that is due; called by the watchdog.

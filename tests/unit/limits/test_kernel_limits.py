@@ -240,17 +240,25 @@ async def test_a_folder_that_is_not_there_leaves_no_group(
 async def test_a_long_cell_lets_others_go_first(
     groups: FakeGroups, workspace: Path, version: int
 ) -> None:
-    own = groups.mount_v1("cpu") if version == 1 else groups.mount_v2("cpu", root=True)
+    own = groups.mount_v1("cpu", "cpuacct") if version == 1 else groups.mount_v2("cpu", root=True)
     limits = with_groups(groups).open(SMALL, workspace, workspace)
     await limits.settled()
     folder = own / "kernel-mcp-1-x" / "k-1"
     share = folder / ("cpu.shares" if version == 1 else "cpu.weight")
     usual = int(share.read_text())
+
+    def use(seconds: float) -> None:
+        if version == 1:
+            (folder / "cpuacct.usage").write_text(str(int(seconds * 1e9)))
+        else:
+            (folder / "cpu.stat").write_text(f"usage_usec {int(seconds * 1e6)}\n")
+
     await limits.begin(lambda: None)
-    limits.rank()
+    for seconds in (10.0, 10.01, 10.02):  # it waits for its turn
+        use(seconds)
+        limits.rank()
     assert int(share.read_text()) == usual
-    limits.awake = True
-    limits._began -= 2
+    use(10.22)
     limits.rank()
     assert int(share.read_text()) == usual // 8
     limits.end()
