@@ -10,10 +10,11 @@ import asyncio
 import fcntl
 import os
 import select
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import anyio
 from anyio import AsyncFile, open_file
 from mcp.server.stdio import stdio_server
 
@@ -47,7 +48,22 @@ class _Writer:
         self._writer.write(text.encode("utf-8", "surrogatepass"))
 
     async def flush(self) -> None:
-        await self._writer.drain()
+        try:
+            await self._writer.drain()
+        except ConnectionError as error:
+            raise anyio.ClosedResourceError from error
+
+
+class _Listener(asyncio.streams.FlowControlMixin):
+    """Notices that nobody reads the output any more."""
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_lost()
 
 
 @asynccontextmanager
@@ -64,38 +80,41 @@ async def stdio_streams() -> AsyncIterator[tuple[Any, Any]]:
     os.close(null)
     os.dup2(2, 1)
     async with (
-        _reading(wire_in) as lines,
-        _writing(wire_out) as writer,
+        _reading(wire_in) as (lines, hang_up),
+        _writing(wire_out, on_lost=hang_up) as writer,
         stdio_server(cast(AsyncFile[str], lines), cast(AsyncFile[str], writer)) as streams,
     ):
         yield streams
 
 
 @asynccontextmanager
-async def _reading(fd: int) -> AsyncIterator[_Lines | AsyncFile[str]]:
+async def _reading(fd: int) -> AsyncIterator[tuple[_Lines | AsyncFile[str], Callable[[], None]]]:
+    """The requests, and what ends them before their end."""
     if not _pollable(fd):
         async with await open_file(fd, encoding="utf-8", errors="replace") as file:
-            yield file
+            yield file, lambda: None  # a file comes to its end by itself
         return
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
     )
     try:
-        yield _Lines(reader)
+        yield _Lines(reader), transport.close
     finally:
         transport.close()
 
 
 @asynccontextmanager
-async def _writing(fd: int) -> AsyncIterator[_Writer | AsyncFile[str]]:
+async def _writing(
+    fd: int, *, on_lost: Callable[[], None]
+) -> AsyncIterator[_Writer | AsyncFile[str]]:
     if not _pollable(fd):
         async with await open_file(fd, "w", encoding="utf-8") as file:
             yield file
         return
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
-        asyncio.streams.FlowControlMixin, os.fdopen(fd, "wb", buffering=0)
+        lambda: _Listener(on_lost), os.fdopen(fd, "wb", buffering=0)
     )
     try:
         yield _Writer(asyncio.StreamWriter(transport, protocol, None, loop))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import IO
 
 import pytest
 
@@ -36,12 +37,13 @@ HELLO = [
 class RawServer:
     """The server as a subprocess whose stdin and stdout the test holds."""
 
-    def __init__(self, state: Path, *flags: str) -> None:
+    def __init__(self, state: Path, *flags: str, stderr: IO[bytes] | None = None) -> None:
         self.state = state
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kernel_mcp", *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             cwd=ROOT,
             env={**os.environ, "KERNEL_MCP_STATE_DIR": str(state)},
         )
@@ -139,6 +141,22 @@ def test_no_process_is_left(server: RawServer, way: str, busy: bool) -> None:
     assert ends(pids) == []
     if way != "SIGKILL":
         assert [path for path in server.state.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("asking", [False, True], ids=["idle", "busy"])
+def test_a_client_that_stops_listening_ends_the_server(tmp_path: Path, asking: bool) -> None:
+    with (tmp_path / "log").open("w+b") as log:
+        server = RawServer(tmp_path / "s", stderr=log)
+        try:
+            assert server.process.stdout is not None
+            if asking:
+                server.execute(2, "for number in range(10**5): print(number)", answer=False)
+            server.process.stdout.close()
+            assert server.process.wait(timeout=GONE_S) == 0
+        finally:
+            server.close()
+        log.seek(0)
+        assert b"Traceback" not in log.read()
 
 
 def test_what_a_killed_server_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
