@@ -18,6 +18,7 @@ from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_na
 from kernel_mcp.environments.uv import Progress
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
+from kernel_mcp.launch.bytecode import compile_guest
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.policy import Policy
 from kernel_mcp.profiles import entries
@@ -107,6 +108,7 @@ class KernelFactory:
         built = self._built.get(spec)
         if built is None or not built.fresh:
             environment = await self._ensure(spec, demand, progress)
+            await compile_guest(environment)
             names = import_names(environment, spec)
             policy = self._policy.with_modules(names)
             built = self._built[spec] = _Built(environment, names, policy)
