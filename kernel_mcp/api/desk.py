@@ -74,7 +74,7 @@ class Desk:
         *,
         timeout_s: float,
         wait_s: float,
-        report: Report,
+        report: Report | None,
     ) -> CallToolResult:
         """Run code as the session's next cell and answer when it ends or `wait_s` is over."""
         check_code(code)
@@ -91,7 +91,7 @@ class Desk:
         return await answer(session, cell, self._budget, since=Position())
 
     async def wait(
-        self, caller: Caller, handle: str, *, wait_s: float, report: Report
+        self, caller: Caller, handle: str, *, wait_s: float, report: Report | None
     ) -> CallToolResult:
         """Go on watching the oldest cell whose end has not been reported."""
         check_seconds("wait", wait_s, least=0)

@@ -20,6 +20,7 @@ from kernel_mcp.api.toolkit import (
     caller_of,
     reporter,
 )
+from kernel_mcp.sessions.narration import silence
 from kernel_mcp.settings import Settings
 
 DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
@@ -43,12 +44,12 @@ def register_packages(mcp: MCPServer[Any], desk: PackageDesk, settings: Settings
         works there. Either all are installed or nothing changes. Which packages may be added is
         the operator's decision; list_packages tells.
         """
-        return await desk.install(caller_of(ctx), session, packages, reporter(ctx))
+        return await desk.install(caller_of(ctx), session, packages, reporter(ctx) or silence)
 
     @tool(annotations=READS)
     async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
         """List the packages of a session with their versions, and what install may add."""
-        return await desk.list_packages(caller_of(ctx), session, reporter(ctx))
+        return await desk.list_packages(caller_of(ctx), session, reporter(ctx) or silence)
 
     @tool(annotations=CHANGES)
     async def create_session(
@@ -64,7 +65,11 @@ def register_packages(mcp: MCPServer[Any], desk: PackageDesk, settings: Settings
         Not needed for ordinary work: tools called without `session` share a default session.
         """
         return await desk.create_session(
-            caller_of(ctx), name=name, packages=packages, python=python, report=reporter(ctx)
+            caller_of(ctx),
+            name=name,
+            packages=packages,
+            python=python,
+            report=reporter(ctx) or silence,
         )
 
     @tool(annotations=DOWNLOADS, structured_output=False)
@@ -92,5 +97,5 @@ def register_packages(mcp: MCPServer[Any], desk: PackageDesk, settings: Settings
             dependencies=dependencies,
             python=python,
             timeout_s=timeout,
-            report=reporter(ctx),
+            report=reporter(ctx) or silence,
         )

@@ -37,8 +37,10 @@ def caller_of(ctx: AnyContext) -> Caller:
     return Caller()
 
 
-def reporter(ctx: AnyContext) -> Report:
-    """Sends progress messages with a rising counter; does nothing unless the client asked."""
+def reporter(ctx: AnyContext) -> Report | None:
+    """Sends progress messages with a rising counter; None unless the client asked for them."""
+    if "progress_token" not in (ctx.request_context.meta or {}):
+        return None
     count = 0
 
     async def report(text: str) -> None:

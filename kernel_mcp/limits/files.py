@@ -8,6 +8,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from kernel_mcp.settings import KIB
+
+MOST_BYTES = 64 * KIB
+"""Of a file with figures; those of memory.stat have some 2 KiB."""
 ROUNDS = 8
 """How often processes are moved that may start others meanwhile."""
 
@@ -79,7 +83,16 @@ def processes(folder: Path) -> list[int]:
 
 def table(file: Path) -> dict[str, int]:
     """A file of lines with a name and a number."""
-    return dict(_rows(file.read_text()))
+    return dict(_rows(read(file)))
+
+
+def read(file: Path) -> str:
+    """The content of a control file, some times sooner than a file object has it."""
+    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, MOST_BYTES).decode()
+    finally:
+        os.close(fd)
 
 
 def _rows(text: str) -> Iterator[tuple[str, int]]:

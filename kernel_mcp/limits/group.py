@@ -120,7 +120,7 @@ class KernelGroup:
         unified = "memory" in self._unified
         name = "memory.peak" if unified else "memory.max_usage_in_bytes"  # peak: Linux 5.19
         try:
-            return int((self._folders["memory"] / name).read_text())
+            return int(files.read(self._folders["memory"] / name))
         except OSError:
             return 0
 
@@ -170,7 +170,7 @@ class KernelGroup:
         for controller in self._unified:  # told in every group of version 2
             return files.table(self._folders[controller] / "cpu.stat")["usage_usec"] / 1e6
         if "cpuacct" in self._folders:
-            return int((self._folders["cpuacct"] / "cpuacct.usage").read_text()) / 1e9
+            return int(files.read(self._folders["cpuacct"] / "cpuacct.usage")) / 1e9
         return None
 
     def _memory(self) -> int | None:

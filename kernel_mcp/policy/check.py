@@ -25,12 +25,14 @@ def check(
     known_names: frozenset[str] | None = None,
     own_modules: frozenset[str] = frozenset(),
     python: str = "",
+    compiled: bool = True,
 ) -> Report:
     """Report syntax, imports, refusals, undefined names and script metadata of a cell.
 
     known_names  variables of the live session; None leaves out the search for undefined names
     own_modules  modules that lie in the session's workspace and may be imported
     python       version of the session's Python, mentioned where this server's may judge otherwise
+    compiled     False leaves out what only the compiler behind the parser objects to
     """
     note = f"Allowed here: {policy.summary()}."
     policy = replace(policy, modules=policy.modules | own_modules)
@@ -38,7 +40,7 @@ def check(
     unusable = guard(source, code)
     if unusable is not None:
         return Report(valid=False, diagnostics=(unusable,))
-    source, parsed, found = _parse(source, python)
+    source, parsed, found = _parse(source, python, compiled)
     diagnostics = list(parsed.diagnostics)
     imports: tuple[ImportUse, ...] = ()
     if not policy.allow_all:
@@ -64,9 +66,9 @@ def check(
     )
 
 
-def _parse(source: Source, python: str) -> tuple[Source, Parsed, tuple[Magic, ...]]:
+def _parse(source: Source, python: str, compiled: bool) -> tuple[Source, Parsed, tuple[Magic, ...]]:
     """Parse as plain Python, and only where that fails as IPython would read it."""
-    parsed = parse(source, python=python)
+    parsed = parse(source, python=python, compiled=compiled)
     if parsed.tree is not None or any(item.kind == "depth" for item in parsed.diagnostics):
         return source, parsed, ()
     plain, found = magics.plain(source)
@@ -77,7 +79,7 @@ def _parse(source: Source, python: str) -> tuple[Source, Parsed, tuple[Magic, ..
             plain = plain.rewritten({single.line: ("pass", 0)})
     if plain == source:
         return source, parsed, ()
-    return plain, parse(plain, python=python), found
+    return plain, parse(plain, python=python, compiled=compiled), found
 
 
 def _metadata(source: Source, code: str) -> list[Diagnostic]:

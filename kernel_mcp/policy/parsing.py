@@ -20,15 +20,15 @@ _recording = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What came of parsing: `tree` and `code` are None where it failed."""
+    """What came of parsing: `tree` and `code` are None where it failed or was not done."""
 
     tree: ast.Module | None
     code: CodeType | None
     diagnostics: tuple[Diagnostic, ...]
 
 
-def parse(source: Source, *, python: str = "") -> Parsed:
-    """Parse and compile, with top-level `await`, and never run.
+def parse(source: Source, *, python: str = "", compiled: bool = True) -> Parsed:
+    """Parse and, unless told otherwise, compile, with top-level `await`, and never run.
 
     `python` is the version of the kernel, for a remark where this server's version differs.
     """
@@ -43,7 +43,7 @@ def parse(source: Source, *, python: str = "") -> Parsed:
         warnings.simplefilter("always")
         try:
             tree = _tree(text)
-            code = _code(tree)
+            code = _code(tree) if compiled else None
         except SyntaxError as error:
             problem = _syntax(source, error, python, in_bytes=tree is not None)
         except (RecursionError, MemoryError, OverflowError, SystemError):

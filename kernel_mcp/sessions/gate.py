@@ -32,7 +32,7 @@ async def refuse(code: str, policy: Policy, workspace: Path) -> Failure | None:
 
 
 def _check(code: str, policy: Policy, workspace: Path) -> Report:
-    report = check(code, policy)
+    report = check(code, policy, compiled=False)
     if not report.refusals:
         return report
     return check(code, policy, own_modules=own_modules(workspace))

@@ -14,6 +14,10 @@ EVERY_S = 0.1
 CHARS = 2000
 
 
+async def silence(_text: str) -> None:
+    """The report to nobody."""
+
+
 async def narrate(cell: Cell, report: Report) -> None:
     """Report the steps before the cell and its new output, at most ten times a second."""
     told = cell.reported
