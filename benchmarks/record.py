@@ -69,10 +69,12 @@ one tool and nothing to do; that of the first result is a stock kernel, which ha
         """\
 *cold*: started through the sandbox alone; *forked*: from the template, the reserve empty; \
 *pooled*: from the reserve, as by default. *no MCP*: the parts of the server in the process that \
-measures, as the floor is.""",
+measures, as the floor is. A warm cell is measured in rows of 30, and again with a cell of every \
+other subject before it, when the processor's caches hold something else.""",
         (
             sessions.NEW_SESSION,
             sessions.WARM,
+            sessions.WARM_ALONE,
             sessions.PANDAS,
             sessions.PICTURE,
             sessions.LINES,

@@ -149,15 +149,21 @@ Measurement = Callable[[], Awaitable[float]]
 
 
 async def interleave(
-    results: Results, figure: Figure, rounds: int, subjects: Mapping[str, Measurement]
+    results: Results,
+    figure: Figure,
+    rounds: int,
+    subjects: Mapping[str, Measurement],
+    *,
+    in_a_row: int = 1,
 ) -> None:
-    """Measure every subject once a round, in an order that turns round every time."""
+    """Measure every subject `in_a_row` times a round, in an order that turns round every time."""
     left = dict(subjects)
     for number in range(rounds):
         for subject in list(left)[:: -1 if number % 2 else 1]:
-            measure = left[subject]
-            if not await attempt(results, figure, subject, measure):
-                del left[subject]
+            for _ in range(in_a_row):
+                if not await attempt(results, figure, subject, subjects[subject]):
+                    del left[subject]
+                    break
 
 
 async def attempt(

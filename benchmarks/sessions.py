@@ -24,7 +24,8 @@ DIRECT = "kernel-mcp, no MCP"
 START = Figure("start", "Server start → first answer", BARE)
 FIRST_ANSWER = Figure("first", "Server start → first result", FLOOR)
 NEW_SESSION = Figure("session", "New session → first result", FLOOR)
-WARM = Figure("warm", "Warm cell `1`", FLOOR)
+WARM = Figure("warm", "Warm cell `1`, one after the other", FLOOR)
+WARM_ALONE = Figure("warm-alone", "Warm cell `1`, the others' in between", FLOOR)
 PANDAS = Figure("pandas", "First pandas cell of a session", FLOOR)
 PICTURE = Figure("picture", "First plot of a session", FLOOR)
 LINES = Figure("lines", "1,000,000 printed lines", FLOOR)
@@ -98,7 +99,8 @@ async def warm(bench: Bench) -> None:
                 await notebook.run(notebooks.ONE)
             subjects[name] = warm_call(notebook)
         await settle()
-        await interleave(bench.results, WARM, bench.rounds(300, 30), subjects)
+        await interleave(bench.results, WARM, bench.rounds(10, 2), subjects, in_a_row=30)
+        await interleave(bench.results, WARM_ALONE, bench.rounds(300, 30), subjects)
 
 
 async def cells(bench: Bench) -> None:
