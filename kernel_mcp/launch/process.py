@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -16,6 +15,7 @@ import anyio
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ExitStatus
+from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.launch.watched import Watched, parent_of
 from kernel_mcp.sandbox.base import SandboxCommand
@@ -58,7 +58,7 @@ class ConfinedProcess:
         with ExitStack() as undo:
             if self._wrapped:
                 undo.callback(self._close_status)
-            self._popen, read = _spawn(command)
+            self._popen, read = spawn(command)
             undo.callback(self._popen.wait)
             undo.callback(self._popen.kill)
             self._tail = OutputTail(read, self._loop)
@@ -197,33 +197,6 @@ class ConfinedProcess:
             self._loop.remove_reader(self._status_fd)
             os.close(self._status_fd)
             self._status_fd = -1
-
-
-def _spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command; the process and the read end of its output. Raises LaunchError."""
-    try:
-        read, write = os.pipe()
-        try:
-            process = subprocess.Popen(
-                command.argv,
-                env=command.env,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=write,
-                pass_fds=command.pass_fds,
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(read)
-            raise
-        finally:
-            os.close(write)
-    except OSError as reason:
-        raise LaunchError(f"cannot start {command.argv[0]}: {reason}") from reason
-    finally:
-        command.close_passed()
-    return process, read
 
 
 def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:

@@ -7,11 +7,9 @@ in which the host's root does not exist; without root, bubblewrap makes that nam
 from __future__ import annotations
 
 import base64
-import os
 import platform
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from kernel_mcp.sandbox import rootfs
 from kernel_mcp.sandbox.base import BOOT_FOLDER, Identity, SandboxCommand
 from kernel_mcp.sandbox.bwrap import GUEST_ID
 from kernel_mcp.sandbox.identity import IdMap, find_block
+from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 
@@ -97,27 +96,19 @@ def outer_command(
     if identity is not None:
         entry += [",".join(":".join(map(str, row)) for row in _maps(identity))]
     options = _options(environment, shared, root=identity is not None)
-    with ExitStack() as undo:
-        passed = [control]
+    with Passed() as passed:
         for name, content in rootfs.account_files(GUEST_ID, GUEST_ID).items():
-            fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
-            undo.callback(os.close, fd)
-            os.write(fd, content.encode())
-            os.lseek(fd, 0, os.SEEK_SET)
-            passed.append(fd)
-            options += ["--perms", "0644", "--file", str(fd), f"/etc/{name}"]
+            options += ["--perms", "0644", "--file", passed.file(content.encode()), f"/etc/{name}"]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-        command = SandboxCommand(
+        return SandboxCommand(
             argv=[
                 program,
                 *options,
                 *("--", str(environment.python), "-I", "-S", "-B", *entry),
             ],
-            pass_fds=passed,
+            pass_fds=[control, *passed.keep()],
             env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
         )
-        undo.pop_all()
-    return command
 
 
 def start_message(environment: KernelEnvironment, preload: Sequence[str]) -> dict[str, Any]:

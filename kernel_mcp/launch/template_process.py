@@ -7,7 +7,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_specs.template import packets
@@ -90,7 +90,7 @@ class TemplateProcess:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, kind)
         self._control.setblocking(False)
         try:
-            self._popen, output = _spawn(_prepared(command, theirs.detach()))
+            self._popen, output = spawn(_prepared(command, theirs.detach()))
         except BaseException:
             self._control.close()
             raise
@@ -257,26 +257,3 @@ def _prepared(command: Callable[[int], SandboxCommand], control: int) -> Sandbox
     except BaseException:
         os.close(control)
         raise
-
-
-def _spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command; the process and the read end of its output. Raises LaunchError."""
-    read, write = os.pipe2(os.O_CLOEXEC)
-    try:
-        process = subprocess.Popen(
-            command.argv,
-            env=command.env,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=write,
-            stderr=write,
-            pass_fds=command.pass_fds,
-            start_new_session=True,
-        )
-    except OSError as reason:
-        os.close(read)
-        raise LaunchError(f"cannot start {command.argv[0]}: {reason}") from reason
-    finally:
-        os.close(write)
-        command.close_passed()
-    return process, read

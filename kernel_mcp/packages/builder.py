@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from kernel_mcp.sandbox import rootfs
 from kernel_mcp.sandbox.base import Identity, Sandbox, SandboxCommand
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import tie_to_server
+from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.run import run_confined
 
 TMP_BYTES = 1024 * 1024 * 1024
@@ -127,17 +128,7 @@ class BwrapBuilder:
         readonly = [*request.readonly, *(path for path in named if path.exists())]
         if request.hostile:
             readonly = [path for path in readonly if str(path) != env.get("NETRC")]
-        with ExitStack() as undo:
-            passed: list[int] = []
-
-            def memory_file(content: bytes) -> str:
-                fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
-                undo.callback(os.close, fd)
-                passed.append(fd)
-                os.write(fd, content)
-                os.lseek(fd, 0, os.SEEK_SET)
-                return str(fd)
-
+        with Passed() as passed:
             options = [
                 *self._sandbox.build_options(identity),
                 *rootfs.system_options(),
@@ -149,20 +140,18 @@ class BwrapBuilder:
                 *rootfs.mask_options(),
             ]
             for name, content in self._etc(identity).items():
-                options += ["--perms", "0644", "--file", memory_file(content.encode())]
+                options += ["--perms", "0644", "--file", passed.file(content.encode())]
                 options += [f"/etc/{name}"]
             for folder in ("/dev", "/proc", "/"):
                 options += ["--remount-ro", folder]
-            options += ["--chdir", "/tmp", "--seccomp", memory_file(self._sandbox.filter)]
-            arguments = memory_file("\0".join([*options, ""]).encode())
+            options += ["--chdir", "/tmp", "--seccomp", passed.file(self._sandbox.filter)]
+            arguments = passed.file("\0".join([*options, ""]).encode())
             argv = [self._sandbox.program, "--args", arguments, "--"]
-            command = SandboxCommand(
+            return SandboxCommand(
                 argv=[*argv, *self._sandbox.drop(identity), *request.argv],
-                pass_fds=passed,
+                pass_fds=passed.keep(),
                 env=env,
             )
-            undo.pop_all()
-        return command
 
     def _etc(self, identity: Identity | None) -> dict[str, str]:
         uid, gid = (identity.uid, identity.gid) if identity else (os.geteuid(), os.getegid())

@@ -6,11 +6,9 @@ kernel would still be host uid 0. Any other server uses an unprivileged user nam
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
-from contextlib import ExitStack
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
@@ -25,6 +23,7 @@ from kernel_mcp.sandbox.base import (
     SandboxRequest,
 )
 from kernel_mcp.sandbox.identity import IdentityPool
+from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
@@ -125,17 +124,7 @@ class BwrapSandbox(KernelUsers):
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """The bubblewrap command line; its options travel in a file that only bubblewrap sees."""
-        with ExitStack() as undo:
-            passed: list[int] = []
-
-            def memory_file(content: bytes) -> str:
-                fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
-                undo.callback(os.close, fd)
-                passed.append(fd)
-                os.write(fd, content)
-                os.lseek(fd, 0, os.SEEK_SET)
-                return str(fd)
-
+        with Passed() as passed:
             files = rootfs.account_files(*self._ids(identity))
             options = [
                 *_NAMESPACES,
@@ -151,20 +140,17 @@ class BwrapSandbox(KernelUsers):
                 *self._masks,
             ]
             for name, content in files.items():
-                options += ["--perms", "0644", "--file", memory_file(content.encode())]
+                options += ["--perms", "0644", "--file", passed.file(content.encode())]
                 options += [f"/etc/{name}"]
             options += ["--bind", str(request.workspace), rootfs.WORKSPACE]
             options += ["--bind", str(request.sockets), rootfs.SOCKETS]
             options += rootfs.layer_options(request.layers)
             options += _READ_ONLY
-            options += ["--seccomp", memory_file(self.filter)]
-            status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            undo.callback(os.close, status_read)
-            undo.callback(os.close, status_write)
-            passed.append(status_write)
-            options += ["--json-status-fd", str(status_write)]
-            arguments = memory_file("\0".join([*options, ""]).encode())
-            command = SandboxCommand(
+            options += ["--seccomp", passed.file(self.filter)]
+            status_read, status = passed.status()
+            options += ["--json-status-fd", status]
+            arguments = passed.file("\0".join([*options, ""]).encode())
+            return SandboxCommand(
                 argv=[
                     self.program,
                     "--args",
@@ -173,12 +159,10 @@ class BwrapSandbox(KernelUsers):
                     *self.drop(identity),
                     *request.argv,
                 ],
-                pass_fds=[*passed, *request.inherit],
+                pass_fds=[*passed.keep(), *request.inherit],
                 env=request.env,
                 status_fd=status_read,
             )
-            undo.pop_all()
-        return command
 
     def report(self) -> SandboxReport:
         """What bubblewrap puts in force here."""

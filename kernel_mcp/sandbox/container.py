@@ -14,7 +14,6 @@ import os
 import platform
 import resource
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
@@ -32,6 +31,7 @@ from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine, container
 from kernel_mcp.sandbox.folders import private_folder, runtime_folder
 from kernel_mcp.sandbox.furniture import Furniture, outermost
 from kernel_mcp.sandbox.identity import IdentityPool
+from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
@@ -143,25 +143,19 @@ class ContainerSandbox(KernelUsers):
             "env": dict(request.env),
             "filter": self.filter,
         }
-        with ExitStack() as undo:
-            task_fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
-            undo.callback(os.close, task_fd)
-            with open(task_fd, "w", closefd=False) as file:
-                json.dump(task, file)
-            os.lseek(task_fd, 0, os.SEEK_SET)
-            status_read, status_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            undo.pop_all()
-        return SandboxCommand(
-            argv=[
-                *(sys.executable, "-I", "-S", "-B", str(_CONDUCTOR)),
-                *("--parent", str(os.getpid()), "--status", str(status_write)),
-                *("--task", str(task_fd)),
-            ],
-            pass_fds=[task_fd, status_write, *request.inherit],
-            env=dict(os.environ),  # of the engine; the kernel's own is part of the task
-            status_fd=status_read,
-            detached=True,
-        )
+        with Passed() as passed:
+            task_fd = passed.file(json.dumps(task).encode())
+            status_read, status = passed.status()
+            return SandboxCommand(
+                argv=[
+                    *(sys.executable, "-I", "-S", "-B", str(_CONDUCTOR)),
+                    *("--parent", str(os.getpid()), "--status", status, "--task", task_fd),
+                ],
+                pass_fds=[*passed.keep(), *request.inherit],
+                env=dict(os.environ),  # of the engine; the kernel's own is part of the task
+                status_fd=status_read,
+                detached=True,
+            )
 
     def report(self) -> SandboxReport:
         """What the engine and our filter put in force here."""

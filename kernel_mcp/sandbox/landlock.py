@@ -13,7 +13,7 @@ import platform
 import resource
 import stat
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
@@ -36,6 +36,7 @@ from kernel_mcp.sandbox.landlock_rules import (
     allow_system,
     closed_folder,
 )
+from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
@@ -110,40 +111,28 @@ class LandlockSandbox(KernelUsers):
         Has to be started by this process, which it dies with.
         """
         scratch = _make_scratch(request.sockets / _SCRATCH, identity)
-        with ExitStack() as undo:
+        with Passed() as passed:
             rules = Ruleset()
-            undo.callback(rules.close)
-            passed = [rules.fd]
+            passed.add(rules.fd)
             allow_system(rules)
             allow_required(rules, (*request.readonly, self._boot), RUN)
             allow_required(rules, (request.workspace, request.sockets, scratch), WRITE)
             # import looks for the package by listing the folder it is in
             rules.allow(str(self._boot.parent), Access.READ_DIR)
             options = ["--ruleset", str(rules.fd), "--parent", str(os.getpid())]
-
-            def memory_file(content: bytes) -> int:
-                fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
-                undo.callback(os.close, fd)
-                passed.append(fd)
-                os.write(fd, content)
-                os.lseek(fd, 0, os.SEEK_SET)
-                return fd
-
-            program = f"/proc/self/fd/{memory_file(self._program)}"
+            program = f"/proc/self/fd/{passed.file(self._program)}"
             for calls in self._filters:
-                options += ["--filter", str(memory_file(calls))]
+                options += ["--filter", passed.file(calls)]
             for kept in request.inherit:
                 options += ["--keep", str(kept)]
             for kind, value in resource_limits(request.limits, identity).items():
                 options += ["--limit", f"{kind}:{value}"]
             options += self._user_options(request, identity)
-            command = SandboxCommand(
+            return SandboxCommand(
                 argv=[sys.executable, "-I", "-S", "-B", program, *options, "--", *request.argv],
-                pass_fds=[*passed, *request.inherit],
+                pass_fds=[*passed.keep(), *request.inherit],
                 env={**request.env, "TMPDIR": str(scratch)},
             )
-            undo.pop_all()
-        return command
 
     def report(self) -> SandboxReport:
         """What Landlock and the filters put in force here."""

@@ -1,0 +1,59 @@
+"""Starting a command."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.sandbox.base import SandboxCommand
+
+
+def opened() -> set[str]:
+    return {link.name for link in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.fixture
+def no_more_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def passing(fd: int, program: str) -> SandboxCommand:
+    return SandboxCommand(argv=[program], pass_fds=[fd], env={})
+
+
+def test_the_output_of_a_command_can_be_read() -> None:
+    before = opened()
+    command = SandboxCommand(argv=["/bin/echo", "here"], pass_fds=[os.open("/", 0)], env={})
+    process, output = spawn(command)
+    with os.fdopen(output, "rb") as file:
+        assert file.read() == b"here\n"
+    assert process.wait() == 0
+    assert opened() == before
+
+
+def test_a_command_that_does_not_exist_leaves_nothing_open() -> None:
+    before = opened()
+    with pytest.raises(LaunchError, match="cannot start /no/such/program"):
+        spawn(passing(os.open("/", os.O_PATH), "/no/such/program"))
+    assert opened() == before
+
+
+def test_what_it_should_inherit_is_closed_when_no_pipe_can_be_made(
+    no_more_descriptors: None,
+) -> None:
+    before = opened()
+    passed = os.open("/", os.O_PATH)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (passed + 1, hard))
+    with pytest.raises(LaunchError, match="Too many open files"):
+        spawn(passing(passed, "/bin/true"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    assert opened() == before
