@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.files.exchange import take_place
 from kernel_mcp.launch.trees import give_tree, remove_tree
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.demand import Demand, KernelSource
@@ -56,6 +57,8 @@ class WarmPool:
         self._folder = folder
         self._layers = layers
         self._spares: deque[_Spare] = deque()
+        self._replaced: list[tuple[Path, Path]] = []
+        """Folders of sessions under their new names, and those that are in their place now."""
         self._taken = anyio.Event()
 
     @property
@@ -76,10 +79,12 @@ class WarmPool:
                 continue
             await self._taken.wait()
             await anyio.sleep(REFILL_DELAY_S)
+            await self._tidy()
 
     async def aclose(self) -> None:
         """End the spares."""
         with anyio.CancelScope(shield=True):
+            await self._tidy()
             while self._spares:
                 await self._drop(self._spares.popleft())
 
@@ -88,9 +93,9 @@ class WarmPool:
         while demand.ordinary and _adds_nothing(demand.layer) and self._spares:
             spare = self._spares.popleft()
             self._taken.set()
-            if spare.kernel.exit is None and _take_place(spare.layer, demand.layer):
+            if spare.kernel.exit is None and self._hand_over_layer(spare, demand.layer):
                 try:
-                    await _hand_over(spare, demand.workspace)
+                    await self._hand_over_workspace(spare, demand.workspace)
                 except BaseException:
                     await self._drop(spare)
                     raise
@@ -112,6 +117,36 @@ class WarmPool:
             undo.pop_all()
         return _Spare(kernel, workspace, layer)
 
+    def _hand_over_layer(self, spare: _Spare, layer: Path | None) -> bool:
+        """Put the spare's layer in the place of the session's, unless that is being filled."""
+        if layer is None:
+            return True
+        try:
+            old = take_place(spare.layer, layer)
+        except OSError:
+            return False
+        if old is None:
+            return True
+        if any(old.iterdir()):
+            take_place(old, layer)
+            return False
+        self._replaced.append((old, layer))
+        return True
+
+    async def _hand_over_workspace(self, spare: _Spare, workspace: Path) -> None:
+        """Let the spare's folder take the place of the session's, with what is in that already."""
+        if any(workspace.iterdir()):
+            await anyio.to_thread.run_sync(_move_content, workspace, spare.workspace)
+            await spare.kernel.handle.limits.survey()
+        old = take_place(spare.workspace, workspace)
+        if old is not None:
+            self._replaced.append((old, workspace))
+
+    async def _tidy(self) -> None:
+        """Remove the folders that were replaced."""
+        while self._replaced:
+            await anyio.to_thread.run_sync(_dissolve, *self._replaced.pop())
+
     async def _drop(self, spare: _Spare) -> None:
         with anyio.CancelScope(shield=True):
             await spare.kernel.aclose()
@@ -128,16 +163,6 @@ def _adds_nothing(layer: Path | None) -> bool:
     return layer is None or not any(layer.iterdir())
 
 
-def _take_place(spare: Path, layer: Path | None) -> bool:
-    """Put the spare's layer in the place of the session's, unless that is being filled."""
-    if layer is not None:
-        try:
-            spare.rename(layer)
-        except OSError:
-            return False
-    return True
-
-
 async def _rehearse(kernel: Kernel) -> None:
     """Run a cell that leaves no trace, so that the first real one finds its memory in place."""
     run = kernel.submit("1", lambda _event: None, silent=True)
@@ -145,12 +170,11 @@ async def _rehearse(kernel: Kernel) -> None:
         await run.finished.wait()
 
 
-async def _hand_over(spare: _Spare, workspace: Path) -> None:
-    """Let the spare's folder take the place of the session's, with what is in that already."""
-    if any(workspace.iterdir()):
-        await anyio.to_thread.run_sync(_move_content, workspace, spare.workspace)
-        await spare.kernel.handle.limits.survey()
-    spare.workspace.rename(workspace)  # takes the place of the empty folder in one step
+def _dissolve(old: Path, place: Path) -> None:
+    """Remove a folder whose place was taken, but nothing that came in at the last moment."""
+    if any(old.iterdir()) and place.is_dir():
+        _move_content(old, place)
+    remove_tree(old)
 
 
 def _move_content(source: Path, target: Path) -> None:

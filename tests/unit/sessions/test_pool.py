@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,6 +63,51 @@ async def test_files_that_came_first_are_moved_into_the_folder_of_the_spare(tmp_
         (wanted.workspace / "data" / "in.csv").write_text("a,b")
         await pool.start(wanted, tell)
         assert (wanted.workspace / "data" / "in.csv").read_text() == "a,b"
+
+
+async def test_a_layer_that_is_being_filled_keeps_its_place(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        wanted = demand(tmp_path)
+        assert wanted.layer is not None
+        (wanted.layer / "1").mkdir()
+        kernel: object = await pool.start(wanted, tell)
+        assert (wanted.layer / "1").exists()
+        assert kernel not in source.kernels[:2]
+
+
+async def test_a_layer_that_fills_at_the_last_moment_gets_its_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = FakeSource()
+    monkeypatch.setattr("kernel_mcp.sessions.pool._adds_nothing", lambda _layer: True)
+    async with filled(tmp_path, source) as pool:
+        wanted = demand(tmp_path)
+        assert wanted.layer is not None
+        (wanted.layer / "1").mkdir()
+        kernel: object = await pool.start(wanted, tell)
+        assert (wanted.layer / "1").exists()
+        assert kernel not in source.kernels[:2]
+
+
+async def test_a_file_that_comes_while_folders_are_exchanged_is_not_lost(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        wanted = demand(tmp_path)
+        writer = os.open(wanted.workspace, os.O_PATH)
+        await pool.start(wanted, tell)
+        os.close(os.open("late", os.O_CREAT | os.O_WRONLY, dir_fd=writer))
+        os.close(writer)
+        while not (wanted.workspace / "late").exists():
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_nothing_is_left_of_the_folders_that_were_replaced(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        await pool.start(demand(tmp_path), tell)
+    for top in ("w", "p"):
+        assert [folder.name for folder in (tmp_path / top).iterdir()] == ["session"]
 
 
 async def test_a_spare_that_has_died_is_passed_over_and_its_folder_removed(tmp_path: Path) -> None:
