@@ -130,18 +130,25 @@ class Kernel:
         for answer in self._asked.values():
             answer.done.set()
 
-    def submit(self, code: str, sink: Sink, *, silent: bool = False) -> Run:
+    def submit(self, code: str, sink: Sink) -> Run:
         """Send one cell; its output goes to `sink` in order. Raises LaunchError."""
+        return self._send_cell("execute_request", code, sink)
+
+    def rehearse(self, code: str) -> Run:
+        """Send a cell that will leave no trace. Raises LaunchError."""
+        return self._send_cell("kernel_mcp_rehearse_request", code, lambda _event: None)
+
+    def _send_cell(self, kind: str, code: str, sink: Sink) -> Run:
         run = Run(sink)
         self._run = run
         self._stray = sink
         run.msg_id = self._channels.send(
             "shell",
-            "execute_request",
+            kind,
             {
                 "code": code,
-                "silent": silent,
-                "store_history": not silent,
+                "silent": False,
+                "store_history": kind == "execute_request",
                 "user_expressions": {},
                 "allow_stdin": False,
                 "stop_on_error": False,

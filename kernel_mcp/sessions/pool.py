@@ -165,7 +165,7 @@ def _adds_nothing(layer: Path | None) -> bool:
 
 async def _rehearse(kernel: Kernel) -> None:
     """Run a cell that leaves no trace, so that the first real one finds its memory in place."""
-    run = kernel.submit("1", lambda _event: None, silent=True)
+    run = kernel.rehearse("print(1)\n1")
     with anyio.move_on_after(REHEARSAL_S):
         await run.finished.wait()
 

@@ -19,6 +19,7 @@ from traitlets import Type
 from kernel_specs.restricted import tracebacks, variables
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console import Console
+from kernel_specs.restricted.forgetting import forgetting
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.iopub import IOPub
 from kernel_specs.restricted.service import ServiceThread
@@ -50,7 +51,11 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
     _execute_sleep = 0.0
     """Output is sent before the reply by construction: there is nothing to wait for."""
 
-    msg_types: ClassVar = [*IPythonKernel.msg_types, *SnapshotRequests.SNAPSHOT_REQUESTS]
+    msg_types: ClassVar = [
+        *IPythonKernel.msg_types,
+        *SnapshotRequests.SNAPSHOT_REQUESTS,
+        "kernel_mcp_rehearse_request",
+    ]
     control_msg_types: ClassVar = [
         *(name for name in IPythonKernel.control_msg_types if name not in MAIN_THREAD_REQUESTS),
         "kernel_mcp_variables_request",
@@ -177,6 +182,11 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
             return await task
         finally:
             self.gate.cancel = None
+
+    async def kernel_mcp_rehearse_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Run a cell with all its messages, so that its memory is in place, and forget it."""
+        with forgetting(self.shell):
+            await self.execute_request(stream, ident, parent)
 
     async def kernel_mcp_variables_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Describe the names of the session; answered while a cell runs."""

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kernel_specs.restricted.forgetting import forgetting
+
 CELLS = ("1", "print('text')", "import math\nmath.pi", "def f(): return [1]\nf()", "1/0")
 LIBRARY_CELLS = {
     "numpy": "import numpy\nnumpy.linspace(0, 1, 9).reshape(3, 3) @ numpy.eye(3)",
@@ -42,7 +44,7 @@ def rehearse(app: Any, modules: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _use_sockets(f"ipc://{folder}/s")
     _use_loops()
-    with _disconnected(app.shell):
+    with forgetting(app.shell), _disconnected(app.shell):
         for cell in (*CELLS, *(LIBRARY_CELLS[name] for name in modules if name in LIBRARY_CELLS)):
             _run(app.shell, cell)
 
@@ -55,9 +57,9 @@ def _run(shell: Any, cell: str) -> None:
 
 @contextlib.contextmanager
 def _disconnected(shell: Any) -> Iterator[None]:
-    """Let output go nowhere, and put back what a cell changes."""
+    """Let output go nowhere."""
     hook, publisher = shell.displayhook, shell.display_pub
-    names, streams = dict(shell.user_ns), (sys.stdout, sys.stderr)
+    streams = sys.stdout, sys.stderr
     sockets = hook.pub_socket, publisher.pub_socket
     hook.pub_socket = publisher.pub_socket = _Nobody()
     sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
@@ -66,13 +68,6 @@ def _disconnected(shell: Any) -> Iterator[None]:
     finally:
         sys.stdout, sys.stderr = streams
         hook.pub_socket, publisher.pub_socket = sockets
-        shell.user_ns.clear()
-        shell.user_ns.update(names)
-        shell.user_ns["Out"].clear()
-        shell.last_execution_result = None
-        shell.last_execution_succeeded = True
-        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-            vars(sys).pop(name, None)
 
 
 def _use_sockets(address: str) -> None:

@@ -65,6 +65,24 @@ async def test_a_session_from_the_reserve_outlives_its_kernel() -> None:
         assert (await notebook.run("open('kept.txt').read()")).text == "'x'"
 
 
+TRACES = """
+shell, hook = get_ipython(), get_ipython().displayhook
+print(shell.execution_count, sorted(shell.user_ns), In[:1], Out, repr(_), repr(hook._))
+print(shell.last_execution_result, shell.history_manager.input_hist_parsed[:-1])
+"""
+
+
+async def test_a_kernel_from_the_reserve_looks_as_if_it_had_never_run_a_cell() -> None:
+    seen = []
+    async with ready("--warm", "2", "--allow", "*") as notebook:
+        handle = (await notebook.call("create_session")).data["session"]
+        seen.append((await notebook.run(TRACES, session=handle)).text)
+    async with agent("--allow", "*") as notebook:
+        seen.append((await notebook.run(TRACES)).text)
+    assert seen[0] == seen[1]
+    assert "get_ipython" in seen[0]
+
+
 THREADS = "int(open('/proc/self/status').read().partition('Threads:')[2].split()[0])"
 MULTIPLY = """
 import numpy, time
