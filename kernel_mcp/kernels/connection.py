@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kernel_mcp.kernels.zmtp import GREETING, Decoder, encode, ready
+from kernel_mcp.sandbox.sockets import take_no_descriptors
 from kernel_mcp.settings import MIB
 
 READ_BYTES = 128 * 1024
@@ -32,6 +33,7 @@ class Connection:
         self._out = bytearray()
         self._writing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        take_no_descriptors(self._socket)
         try:
             self._socket.connect(path)
             self._write(GREETING + ready(socket_type))

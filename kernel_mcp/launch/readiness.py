@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.sandbox.sockets import take_no_descriptors
 
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid, as the receiver's namespaces number them."""
@@ -26,6 +27,7 @@ class ReadinessChannel:
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
         self._host, guest = socket.socketpair(socket.AF_UNIX, kind)
         self._host.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        take_no_descriptors(self._host)
         self._host.setblocking(False)
         self.guest_fd = guest.detach()
         """To be passed to the process and closed by whoever starts it."""

@@ -31,6 +31,10 @@ PREALLOCATIONS = (0x40305828, 0x4030582A, 0x40305839)
 DEVICE_TYPES = (0x2000, 0x6000)
 """S_IFCHR, S_IFBLK."""
 TYPE_MASK = 0xF000
+SOL_SOCKET, SO_LINGER = 1, 13
+"""<asm-generic/socket.h>."""
+MAP_HUGETLB, MFD_HUGETLB, SHM_HUGETLB = 0x40000, 0x4, 0o4000
+"""<asm-generic/mman-common.h>, <linux/memfd.h>, <linux/shm.h>."""
 
 Rules: TypeAlias = dict[int, bpf.Program]
 
@@ -57,7 +61,7 @@ def compile_filter(arch: Architecture) -> bytes:
 
 
 def _rules(arch: Architecture) -> Rules:
-    refuse = bpf.give(fail(errno.EPERM))
+    refuse, allow = bpf.give(fail(errno.EPERM)), bpf.give(ALLOW)
     special: dict[str, bpf.Program] = {
         **dict.fromkeys(REFUSED, refuse),
         # ENOSYS makes libc fall back to clone, whose flags a filter can read
@@ -74,6 +78,18 @@ def _rules(arch: Architecture) -> Rules:
         "ioctl": _none_of(1, (*TERMINAL_IOCTLS, *PREALLOCATIONS)),
         "mknod": _none_of(1, DEVICE_TYPES, TYPE_MASK),
         "mknodat": _none_of(2, DEVICE_TYPES, TYPE_MASK),
+        # a socket that lingers holds up whoever closes it last, which may not be a kernel
+        "setsockopt": _argument(1)
+        + bpf.branch(
+            bpf.JUMP_EQ,
+            SOL_SOCKET,
+            then=_argument(2) + _match((SO_LINGER,), bpf.give(fail(errno.ENOPROTOOPT)), allow),
+            otherwise=allow,
+        ),
+        # no limit counts the pages that the machine has set aside
+        "mmap": _without_flags(3, MAP_HUGETLB),
+        "memfd_create": _without_flags(1, MFD_HUGETLB),
+        "shmget": _without_flags(2, SHM_HUGETLB),
     }
     return {arch.numbers[name]: rule for name, rule in special.items() if name in arch.numbers}
 
@@ -104,6 +120,12 @@ def _none_of(index: int, values: tuple[int, ...], bits: int = 0xFFFFFFFF) -> bpf
     """Refuse the call when the masked argument is one of `values`."""
     refuse, allow = bpf.give(fail(errno.EPERM)), bpf.give(ALLOW)
     return _argument(index) + bpf.mask(bits) + _match(values, refuse, allow)
+
+
+def _without_flags(index: int, flags: int) -> bpf.Program:
+    """Answer as a machine without huge pages when the argument has one of `flags`."""
+    lack = bpf.give(fail(errno.ENOMEM))
+    return _argument(index) + bpf.branch(bpf.JUMP_SET, flags, then=lack, otherwise=bpf.give(ALLOW))
 
 
 def _match(values: tuple[int, ...], then: bpf.Program, otherwise: bpf.Program) -> bpf.Program:

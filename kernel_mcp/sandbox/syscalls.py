@@ -24,6 +24,7 @@ _REFUSED: _Table = {
     # large attack surface in the kernel
     "add_key": (248, 217),
     "bpf": (321, 280),
+    "io_setup": (206, 0),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),
@@ -100,7 +101,11 @@ _CHECKED: _Table = {
     "ioctl": (16, 29),
     "mknod": (133, None),
     "mknodat": (259, 33),
+    "memfd_create": (319, 279),
+    "mmap": (9, 222),
     "personality": (135, 92),
+    "setsockopt": (54, 208),
+    "shmget": (29, 194),
     "socket": (41, 198),
     "socketpair": (53, 199),
 }
