@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 LOOKS_PER_TIMEOUT = 20
 MAX_PAUSE_S = 30.0
 MIN_PAUSE_S = 0.05
+AT_ONCE = 4
+"""Sessions that are put to sleep at the same time: one that is slow holds up no other."""
 
 
 class Reaper:
@@ -39,9 +41,17 @@ class Reaper:
 
     async def collect(self) -> None:
         """Put what has expired to sleep."""
-        for session in self.expired():
-            logger.info("retiring a session idle for %.0f s", self._clock() - session.last_used)
-            await self._manager.retire(session)
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        async with anyio.create_task_group() as tasks:
+            for session in self.expired():
+                tasks.start_soon(self._retire, session, limiter)
+
+    async def _retire(self, session: Session, limiter: anyio.CapacityLimiter) -> None:
+        async with limiter:
+            idle = self._clock() - session.last_used
+            if session.restful and idle >= self._idle_timeout_s:
+                logger.info("retiring a session idle for %.0f s", idle)
+                await self._manager.retire(session)
 
     async def run(self) -> None:
         """Collect for ever, looking often enough to be late by a twentieth of the timeout."""

@@ -28,6 +28,8 @@ SECONDS = 20.0
 """Time the kernel gives itself for all variables together."""
 ANSWER_S = 5.0
 """How much later its answer may come, and how long any other answer may take."""
+TRANSFER_S = 60.0
+"""How long all parts of a dump may take together."""
 SETTLE_S = 0.2
 INTERRUPTS = 4
 """A kernel may ignore an interrupt that comes just before it begins, so it is repeated."""
@@ -82,7 +84,10 @@ async def take(
         size = reply.get("size")
         if not isinstance(size, int) or not 0 < size <= max_bytes + EXTRA_BYTES:
             raise HibernationError("its kernel said something impossible about its variables")
-        await _store(kernel, path, size)
+        with anyio.move_on_after(TRANSFER_S) as patience:
+            await _store(kernel, path, size)
+        if patience.cancelled_caught:
+            raise HibernationError(f"its kernel did not hand them over within {TRANSFER_S:g} s")
     except BaseException:
         _let_go(kernel)
         raise
@@ -118,13 +123,14 @@ async def _store(kernel: Kernel, path: Path, size: int) -> None:
     with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
         left = size
         while left:
-            content = {"bytes": min(PART_BYTES, left)}
+            wanted = min(PART_BYTES, left)
+            content = {"bytes": wanted}
             answer = await _ask(kernel, "kernel_mcp_dump_part_request", content, ANSWER_S)
             part = b"".join(answer.buffers)
-            if not 0 < len(part) <= left:
+            if len(part) != wanted:
                 raise HibernationError("its kernel sent something else than it had announced")
             await anyio.to_thread.run_sync(_write, file.fileno(), part)
-            left -= len(part)
+            left -= wanted
 
 
 def _let_go(kernel: Kernel) -> None:

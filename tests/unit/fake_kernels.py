@@ -124,7 +124,7 @@ class FakeKernel:
         self._answer(answer, reply)
 
     def _send(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
-        part = self._dump[: content["bytes"]]
+        part = self._dump[: 1 if self._source.dump == "drip" else content["bytes"]]
         self._dump = self._dump[len(part) :]
         self._answer(answer, {"status": "ok"}, part)
 

@@ -274,3 +274,25 @@ def test_hostile_names_stay_on_one_line() -> None:
 
 def test_a_session_that_had_nothing_says_nothing() -> None:
     assert nothing_back(Sleep(0.0, 60.0), "").notice == ""
+
+
+async def test_a_dump_that_comes_in_drops_is_not_waited_for(tmp_path: Path) -> None:
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        nb.source.dump = "drip"
+        assert await nb.hibernate()
+        assert nb.session.sleep is not None
+        assert "something else than it had announced" in nb.session.sleep.failure
+        assert nb.source.living == 0
+
+
+async def test_a_dump_that_takes_too_long_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "TRANSFER_S", 0.0)
+    async with notebook(tmp_path) as nb:
+        await nb.run("a = 1")
+        assert await nb.hibernate()
+        assert nb.session.sleep is not None
+        assert "did not hand them over" in nb.session.sleep.failure
+        assert nb.source.living == 0

@@ -52,3 +52,22 @@ async def test_a_busy_session_is_never_idle(tmp_path: Path) -> None:
             await anyio.wait_all_tasks_blocked()
             source.kernels[0].interrupt()
             await cell.finished.wait()
+
+
+async def test_a_session_that_does_not_go_to_sleep_holds_up_no_other(tmp_path: Path) -> None:
+    clock, source = FakeClock(), FakeSource()
+    manager = new_manager(tmp_path, source, clock)
+    async with manager.running(), anyio.create_task_group() as tasks:
+        stubborn, honest = [await manager.create(Caller()) for _ in range(2)]
+        for session in (stubborn, honest):
+            await session.submit("a = 1", 0).finished.wait()
+        source.kernels[0]._source = FakeSource()
+        source.kernels[0]._source.dump = "stuck"
+        clock.now += 100
+        tasks.start_soon(Reaper(manager, 60, clock).collect)
+        with anyio.fail_after(5):
+            await source.kernels[0]._source.dumping.wait()
+            while honest.state != "hibernated":
+                await anyio.lowlevel.checkpoint()
+        assert stubborn.state != "hibernated"
+        tasks.cancel_scope.cancel()
