@@ -6,7 +6,7 @@ from mcp_types import CallToolResult, TextContent
 
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget, render
-from kernel_mcp.sessions.cell import Cell, Status
+from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.session import Session
 
 META_KEY = "kernel-mcp/cell"
@@ -66,6 +66,8 @@ def closing_line(session: Session, cell: Cell) -> str:
                 f"timeout: {_cause(cell)} and was interrupted. Variables are kept; pass a larger "
                 "timeout if it needs longer"
             )
+        case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
+            return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
         case Status.KILLED:
             fresh = "is ready" if session.kernel is not None else "starts with the next cell"
             return (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import anyio
-from mcp_types import CallToolResult, ResourceLink
+from mcp_types import CallToolResult, ResourceLink, TextContent
 
 from kernel_mcp.api import describe
 from kernel_mcp.api.answers import answer, say
@@ -33,6 +33,7 @@ from kernel_mcp.output.render import Budget
 from kernel_mcp.packages.present import all_versions
 from kernel_mcp.policy import check, own_modules
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.narration import Report
 from kernel_mcp.sessions.session import Clock, Session
@@ -100,7 +101,10 @@ class Desk:
         if cell is None:
             return say(_nothing_runs(session))
         await session.follow(cell, wait_s, report)
-        return await answer(session, cell, self._budget, since=cell.reported)
+        result = await answer(session, cell, self._budget, since=cell.reported)
+        if cell is not session.cells[-1]:
+            result.content.insert(0, TextContent(text=_earlier(session, cell)))
+        return result
 
     async def interrupt(self, caller: Caller, handle: str) -> CallToolResult:
         """Stop the running cell; the answer says whether variables survived."""
@@ -266,6 +270,13 @@ def check_seconds(name: str, value: float, *, least: float) -> None:
         raise InputError(
             f"{name}={value:g} is not usable: pass seconds from {least:g} to {MAX_SECONDS:,.0f}."
         )
+
+
+def _earlier(session: Session, cell: Cell) -> str:
+    """A heading for an answer about a cell that is not the one that was started last."""
+    others = [f"cell {later.number}" for later in session.cells[cell.number :] if not later.told]
+    more = f". Call wait again for {', '.join(others)}" if others else ""
+    return f"[This is cell {cell.number}, which an earlier call had started{more}]"
 
 
 def _nothing_runs(session: Session) -> str:

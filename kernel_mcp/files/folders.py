@@ -21,6 +21,8 @@ from kernel_mcp.output.text import one_line
 MAX_LISTED = 1000
 MAX_SCANNED = 200_000
 """Entries that `disk_usage` looks at before it gives up."""
+MOST_STEPS = 2_000_000
+"""Path components that `disk_usage` resolves before it gives up: 2 000 folders in each other."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -87,14 +89,18 @@ def entry_of(path: str, info: os.stat_result) -> Entry:
 
 def disk_usage(root: int, opener: Opener | None = None) -> Usage:
     """Disk space of all that an open folder holds; links to one file count once."""
-    total = count = 0
+    total = count = steps = 0
     complete = True
     seen: set[tuple[int, int]] = set()
     pending: list[_Branch | None] = [None]
     while pending:
         branch = pending.pop()
+        names = _names(branch)
+        steps += len(names)
+        if steps > MOST_STEPS:
+            return Usage(total, count, complete=False)
         try:
-            fd = open_beneath(root, _names(branch), FOLDER, opener=opener)
+            fd = open_beneath(root, names, FOLDER, opener=opener)
         except PermissionError:
             complete = False
             continue

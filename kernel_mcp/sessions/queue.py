@@ -73,15 +73,18 @@ class CellQueue:
             cell.finish(
                 Outcome(Status.INTERRUPTED, cause="it was cancelled before it began"), self._clock()
             )
-            cell.told = True
         else:
             cell.stop(StopReason.CANCEL)
+        cell.told = True  # nobody asks for it; what it cost is told with the next answer
 
     def halt(self, reason: StopReason) -> None:
         """End every cell, because the session is reset or closed."""
         what = "reset" if reason is StopReason.RESET else "closed"
         while self._waiting:
             cause = f"the session was {what} before this cell began"
-            self._waiting.popleft().finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
+            cell = self._waiting.popleft()
+            cell.finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
+            cell.told = True
         if self.current is not None:
             self.current.stop(reason)
+            self.current.told = True

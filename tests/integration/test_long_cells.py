@@ -7,7 +7,7 @@ from time import monotonic
 import anyio
 import pytest
 
-from tests.integration.agent import ERAS, Agent, agent
+from tests.integration.agent import ERAS, Agent, Answer, agent
 
 pytestmark = [pytest.mark.anyio]
 
@@ -218,3 +218,57 @@ async def test_what_a_cancelled_cell_costs_is_told_by_the_next_answer() -> None:
         assert answer.cell["state_kept"] is False
         assert "lost" in answer.text
         assert "2" in answer.text
+
+
+async def test_wait_does_not_tell_of_a_cell_whose_call_was_cancelled() -> None:
+    async with agent() as notebook:
+        await notebook.run("import time")
+        with anyio.move_on_after(0.5):
+            await notebook.call("execute", code="print('A'); time.sleep(30)")
+        await notebook.run("1")
+        running = await notebook.call("execute", code="time.sleep(0.5); 'B'", wait=0)
+        answer = await notebook.call("wait")
+        assert answer.cell["cell"] == running.cell["cell"]
+        assert answer.text == "'B'"
+
+
+async def test_wait_does_not_tell_of_a_cell_that_a_reset_has_stopped() -> None:
+    async with agent() as notebook:
+        await notebook.call("execute", code="import time; time.sleep(30)", wait=0)
+        await notebook.call("reset")
+        await notebook.call("execute", code="import time; time.sleep(0.5); 'B'", wait=0)
+        assert (await notebook.call("wait")).text == "'B'"
+
+
+async def test_an_answer_about_an_earlier_cell_says_so() -> None:
+    async with agent() as notebook:
+        await notebook.call("execute", code="import time; time.sleep(0.2); 'A'", wait=0)
+        await notebook.run("'short'")
+        await notebook.call("execute", code="time.sleep(0.5); 'C'", wait=0)
+        first = await notebook.call("wait")
+        assert first.text == (
+            "[This is cell 1, which an earlier call had started. Call wait again for cell 3]\n'A'"
+        )
+        assert (await notebook.call("wait")).text == "'C'"
+
+
+@pytest.mark.parametrize("end", ["reset", "close_session"])
+async def test_a_cell_that_ends_with_its_session_promises_nothing(end: str) -> None:
+    async with agent() as notebook, anyio.create_task_group() as tasks:
+        handle = (await notebook.call("create_session")).data["session"]
+        begun, answers = anyio.Event(), list[Answer]()
+
+        async def run() -> None:
+            code = "print('begun', flush=True)\nwhile True: pass"
+            answers.append(
+                await notebook.call(
+                    "execute", code=code, session=handle, on_progress=lambda *_: begun.set()
+                )
+            )
+            assert answers[0].status == "killed"
+            assert "are lost" in answers[0].text
+            assert "kept" not in answers[0].text
+
+        tasks.start_soon(run)
+        await begun.wait()
+        await notebook.call(end, session=handle)

@@ -332,6 +332,16 @@ def test_a_count_of_too_many_entries_is_given_up(
     assert workspace.usage().complete is False
 
 
+def test_a_count_of_too_deep_a_tree_is_given_up(
+    workspace: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "1/2/3/4/5").mkdir(parents=True)
+    monkeypatch.setattr(folders, "MOST_STEPS", 15)
+    assert workspace.usage().complete
+    monkeypatch.setattr(folders, "MOST_STEPS", 14)
+    assert workspace.usage().complete is False
+
+
 @pytest.fixture
 def deep(root: Path) -> Iterator[Path]:
     """A thousand folders in each other, with names that exceed PATH_MAX together."""
