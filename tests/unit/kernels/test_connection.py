@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import platform
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ from kernel_mcp.kernels.connection import MAX_WAITING_BYTES, Connection
 from kernel_mcp.kernels.zmtp import GREETING, Decoder, encode, ready
 
 pytestmark = [pytest.mark.anyio]
+
+LINUX = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
 
 
 class Peer:
@@ -137,4 +141,13 @@ async def test_the_end_of_the_peer_is_the_end_of_the_connection(peer: Peer) -> N
     peer.end.close()
     with pytest.raises(EOFError):
         connection.read()
+    connection.close()
+
+
+@pytest.mark.skipif(LINUX < (6, 16), reason="Linux can refuse descriptors since 6.16")
+async def test_a_kernel_cannot_send_descriptors(peer: Peer) -> None:
+    connection = peer.connect()
+    assert peer.end is not None
+    with pytest.raises(PermissionError):
+        socket.send_fds(peer.end, [b"x"], [0])
     connection.close()
