@@ -115,3 +115,24 @@ async def test_random_numbers_differ_between_sessions() -> None:
             handle = (await notebook.call("create_session")).data["session"]
             drawn.add((await notebook.run(code, session=handle)).text)
         assert len(drawn) == 3
+
+
+async def last_results(notebook: Agent) -> list[str]:
+    handle = (await notebook.call("create_session")).data["session"]
+    cells = ("1 + 1", "_", "_ * 5", "__", "___", "_1, Out")
+    return [(await notebook.run(cell, session=handle)).text for cell in cells]
+
+
+RESULTS = ["2", "2", "10", "2", "2", "(2, {1: 2, 2: 2, 3: 10, 4: 2, 5: 2})"]
+
+
+@pytest.mark.parametrize("warm", ["0", "2"])
+async def test_names_of_last_results_work_in_kernels_that_were_rehearsed(warm: str) -> None:
+    async with ready("--warm", warm) as notebook:
+        for _ in range(3):
+            assert await last_results(notebook) == RESULTS
+
+
+async def test_names_of_last_results_work_in_cold_kernels() -> None:
+    async with agent("--no-template", "--warm", "0") as notebook:
+        assert await last_results(notebook) == RESULTS
