@@ -114,3 +114,7 @@ def _reseed() -> None:
         uuid._node = uuid._last_timestamp = None
     if tempfile := modules.get("tempfile"):
         tempfile._name_sequence = None
+    if processes := modules.get("multiprocessing.process"):
+        processes.current_process().authkey = os.urandom(32)
+    if ssl := modules.get("_ssl"):
+        ssl.RAND_add(os.urandom(32), 32.0)

@@ -35,6 +35,9 @@ START = str(Path(__file__).with_name("start.py"))
 EXIT_CODE = 70  # EX_SOFTWARE
 RESERVED_FDS = (3, 4)
 """Where a kernel finds its ready socket and its recorder."""
+PIDS_OF_KERNELS = 32
+"""The forker's own is above: libraries renew random generators where getpid() has changed, and a
+kernel is the second process of its namespace, its children are the next."""
 _STREAMS = 3
 """How many descriptors of a request come before the mounts."""
 
@@ -112,6 +115,7 @@ class Keeper:
 
     def _start_forker(self) -> tuple[socket.socket, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _use_up_pids()
         pid = os.fork()
         if pid == 0:
             try:
@@ -228,3 +232,13 @@ class Keeper:
 
     def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         packets.send(self._control, message, fds)
+
+
+def _use_up_pids() -> None:
+    """Let the next process have an id that kernels do not get."""
+    last = 0
+    while last < PIDS_OF_KERNELS:
+        last = os.fork()
+        if last == 0:
+            os._exit(0)
+        os.waitpid(last, 0)

@@ -371,6 +371,37 @@ async def test_siblings_draw_different_numbers_and_names() -> None:
         assert not set(one) & set(two)
 
 
+async def test_siblings_share_no_generator_that_a_package_has_used(tmp_path: Path) -> None:
+    """Libraries notice a fork by the process id; a kernel and its children are looked at."""
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "drawing.py").write_text(
+        "import ssl\n"
+        "from multiprocessing import current_process\n"
+        "secret = ssl.RAND_bytes(8), current_process().authkey\n"
+    )
+    environment = clone_environment(tmp_path, library)
+    code = (
+        "import os, ssl\n"
+        "from multiprocessing import current_process\n"
+        "for _ in range(5):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        os.write(1, (ssl.RAND_bytes(8).hex() + '\\n').encode())\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n"
+        "print(ssl.RAND_bytes(8).hex(), current_process().authkey.hex())"
+    )
+    async with bench(ready=False) as b:
+        b.launcher.prepare(environment, ("drawing",))
+        with anyio.fail_after(30):
+            assert await b.launcher.ready(environment)
+        one = (await run(await b.forked(environment=environment), code)).split()
+        two = (await run(await b.forked(environment=environment), code)).split()
+        assert len(one) == 7
+        assert not set(one) & set(two)
+
+
 async def test_numpys_generator_is_reseeded() -> None:
     pytest.importorskip("numpy")
     async with bench(("numpy",)) as b:
