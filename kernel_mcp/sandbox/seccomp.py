@@ -31,6 +31,12 @@ PREALLOCATIONS = (0x40305828, 0x4030582A, 0x40305839)
 DEVICE_TYPES = (0x2000, 0x6000)
 """S_IFCHR, S_IFBLK."""
 TYPE_MASK = 0xF000
+SET_ID_BITS = 0o6000
+"""S_ISUID, S_ISGID."""
+MAKES_A_FILE = 0o100 | 0o20000000
+"""O_CREAT, __O_TMPFILE of <asm-generic/fcntl.h>: other opens do not look at the mode."""
+SURVEILLANCE = (1024, 1026, 1040)
+"""F_SETLEASE, F_NOTIFY, F_SETDELEG of <linux/fcntl.h>."""
 SOL_SOCKET, SO_LINGER = 1, 13
 """<asm-generic/socket.h>."""
 MAP_HUGETLB, MFD_HUGETLB, SHM_HUGETLB = 0x40000, 0x4, 0o4000
@@ -76,8 +82,17 @@ def _rules(arch: Architecture) -> Rules:
         # it fills a disk in no time, before anyone can notice; libc writes zeros instead
         "fallocate": bpf.give(fail(errno.EOPNOTSUPP)),
         "ioctl": _none_of(1, (*TERMINAL_IOCTLS, *PREALLOCATIONS)),
-        "mknod": _none_of(1, DEVICE_TYPES, TYPE_MASK),
-        "mknodat": _none_of(2, DEVICE_TYPES, TYPE_MASK),
+        "mknod": _makes_a_node(1),
+        "mknodat": _makes_a_node(2),
+        # a program in a kept workspace would run with the rights of the server's user
+        **dict.fromkeys(("chmod", "fchmod", "creat"), _without_bits(1, SET_ID_BITS)),
+        **dict.fromkeys(("fchmodat", "fchmodat2"), _without_bits(2, SET_ID_BITS)),
+        "open": _opens(flags=1, mode=2),
+        "openat": _opens(flags=2, mode=3),
+        # its flags and mode are in memory; programs fall back to openat
+        "openat2": bpf.give(fail(errno.ENOSYS)),
+        # whoever opens a file that somebody holds a lease on waits for it
+        "fcntl": _none_of(1, SURVEILLANCE),
         # a socket that lingers holds up whoever closes it last, which may not be a kernel
         "setsockopt": _argument(1)
         + bpf.branch(
@@ -87,9 +102,9 @@ def _rules(arch: Architecture) -> Rules:
             otherwise=allow,
         ),
         # no limit counts the pages that the machine has set aside
-        "mmap": _without_flags(3, MAP_HUGETLB),
-        "memfd_create": _without_flags(1, MFD_HUGETLB),
-        "shmget": _without_flags(2, SHM_HUGETLB),
+        "mmap": _without_bits(3, MAP_HUGETLB, errno.ENOMEM),
+        "memfd_create": _without_bits(1, MFD_HUGETLB, errno.ENOMEM),
+        "shmget": _without_bits(2, SHM_HUGETLB, errno.ENOMEM),
     }
     return {arch.numbers[name]: rule for name, rule in special.items() if name in arch.numbers}
 
@@ -122,10 +137,25 @@ def _none_of(index: int, values: tuple[int, ...], bits: int = 0xFFFFFFFF) -> bpf
     return _argument(index) + bpf.mask(bits) + _match(values, refuse, allow)
 
 
-def _without_flags(index: int, flags: int) -> bpf.Program:
-    """Answer as a machine without huge pages when the argument has one of `flags`."""
-    lack = bpf.give(fail(errno.ENOMEM))
-    return _argument(index) + bpf.branch(bpf.JUMP_SET, flags, then=lack, otherwise=bpf.give(ALLOW))
+def _without_bits(index: int, bits: int, error: int = errno.EPERM) -> bpf.Program:
+    """Let the call fail when the argument has one of `bits`."""
+    lack = bpf.give(fail(error))
+    return _argument(index) + bpf.branch(bpf.JUMP_SET, bits, then=lack, otherwise=bpf.give(ALLOW))
+
+
+def _makes_a_node(mode: int) -> bpf.Program:
+    """Refuse devices and what runs with the rights of its owner."""
+    refuse = bpf.give(fail(errno.EPERM))
+    kind = _none_of(mode, DEVICE_TYPES, TYPE_MASK)
+    return _argument(mode) + bpf.branch(bpf.JUMP_SET, SET_ID_BITS, then=refuse, otherwise=kind)
+
+
+def _opens(*, flags: int, mode: int) -> bpf.Program:
+    """Refuse to make a file that runs with the rights of its owner."""
+    checked = _without_bits(mode, SET_ID_BITS)
+    return _argument(flags) + bpf.branch(
+        bpf.JUMP_SET, MAKES_A_FILE, then=checked, otherwise=bpf.give(ALLOW)
+    )
 
 
 def _match(values: tuple[int, ...], then: bpf.Program, otherwise: bpf.Program) -> bpf.Program:

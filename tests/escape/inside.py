@@ -14,12 +14,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.escape.attacks import files, network, privileges, processes, resources, writes
+from tests.escape.attacks import (
+    files,
+    network,
+    privileges,
+    processes,
+    resources,
+    shared_files,
+    writes,
+)
 from tests.escape.attacks.table import Attack, Target, attacks_in
 
 ATTACKS = [
     attack
-    for module in (files, writes, network, processes, privileges, resources)
+    for module in (files, writes, shared_files, network, processes, privileges, resources)
     for attack in attacks_in(module)
 ]
 PATIENCE_S = 10

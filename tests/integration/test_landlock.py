@@ -20,6 +20,7 @@ from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
 from kernel_mcp.sandbox.run import run_confined
 from kernel_mcp.settings import GIB, Limits
+from tests.integration import everyday_files
 from tests.integration.landlock_kernel import notebook
 from tests.integration.unprivileged import as_ordinary_user
 
@@ -111,6 +112,11 @@ async def test_ordinary_code_runs(runs: RunDirectory, code: str) -> None:
     async with notebook(runs) as book:
         cell = await book.run(code)
         assert (cell.status, cell.error) == ("ok", "")
+
+
+async def test_files_are_copied_and_packed_with_their_modes(runs: RunDirectory) -> None:
+    async with notebook(runs) as book:
+        assert (await book.run(everyday_files.CODE)).text == everyday_files.PRINTED
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.settings import MIB, Limits
+from tests.integration import everyday_files
 from tests.integration.test_launch import open_descriptors, running
 from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
 
@@ -400,6 +401,11 @@ async def test_siblings_share_no_generator_that_a_package_has_used(tmp_path: Pat
         two = (await run(await b.forked(environment=environment), code)).split()
         assert len(one) == 7
         assert not set(one) & set(two)
+
+
+async def test_files_are_copied_and_packed_with_their_modes() -> None:
+    async with bench() as b:
+        assert await run(await b.forked(), everyday_files.CODE) == everyday_files.PRINTED
 
 
 async def test_numpys_generator_is_reseeded() -> None:

@@ -117,6 +117,48 @@ def test_device_nodes_are_refused_and_fifos_are_made(answer: Answer) -> None:
     assert answer(X86_64, "mknodat", 0, 0, 0x8000 | 0o600) == seccomp.ALLOW
 
 
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_nothing_gets_the_rights_of_its_owner(answer: Answer, arch: Architecture) -> None:
+    create, unnamed = 0o100, 0o20200000
+    for name, *before in (
+        ("chmod", 0x1000),
+        ("fchmod", 3),
+        ("fchmodat", 3, 0x1000),
+        ("fchmodat2", 3, 0x1000),
+        ("mknod", 0x1000),
+        ("mknodat", 3, 0x1000),
+        ("creat", 0x1000),
+        ("open", 0x1000, create | 0o2),
+        ("openat", 3, 0x1000, create | 0o2),
+        ("openat", 3, 0x1000, unnamed | 0o2),
+    ):
+        if name not in arch.numbers:
+            continue
+        for mode in (0o4755, 0o2755, 0o6000, 0o107777):
+            assert answer(arch, name, *before, mode) == EPERM, (name, mode)
+            assert answer(arch, name, *before, 1 << 32 | mode) == EPERM, (name, mode)
+        for mode in (0, 0o600, 0o1777, 0o100644):
+            assert answer(arch, name, *before, mode) == seccomp.ALLOW, (name, mode)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_an_open_that_makes_nothing_has_no_mode(answer: Answer, arch: Architecture) -> None:
+    """What is left in the register means nothing."""
+    assert answer(arch, "openat", 3, 0x1000, 0o2000000, 0o6755) == seccomp.ALLOW
+    assert answer(arch, "openat2", 3, 0x1000, 0x1000, 24) == seccomp.fail(errno.ENOSYS)
+
+
+@pytest.mark.parametrize("command", [1024, 1026, 1040])
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_nobody_is_made_to_wait_for_a_lease(
+    answer: Answer, arch: Architecture, command: int
+) -> None:
+    assert answer(arch, "fcntl", 3, command, 1) == EPERM
+    assert answer(arch, "fcntl", 3, 1 << 32 | command, 1) == EPERM
+    for other in (1, 2, 4, 6, 37, 1025, 1030, 1031, 1033):
+        assert answer(arch, "fcntl", 3, other) == seccomp.ALLOW
+
+
 def test_other_machines_have_no_table() -> None:
     assert architecture("riscv64") is None
 
