@@ -57,6 +57,8 @@ _REFUSED: _Table = {
     "fchown": (93, 55),
     "fchownat": (260, 54),
     "inotify_add_watch": (254, 27),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
     "lchown": (94, None),
     # sockets of the host
     "connect": (42, 203),
@@ -90,6 +92,8 @@ _ONLY_ITSELF: _Table = {
 _CHECKED: _Table = {
     "fcntl": (72, 25),
     "ioctl": (16, 29),
+    "open": (2, None),
+    "openat": (257, 56),
     "prctl": (157, 167),
     "sched_setscheduler": (144, 119),
     "setpriority": (141, 140),
@@ -107,13 +111,23 @@ F_SETLEASE = 1024
 PR_SET_PDEATHSIG = 1
 INTERFACE_IOCTLS = range(0x8906, 0x8A00)
 """SIOCGSTAMP up to SIOCPROTOPRIVATE: the host's network interfaces."""
-FILE_IOCTLS = (
-    0x40086602,  # FS_IOC_SETFLAGS
-    0x401C5820,  # FS_IOC_FSSETXATTR
-    0x40806685,  # FS_IOC_ENABLE_VERITY
-    0x800C6613,  # FS_IOC_SET_ENCRYPTION_POLICY
+IOCTL_TYPE_MASK = 0xFF00
+FILE_IOCTL_TYPES = (0x5800, 0x6600, 0x7600, 0x9400)
+"""Where file systems have what the owner of a file or folder may change on it through a handle that
+only reads: flags, versions, keys, subvolumes. Landlock does not govern any of it."""
+HARMLESS_FILE_IOCTLS = (
+    0x80086601,  # FS_IOC_GETFLAGS
+    0x80087601,  # FS_IOC_GETVERSION
+    0x801C581F,  # FS_IOC_FSGETXATTR
+    0xC020660B,  # FS_IOC_FIEMAP
+    0x40049409,  # FICLONE: the target has to be open for writing
+    0x4020940D,  # FICLONERANGE
+    0xC0189436,  # FIDEDUPERANGE
 )
-"""What the owner of a file may change on it through a handle that only reads."""
+PIDFD_IOCTL_TYPE = 0xFF00
+"""<linux/pidfd.h>: facts about any process and handles of its namespaces."""
+ACCESS_MODE, NO_ACCESS = 3, 3
+"""O_ACCMODE, and the mode for ioctl(2) alone, which Landlock does not look at."""
 
 
 def numbers(arch: Architecture) -> dict[str, int]:
@@ -161,17 +175,6 @@ def _rules() -> dict[str, bpf.Program]:
         then=_argument(1) + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=refuse),
         otherwise=refuse,
     )
-    interface = bpf.branch(
-        bpf.JUMP_GE,
-        INTERFACE_IOCTLS.start,
-        then=bpf.branch(
-            bpf.JUMP_GE,
-            INTERFACE_IOCTLS.stop,
-            then=_one_of(FILE_IOCTLS, refuse, allow),
-            otherwise=refuse,
-        ),
-        otherwise=allow,
-    )
     return {
         **dict.fromkeys(_MODES, bpf.give(fail(0))),
         **dict.fromkeys(("futimesat", "utimensat"), _times(path=1, times=2)),
@@ -187,12 +190,24 @@ def _rules() -> dict[str, bpf.Program]:
         + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=bpf.give(fail(0))),
         "connect": denied,
         "fcntl": _argument(1) + _one_of((F_SETLEASE,), refuse, allow),
-        "ioctl": _argument(1) + interface,
+        "ioctl": _argument(1) + _requests(),
+        "open": _argument(1, ACCESS_MODE) + _one_of((NO_ACCESS,), denied, allow),
+        "openat": _argument(2, ACCESS_MODE) + _one_of((NO_ACCESS,), denied, allow),
         "prctl": _argument(0) + _one_of((PR_SET_PDEATHSIG,), refuse, allow),
         "setpriority": priority,
         "socket": unix_only,
         "socketpair": unix_only,
     }
+
+
+def _requests() -> bpf.Program:
+    """Refuse the loaded request of ioctl(2) when it is about interfaces, processes or files."""
+    allow, refuse = bpf.give(ALLOW), bpf.give(fail(errno.EPERM))
+    types = (*FILE_IOCTL_TYPES, PIDFD_IOCTL_TYPE)
+    by_type = bpf.mask(IOCTL_TYPE_MASK) + _one_of(types, refuse, allow)
+    other = _one_of(HARMLESS_FILE_IOCTLS, allow, by_type)
+    below_end = bpf.branch(bpf.JUMP_GE, INTERFACE_IOCTLS.stop, then=other, otherwise=refuse)
+    return bpf.branch(bpf.JUMP_GE, INTERFACE_IOCTLS.start, then=below_end, otherwise=other)
 
 
 def _times(*, path: int, times: int) -> bpf.Program:

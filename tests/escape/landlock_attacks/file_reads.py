@@ -176,6 +176,16 @@ def watch_a_folder_with_inotify(world: World) -> bool:
 
 
 @attack(GROUP)
+def find_a_file_by_opening_it_for_nothing(world: World) -> bool:
+    return os.open(world["secret"], 3) >= 0
+
+
+@attack(GROUP)
+def use_up_the_watches_of_the_user(world: World) -> bool:
+    return call(294, 0) >= 0
+
+
+@attack(GROUP)
 def read_an_extended_attribute(world: World) -> bool:
     return os.getxattr(world["attributed"], "user.note") == b"secret"
 
@@ -197,3 +207,8 @@ def read_a_disk(world: World) -> bool:
 @attack(GROUP)
 def open_a_terminal(world: World) -> bool:
     return os.open("/dev/ptmx", os.O_RDWR) >= 0
+
+
+@attack(GROUP)
+def open_a_terminal_for_nothing(world: World) -> bool:
+    return os.open("/dev/ptmx", 3) >= 0

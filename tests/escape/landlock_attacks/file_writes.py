@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -152,6 +154,43 @@ def flag_a_package_through_its_handle(world: World) -> bool:
     fd = os.open(world["package"], os.O_RDONLY)
     fcntl.ioctl(fd, 0x40086602, struct.pack("l", 0x80))  # FS_IOC_SETFLAGS, noatime
     return True
+
+
+@attack(GROUP)
+def set_the_version_of_a_package_through_its_handle(world: World) -> bool:
+    fd = os.open(world["package"], os.O_RDONLY)
+    return any(_version(fd, request) for request in (0x40087602, 0x40086604))
+
+
+@attack(GROUP)
+def set_the_version_of_a_file_outside(world: World) -> bool:
+    return _version(os.open(world["victim_file"], 3), 0x40087602)
+
+
+def _version(fd: int, request: int) -> bool:
+    """FS_IOC_SETVERSION or EXT4_IOC_SETVERSION; a file system without versions says so."""
+    try:
+        fcntl.ioctl(fd, request, struct.pack("l", 4242))
+    except OSError as error:
+        return error.errno == errno.ENOTTY
+    return True
+
+
+@attack(GROUP)
+def leave_a_set_user_id_program(world: World) -> bool:
+    path = world["workspace"] + "/left"
+    for make in (
+        lambda: os.chmod(path, 0o4755),
+        lambda: os.fchmod(os.open(path, os.O_RDONLY), 0o2755),
+        lambda: os.open(path + "1", os.O_CREAT | os.O_WRONLY, 0o4755),
+        lambda: os.mknod(path + "2", 0o104755),
+        lambda: call(85, (path + "3").encode(), 0o4755),
+        lambda: call(452, -100, path.encode(), 0o4755, 0),
+    ):
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o700))
+        with contextlib.suppress(OSError):
+            make()
+    return any(entry.stat().st_mode & 0o6000 for entry in os.scandir(world["workspace"]))
 
 
 @attack(GROUP)

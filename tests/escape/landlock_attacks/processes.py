@@ -36,6 +36,13 @@ def signal_a_process_by_handle(world: World) -> bool:
 
 
 @attack(GROUP)
+def learn_about_a_process_by_handle(world: World) -> bool:
+    request = bytearray(struct.pack("Q", 1).ljust(64, b"\0"))  # PIDFD_INFO_PID
+    fcntl.ioctl(os.pidfd_open(world["victim"]), 0xC040FF0B, request)  # PIDFD_GET_INFO
+    return bool(struct.unpack_from("QQI", request)[2] == world["victim"])
+
+
+@attack(GROUP)
 def signal_a_thread(world: World) -> bool:
     return call(234, world["victim"], world["victim"], signal.SIGCONT) == 0
 

@@ -77,7 +77,9 @@ def test_extended_attributes_are_not_supported(answer: Answer, call: str) -> Non
     assert answer(call) == UNSUPPORTED
 
 
-@pytest.mark.parametrize("call", ["setsid", "setpgid", "shmget", "mq_open", "inotify_add_watch"])
+@pytest.mark.parametrize(
+    "call", ["setsid", "setpgid", "shmget", "mq_open", "inotify_add_watch", "inotify_init1"]
+)
 def test_what_leaves_the_group_or_the_session_is_refused(answer: Answer, call: str) -> None:
     assert answer(call) == EPERM
 
@@ -130,13 +132,38 @@ def test_leases_are_refused(answer: Answer) -> None:
     assert answer("fcntl", 3, 1030) == ALLOW  # F_DUPFD_CLOEXEC
 
 
-@pytest.mark.parametrize("request_code", [0x8912, 0x8927, 0x89F0, 0x40086602, 0x401C5820])
+@pytest.mark.parametrize("mode", [0o3, 0o2000003, 0o100003, 1 << 32 | 3])
+def test_files_are_opened_for_reading_or_writing(
+    answer: Answer, arch: Architecture, mode: int
+) -> None:
+    denied = seccomp.fail(errno.EACCES)
+    assert answer("openat", 3, 0x1000, mode) == denied
+    assert answer("openat", 3, 0x1000, mode & ~1) == ALLOW
+    assert answer("openat", 3, 0x1000, mode & ~2) == ALLOW
+    if arch is X86_64:
+        assert answer("open", 0x1000, mode) == denied
+        assert answer("open", 0x1000, mode & ~3, 3) == ALLOW
+
+
+@pytest.mark.parametrize(
+    "request_code",
+    [
+        *(0x8912, 0x8927, 0x89F0),  # interfaces
+        *(0x40086602, 0x401C5820, 0x40087602, 0x40086604),  # flags and versions of files
+        *(0x6609, 0x40806685, 0x800C6613, 0xC0406618),  # layout, verity, keys
+        *(0x5000940E, 0x50009401, 0x40089419),  # subvolumes of btrfs
+        *(0xFF02, 0xFF09, 0xC040FF0B),  # processes by pidfd
+    ],
+)
 def test_interface_and_file_flag_requests_are_refused(answer: Answer, request_code: int) -> None:
     assert answer("ioctl", 3, request_code) == EPERM
     assert answer("ioctl", 3, 1 << 32 | request_code) == EPERM
 
 
-@pytest.mark.parametrize("request_code", [0x541B, 0x5401, 0x5413, 0x5421, 0x8901, 0x80086601])
+@pytest.mark.parametrize(
+    "request_code",
+    [0x541B, 0x5401, 0x5413, 0x5421, 0x8901, 0x80086601, 0xC020660B, 0x40049409],
+)
 def test_ordinary_requests_pass(answer: Answer, request_code: int) -> None:
     assert answer("ioctl", 3, request_code) == ALLOW
 
