@@ -97,7 +97,7 @@ def _statements_only(guard: ImportGuard, profile: str) -> Callable[..., ModuleTy
     ) -> ModuleType:
         if globals is None:  # a statement always passes them, and so does C code
             raise BuiltinNotAllowedError("__import__", profile)
-        check(current_frame(1), name, globals, fromlist or (), level)
+        check(current_frame(1), name, globals, fromlist, level, locals)
         return guarded(name, globals, locals, fromlist, level)
 
     imported.__code__ = imported.__code__.replace(co_filename=IMPORT_GUARD)

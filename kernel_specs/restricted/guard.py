@@ -93,7 +93,7 @@ class ImportGuard:
             if level or not open_names.get(name):
                 frame = current_frame(1)
                 if not trusted_files.get(frame.f_code.co_filename):
-                    check(frame, name, globals, fromlist or (), level)
+                    check(frame, name, globals, fromlist, level, locals)
             return original(name, globals, locals, fromlist, level)
 
         def import_module(name: str, package: str | None = None) -> ModuleType:
@@ -113,11 +113,17 @@ class ImportGuard:
         frame: FrameType,
         name: str,
         namespace: dict[str, Any] | None,
-        fromlist: Sequence[str],
+        fromlist: Sequence[str] | None,
         level: int,
+        local: Any = None,
     ) -> None:
-        """Raise ModuleNotAllowedError unless the code of `frame` may import this."""
+        """Raise ModuleNotAllowedError unless the code of `frame` may import this.
+
+        What follows `name` is what `__import__` was called with.
+        """
         if self._is_trusted(frame, namespace):
+            return
+        if namespace is not None and local is namespace and _is_by_c_code(frame, fromlist, level):
             return
         if level:
             package = (namespace or {}).get("__package__") or ""
@@ -125,7 +131,7 @@ class ImportGuard:
         if self._is_open(name):
             return
         if name in self._parents:
-            for item in fromlist:
+            for item in fromlist or ():
                 full = f"{name}.{item}"
                 if not (item.startswith("__") or full in self._parents or self._is_open(full)):
                     raise ModuleNotAllowedError(full, self._allowed)
@@ -200,6 +206,16 @@ class ImportGuard:
             places = [spec.origin, *(spec.submodule_search_locations or ())]
         places = [f"{place}/" for place in places if place]
         return bool(places) and all(place.startswith(self.own_folders) for place in places)
+
+
+def _is_by_c_code(frame: FrameType, fromlist: Sequence[str] | None, level: int) -> bool:
+    """Whether `PyImport_Import` asks: C code has no frame, so that of its caller stands there.
+
+    It passes an empty list, and the caller's globals twice. A statement passes None or a tuple,
+    and code that calls `__import__` by name is judged whatever it passes.
+    """
+    empty_list = type(fromlist) is list and not fromlist and level == 0
+    return empty_list and "__import__" not in frame.f_code.co_names
 
 
 def _interpreter_folders() -> list[str]:

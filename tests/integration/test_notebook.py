@@ -71,6 +71,15 @@ async def test_an_allowed_package_imports_what_it_needs_itself() -> None:
         assert answer.text == "6"
 
 
+async def test_c_code_imports_what_it_needs_when_a_cell_calls_it() -> None:
+    async with agent("--allow", "pandas") as notebook:
+        code = "import pandas as pd\nv = pd.DataFrame({'a': [1, 2]})['a'].values\n"
+        answer = await notebook.run(code + "int(v.sum()), str(v), v.dtype.name")
+        assert answer.text == "(3, '[1 2]', 'int64')"
+        for refused in ("exec('import os')", "eval('__import__(\"os\")')"):
+            assert "import of 'os' is not allowed" in (await notebook.run(refused)).text
+
+
 async def test_two_sessions_do_not_see_each_other() -> None:
     async with agent() as notebook:
         first = (await notebook.call("create_session")).data["session"]

@@ -131,6 +131,22 @@ def test_extension_modules_may_import_in_the_name_of_their_caller(
         guard.check(frame_of(CELL), "os", dict(vars(extension)), (), 0)
 
 
+def test_c_code_may_import_in_the_name_of_its_caller(guard: ImportGuard) -> None:
+    names = {"__name__": "__main__"}
+    guard.check(frame_of(CELL), "os", names, [], 0, names)
+    guard.check(frame_of(CELL, "<string>"), "os", names, [], 0, names)
+    others: tuple[Any, ...] = (
+        (names, None, 0, names),  # import os
+        (names, ("path",), 0, names),  # from os import path
+        (names, (), 0, None),  # __import__("os", globals())
+        (None, [], 0, None),  # __import__("os", None, None, [])
+        (names, [], 1, names),
+    )
+    for arguments in others:
+        with pytest.raises((ModuleNotAllowedError, ImportError)):
+            guard.check(frame_of(CELL), "os", *arguments)
+
+
 def test_files_of_the_workspace_may_be_imported_by_their_name(
     guard: ImportGuard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +177,18 @@ def test_long_lists_are_cut() -> None:
     assert "and 220 more" in str(error)
 
 
+BY_NAME = (
+    "exec('import os')",
+    "eval('__import__(\"os\")')",
+    "__import__('os', globals())",
+    "__import__('os', globals(), globals(), [], 0)",
+    "importlib.__import__('os', globals(), globals(), [], 0)",
+    "list(map(__import__, ['os'], [globals()], [globals()], [[]]))",
+)
+UNPICKLED = r"assert loads(b'cplatform\nnode\n.').__name__ == 'node'"
+"""The C code of pickle imports a module that the cell may not."""
+
+
 def test_installed_guard_is_cheap_invisible_and_complete(tmp_path: Path) -> None:
     code = f"""
 import sys, timeit
@@ -185,6 +213,10 @@ assert attempt("import os") == refused
 assert attempt("importlib.import_module('os')") == refused
 assert attempt("importlib.__import__('os')") == refused
 assert attempt("from . import x") == "ImportError"
+for source in {BY_NAME!r}:
+    assert attempt(source) == refused, source
+import pickle
+exec(compile({UNPICKLED!r}, {CELL!r}, "exec"), {{"loads": pickle.loads}})
 assert importlib.import_module("json").__name__ == "json"
 assert importlib.import_module(".decoder", "json").__name__ == "json.decoder"
 assert __import__.__code__.co_filename == {IMPORT_GUARD!r}
