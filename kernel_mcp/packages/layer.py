@@ -22,7 +22,9 @@ from kernel_mcp.environments.metadata import MANIFEST, installed_modules, instal
 from kernel_mcp.launch.trees import empty_tree, remove_tree
 
 STAGING = ".next"
-_LEFTOVERS = (".lock", "bin")
+SCRIPTS = "bin"
+"""The folder of a generation with the programs of its packages."""
+_LEFTOVERS = (".lock",)
 """What installers put beside the packages and no kernel needs."""
 
 
@@ -119,7 +121,11 @@ class Layer:
             else:
                 path.unlink(missing_ok=True)
         _seal(staging)
-        return Generation(requested, installed_versions(staging), installed_modules(staging))
+        modules = {
+            package: tuple(name for name in names if not name.startswith(f"{SCRIPTS}."))
+            for package, names in installed_modules(staging).items()
+        }
+        return Generation(requested, installed_versions(staging), modules)
 
     def commit(self, generation: Generation) -> None:
         """Let what has been staged become part of the layer, in one step."""

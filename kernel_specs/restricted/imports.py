@@ -47,6 +47,7 @@ class LiveImports:
         that a file of the workspace hides.
         """
         layers.refresh(self._layers)
+        layers.export(self._layers)
         importlib.invalidate_caches()
         self._allow(allowed)
         return await self._in_main_thread(modules) if modules else {}

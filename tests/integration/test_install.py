@@ -22,6 +22,16 @@ def links(tmp_path: Path) -> Path:
     folder = tmp_path / "links"
     wheel(folder, "kmtest-good", "1.0")
     wheel(folder, "kmtest-good", "2.0")
+    wheel(
+        folder,
+        "kmtest-tool",
+        files={
+            "kmtest_tool.py": "def main(): print('tool ' + 'ran')\n",
+            "kmtest_tool-1.0.dist-info/entry_points.txt": (
+                "[console_scripts]\nkmtest-tool = kmtest_tool:main\n"
+            ),
+        },
+    )
     wheel(folder, "kmtest-needs-good", requires=["kmtest-good"])
     wheel(folder, "kmtest-needs-new", requires=["kmtest-good>=2"])
     wheel(folder, "kmtest-broken", files={"kmtest_broken.py": "import kmtest_missing_part"})
@@ -191,6 +201,32 @@ async def test_packages_belong_to_one_session_and_only_the_server_writes_them(li
         assert "Read-only file system" in answer.text
         other = (await notebook.call("create_session")).data["session"]
         assert "not allowed" in (await notebook.run("import kmtest_good", session=other)).text
+
+
+CHILDREN = """\
+import subprocess, sys
+!python -c 'import kmtest_tool; kmtest_tool.main()'
+!kmtest-tool
+print(subprocess.run([sys.executable, '-c', 'import kmtest_tool; kmtest_tool.main()'],
+                     capture_output=True, text=True).stdout)
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--warm", "1"), ("--sandbox", "landlock"), ("--sandbox", "none")]
+)
+async def test_child_processes_find_new_packages_and_programs_after_a_reset_too(
+    links: Path, flags: tuple[str, ...]
+) -> None:
+    async with agent(*local(links, "--allow", "*", *flags)) as notebook:
+        await notebook.run("x = 1")
+        await add(notebook, "kmtest-tool")
+        for _ in range(2):
+            answer = await notebook.run(CHILDREN)
+            assert answer.text.split("\n") == ["tool ran"] * 3, answer.text
+            await notebook.call("reset")
+        await notebook.call("reset", packages=True)
+        assert "No module named" in (await notebook.run(CHILDREN)).text
 
 
 @pytest.mark.parametrize("sandbox", ["landlock", "none"])

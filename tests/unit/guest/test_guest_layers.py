@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,6 +24,9 @@ def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "layer"
     folder.mkdir()
     monkeypatch.setattr(sys, "path", ["/stdlib", str(folder), *sys.path])
+    for name in ("PATH", "PYTHONPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setattr(layers, "_let_look", lambda: None)
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:
@@ -61,6 +66,45 @@ def test_a_layer_that_user_code_has_removed_comes_back_before_the_sites(layer: P
     assert sys.path == ["/lib/python3", str(layer), "/lib/site-packages"]
 
 
+def test_children_find_generations_and_their_programs_first(
+    layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    generation(layer, 1)
+    (layer / "1/bin").mkdir()
+    layers.export([str(layer)])
+    generation(layer, 2)
+    for _ in range(2):
+        layers.export([str(layer)])
+        assert os.environ["PYTHONPATH"] == f"{layer}/2:{layer}/1:/mine"
+        assert os.environ["PATH"] == f"{layer}/1/bin:/usr/bin:/bin"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="-P is new in Python 3.11")
+def test_workers_of_an_isolated_interpreter_read_the_environment(layer: Path) -> None:
+    generation(layer, 1, fresh="")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from kernel_specs.restricted import layers\n"
+        "import subprocess, multiprocessing.util as util\n"
+        "layers.export([sys.argv[2]])\n"
+        "print(util._args_from_interpreter_flags(), subprocess._args_from_interpreter_flags())"
+    )
+    root = str(Path(__file__).parents[3])
+    command = [sys.executable, "-I", "-B", "-c", code, root, str(layer)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "['-B', '-s', '-P'] ['-B', '-s', '-P']"
+
+
+def test_children_are_told_nothing_where_there_is_nothing(
+    layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    layers.export([str(layer)])
+    assert "PYTHONPATH" not in os.environ
+
+
 async def take(
     layer: Path, modules: list[str], *, workspace: str = "", gate: InterruptGate | None = None
 ) -> tuple[Report, list[str]]:
@@ -80,6 +124,7 @@ async def test_a_new_module_is_allowed_and_imported(layer: Path) -> None:
     generation(layer, 1, fresh="x = 1")
     report, allowed = await take(layer, ["fresh"])
     assert report == {"fresh": {"state": "imported"}}
+    assert os.environ["PYTHONPATH"].startswith(f"{layer}/1")
     assert allowed == ["thing"]
     assert sys.modules["fresh"].x == 1
 

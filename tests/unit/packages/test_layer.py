@@ -78,13 +78,23 @@ def test_links_and_special_files_do_not_get_into_a_layer(layer: Layer, tmp_path:
     assert secret.read_text() == "secret"
 
 
-def test_scripts_and_locks_of_the_installer_are_left_out(layer: Layer) -> None:
+def test_programs_stay_and_locks_of_the_installer_are_left_out(layer: Layer) -> None:
     staging = layer.stage()
     (staging / "bin").mkdir()
     (staging / "bin/tool").write_text("#!")
+    (staging / "bin/tool").chmod(0o755)
     (staging / ".lock").touch()
     layer.describe(())
-    assert list(staging.iterdir()) == []
+    assert [entry.name for entry in staging.iterdir()] == ["bin"]
+    assert (staging / "bin/tool").stat().st_mode & 0o777 == 0o555
+
+
+def test_a_program_is_no_module(layer: Layer, tmp_path: Path) -> None:
+    staging = layer.stage()
+    files = {"one.py": "", "bin/one_tool.py": "#!"}
+    with zipfile.ZipFile(wheel(tmp_path / "wheels", "one", files=files)) as archive:
+        archive.extractall(staging)
+    assert layer.describe(()).modules == {"one": ("one",)}
 
 
 def test_a_cleared_layer_is_the_same_folder_without_content(layer: Layer, tmp_path: Path) -> None:
