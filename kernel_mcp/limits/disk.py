@@ -6,33 +6,41 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.files.openat2 import open_beneath
+from kernel_mcp.limits.unnamed import BLOCK, File
+from kernel_mcp.settings import MIB
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_DELETED = b" (deleted)\n"
-_BLOCK = 512
-"""Unit of `st_blocks`, whatever the file system."""
+LARGE = MIB
+"""Files from this size on are told one by one."""
 MOST_STEPS = 2_000_000
 """Path components that one scan resolves at most: some 2 000 folders within each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Bytes on disk and number of files and folders; `complete` unless the scan gave up."""
+    """Bytes on disk and number of files and folders; `complete` unless the scan gave up.
+
+    `crowded` when processes hold more files than can be looked at.
+    """
 
     bytes: int = 0
     entries: int = 0
     complete: bool = True
+    crowded: bool = False
 
 
-def measure(root: int, *, most_entries: int, most_bytes: int) -> Holding:
+def measure(
+    root: int, *, most_entries: int, most_bytes: int, large: dict[File, int] | None = None
+) -> Holding:
     """Add up what the open folder `root` holds; links to one file count once. Blocks.
 
-    The scan ends early once there is more than either limit.
+    The scan ends early once there is more than either limit. Sizes of `LARGE` files are put into
+    `large`.
     """
     size = entries = steps = 0
     seen: set[tuple[int, int]] = set()
@@ -58,42 +66,15 @@ def measure(root: int, *, most_entries: int, most_bytes: int) -> Holding:
                     if key in seen:
                         continue
                     seen.add(key)
-                size += info.st_blocks * _BLOCK
+                held = info.st_blocks * BLOCK
+                size += held
+                if large is not None and held >= LARGE:
+                    large[info.st_dev, info.st_ino] = held
                 if entries > most_entries or size > most_bytes:
                     return Holding(size, entries, complete=False)
         finally:
             os.close(folder)
     return Holding(size, entries)
-
-
-def opened(processes: Iterable[int]) -> dict[tuple[int, int], int]:
-    """Files without a name that processes hold open, and the bytes that they hold. Blocks.
-
-    Keys are device and inode.
-    """
-    found: dict[tuple[int, int], int] = {}
-    for pid in processes:
-        with contextlib.suppress(OSError):
-            folder = f"/proc/{pid}/fd"
-            for name in os.listdir(folder):  # noqa: PTH208  # hostile code may have many
-                with contextlib.suppress(OSError):
-                    info = os.stat(f"{folder}/{name}")  # noqa: PTH116  # the same
-                    if not info.st_nlink and stat.S_ISREG(info.st_mode):
-                        found[info.st_dev, info.st_ino] = info.st_blocks * _BLOCK
-    return found
-
-
-def unlinked(processes: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Files without a name that processes hold open or mapped, and the bytes that they hold.
-
-    Blocks, and waits for processes that are busy getting memory.
-    """
-    found = opened(processes)
-    for pid in processes:
-        with contextlib.suppress(OSError):
-            for file, size in _mapped(pid):
-                found[file] = max(found.get(file, 0), size)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +116,3 @@ def _scan(folder: int) -> Iterator[tuple[str, os.stat_result]]:
         for entry in entries:
             with contextlib.suppress(OSError):
                 yield entry.name, entry.stat(follow_symlinks=False)
-
-
-def _mapped(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Device, inode and size of mapped files without a name.
-
-    Who may not look at the file itself gets the length of each mapping instead.
-    """
-    text = Path(f"/proc/{pid}/maps").read_bytes()
-    found = -1
-    while (found := text.find(_DELETED, found + 1)) >= 0:
-        line = text[text.rfind(b"\n", 0, found) + 1 : found].decode(errors="replace")
-        span, _, _, device, inode, _ = line.split(maxsplit=5)
-        start, end = (int(address, 16) for address in span.split("-"))
-        try:
-            info = Path(f"/proc/{pid}/map_files/{start:x}-{end:x}").stat()
-        except OSError:
-            major, minor = (int(number, 16) for number in device.split(":"))
-            yield (os.makedev(major, minor), int(inode)), end - start
-        else:
-            yield (info.st_dev, info.st_ino), info.st_blocks * _BLOCK

@@ -27,7 +27,7 @@ RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""
 PATIENCE_S = 3.0
 """How long the system may take to tell shares of memory before the plain sum has to do."""
-MOST_PROCESSES = 1000
+MOST_PROCESSES = 10_000
 """How many of a kernel's processes are looked at when they have to be one by one."""
 
 
@@ -225,10 +225,9 @@ class KernelLimits:
         """Measure the folders, with what processes hold open unless they have run no code yet."""
 
         def look() -> None:
-            holders = self._processes() if processes else []
-            for quota in self.quotas:
-                quota.look(holders)
-                holders = []  # files without a name count once, for the first folder
+            for number, quota in enumerate(self.quotas):
+                # files without a name count once, for the first folder
+                quota.look(self._processes if processes and not number else tuple)
 
         if self.quotas:
             await anyio.to_thread.run_sync(look)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock
 
-from kernel_mcp.limits.disk import Holding, measure, unlinked
+from kernel_mcp.limits.disk import Holding, measure
+from kernel_mcp.limits.unnamed import File, unlinked
 from kernel_mcp.limits.words import amount
 from kernel_mcp.settings import KIB, MIB
 
@@ -54,6 +55,8 @@ class FolderQuota:
         self._soonest = 0.0
         self._free = 0
         self._lowest = Holding()
+        self._known: dict[File, int] = {}
+        """Large files and those without a name, as the last look found them."""
         self._in_use = Lock()
         self.measured = Holding()
 
@@ -97,19 +100,29 @@ class FolderQuota:
         room = max(self._size - self.measured.bytes, SLACK_BYTES)
         return self._free - self._free_now() > room // 2
 
-    def look(self, processes: Sequence[int] = ()) -> None:
+    def look(self, processes: Callable[[], Iterable[int]] = tuple) -> None:
         """Measure the folder and the files of it that `processes` hold without a name. Blocks."""
         with self._in_use:
             if self._fd >= 0:
                 self._look(processes)
 
-    def _look(self, processes: Sequence[int]) -> None:
+    def _look(self, processes: Callable[[], Iterable[int]]) -> None:
         begin = self._clock()
         self._free = self._free_now()
-        found = measure(self._fd, most_entries=SEVERE * self._entries, most_bytes=self._far)
+        large: dict[File, int] = {}
+        found = measure(
+            self._fd, most_entries=SEVERE * self._entries, most_bytes=self._far, large=large
+        )
         device = os.fstat(self._fd).st_dev
-        hidden = sum(size for (place, _), size in unlinked(processes).items() if place == device)
-        self.measured = Holding(found.bytes + hidden, found.entries, found.complete)
+        held = unlinked(processes(), self._known)
+        hidden = sum(size for (place, _), size in held.files.items() if place == device)
+        self._known = large | held.files
+        self.measured = Holding(
+            found.bytes + hidden,
+            found.entries,
+            complete=found.complete and held.complete,
+            crowded=not held.complete,
+        )
         self._lowest = Holding(
             min(self._lowest.bytes, self.measured.bytes),
             min(self._lowest.entries, self.measured.entries),
@@ -121,6 +134,8 @@ class FolderQuota:
     def sentence(self) -> str:
         """What is wrong, as the cause of an end."""
         found = self.measured
+        if found.crowded:
+            return "disk quota (processes hold more files than can be measured)"
         more = "" if found.complete else "more than "
         if found.bytes > self._size:
             held, limit = amount(found.bytes), amount(self._size)

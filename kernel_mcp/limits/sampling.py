@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from kernel_mcp.limits.disk import opened
+from kernel_mcp.limits.unnamed import opened
 from kernel_mcp.settings import KIB
 
 INODE_BYTES = KIB
@@ -50,7 +50,7 @@ def _sums(processes: Sequence[int], file: str, lines: dict[bytes, int]) -> tuple
 def _files(processes: Sequence[int]) -> int:
     """What files in memory take, those without a name among them."""
     unnamed = _device_of_memory()
-    size = sum(held for (device, _), held in opened(processes).items() if device == unnamed)
+    size = sum(held for (device, _), held in opened(processes).files.items() if device == unnamed)
     for name in _TEMPORARY if processes else ():
         with contextlib.suppress(OSError):
             folder = Path(f"/proc/{processes[-1]}/root/{name}")

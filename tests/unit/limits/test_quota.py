@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernel_mcp.launch.trees import empty_tree
-from kernel_mcp.limits import disk, quota
-from kernel_mcp.limits.disk import measure, opened, unlinked
+from kernel_mcp.limits import disk, quota, unnamed
+from kernel_mcp.limits.disk import measure
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.settings import MIB
 
-PLENTY = {"most_entries": 10**6, "most_bytes": 10**12}
+PLENTY: dict[str, Any] = {"most_entries": 10**6, "most_bytes": 10**12}
 
 
 class Clock:
@@ -110,19 +110,6 @@ def test_a_thousand_folders_in_each_other_are_measured(folder: Path, root: int) 
     empty_tree(folder)  # which pytest could not
 
 
-def test_a_deleted_file_counts_while_it_is_open_or_mapped(folder: Path) -> None:
-    device = folder.stat().st_dev
-    fd = os.open(folder / "gone", os.O_RDWR | os.O_CREAT)
-    (folder / "gone").unlink()
-    os.write(fd, b"x" * MIB)
-    inode = os.fstat(fd).st_ino
-    assert opened([os.getpid()])[device, inode] == MIB
-    with mmap.mmap(fd, MIB):
-        os.close(fd)
-        assert unlinked([os.getpid()])[device, inode] >= MIB
-    assert (device, inode) not in unlinked([os.getpid()])
-
-
 def test_a_folder_within_its_limit_is_left_alone(folder: Path, watched: FolderQuota) -> None:
     fill(folder / "a", 3 * MIB)
     watched.look()
@@ -191,7 +178,7 @@ def test_files_without_a_name_belong_to_the_folder(folder: Path, watched: Folder
     fd = os.open(folder / "gone", os.O_RDWR | os.O_CREAT)
     (folder / "gone").unlink()
     os.write(fd, b"x" * 5 * MIB)
-    watched.look([os.getpid()])
+    watched.look(lambda: [os.getpid()])
     os.close(fd)
     assert watched.growing
 
@@ -242,3 +229,25 @@ def test_nothing_is_looked_at_once_it_is_closed(watched: FolderQuota) -> None:
     watched.close()
     watched.look()
     watched.close()
+
+
+def test_processes_that_hold_too_much_to_look_at_are_too_much(
+    watched: FolderQuota, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unnamed, "MOST_FILES", 2)
+    watched.look(lambda: [os.getpid()])
+    assert watched.growing
+    assert watched.severe
+    assert watched.sentence() == "disk quota (processes hold more files than can be measured)"
+
+
+def test_finding_the_processes_is_a_part_of_the_time_that_a_look_takes(
+    watched: FolderQuota, clock: Clock
+) -> None:
+    def slow() -> list[int]:
+        clock.now += 1
+        return []
+
+    watched.look(slow)
+    clock.now += 10
+    assert not watched.due()
