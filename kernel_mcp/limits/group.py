@@ -14,6 +14,8 @@ BACKSTOP = 1.2
 LEAST_ABOVE = 128 * MIB
 """All processes together may hold the memory budget 1.2 times, and at least this much above it:
 the address space limit acts first, within a process that can go on after that."""
+MOST_TCP = 64 * MIB
+"""Buffers of TCP connections, which version 1 does not count as memory."""
 PERIOD_US = 100_000
 """Period of the processor quota, the default of both versions."""
 EQUAL, BEHIND = 1.0, 0.125
@@ -158,6 +160,8 @@ class KernelGroup:
             files.write(folder / "memory.memsw.limit_in_bytes", size)
         except OSError:  # the same
             files.write(folder / "memory.swappiness", 0)
+        with contextlib.suppress(OSError):  # a system without IP, or one that has given this up
+            files.write(folder / "memory.kmem.tcp.limit_in_bytes", min(size, MOST_TCP))
 
     def _weigh(self, part: float) -> None:
         if "cpu" in self._unified:

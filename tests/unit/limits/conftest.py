@@ -15,6 +15,7 @@ V1_FILES = {
         "memory.limit_in_bytes": "9223372036854771712",
         "memory.memsw.limit_in_bytes": "9223372036854771712",
         "memory.swappiness": "60",
+        "memory.kmem.tcp.limit_in_bytes": "9223372036854771712",
         "memory.max_usage_in_bytes": "0",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
         "memory.stat": "cache 5\nrss 1\ntotal_rss 1000\ntotal_shmem 200\n",

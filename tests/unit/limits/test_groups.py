@@ -10,7 +10,7 @@ import pytest
 
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
 from kernel_mcp.limits.hierarchy import find_hierarchies
-from kernel_mcp.settings import GIB, Limits
+from kernel_mcp.settings import GIB, MIB, Limits
 from tests.unit.limits.conftest import FakeGroups
 
 NAME = "kernel-mcp-1-abcd"
@@ -37,6 +37,7 @@ def test_version_1_limits_every_controller_in_its_own_tree(groups: FakeGroups) -
         if path.name.endswith(("_in_bytes", "_us", "pids.max"))
     }
     assert read["memory.limit_in_bytes"] == read["memory.memsw.limit_in_bytes"] == "1288490188"
+    assert read["memory.kmem.tcp.limit_in_bytes"] == str(64 * MIB)
     assert read["pids.max"] == "99"
     assert read["cpu.cfs_quota_us"] == "150000"
     assert tree.versions == {"memory": 1, "pids": 1, "cpu": 1, "cpuacct": 1}
@@ -50,6 +51,14 @@ def test_without_swap_accounting_nothing_is_swapped(groups: FakeGroups) -> None:
     groups.missing.add("memory.memsw.limit_in_bytes")
     group.make(LIMITS)
     assert (groups.root / "memory" / NAME / "k-1" / "memory.swappiness").read_text() == "0"
+
+
+def test_a_system_that_does_not_limit_buffers_of_tcp_limits_the_rest(groups: FakeGroups) -> None:
+    groups.mount_v1("memory")
+    groups.missing.add("memory.kmem.tcp.limit_in_bytes")
+    tree_of(groups).kernel("k-1").make(LIMITS)
+    folder = groups.root / "memory" / NAME / "k-1"
+    assert (folder / "memory.limit_in_bytes").read_text() == "1288490188"
 
 
 def test_a_limit_of_zero_is_not_written(groups: FakeGroups) -> None:
