@@ -3,35 +3,105 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from threading import Lock
 
 from kernel_mcp.launch.base import Usage
+from kernel_mcp.limits.threads import threads
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MEMORY = (b"RssAnon:", b"RssShmem:")
 MAX_PROCESSES = 10_000
 
+Process = tuple[int, int]
+"""Process id and the time of its start: ids are used again."""
 
-def tree_usage(root: int) -> Usage:
-    """Processor seconds and resident memory of `root` and its descendants; zeros when it is gone.
 
-    Children that have ended count once their parent has waited for them.
+class Meter:
+    """Adds up what processes use, without forgetting the time of those that have ended.
+
+    A parent that waits for a child takes over its time, which then counts as the parent's. The
+    time of any other is lost to the system, so what was seen of it is kept here. Used by any
+    thread.
     """
-    cpu_s, memory = 0.0, 0
-    for pid in tree(root):
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_bytes()
-            status = Path(f"/proc/{pid}/status").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        # after the command name in parentheses: utime, stime, cutime, cstime are fields 14 to 17
-        fields = stat.rpartition(b")")[2].split()
-        cpu_s += sum(map(int, fields[11:15])) / _TICKS
-        for line in status.splitlines():
-            if line.startswith(_MEMORY):
-                memory += int(line.split()[1]) * 1024
-    return Usage(cpu_s, memory)
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._own: dict[Process, int] = {}
+        self._waited: dict[Process, int] = {}
+        self._lost = 0
+
+    def usage(self, processes: Iterable[int]) -> Usage:
+        """Processor seconds and resident memory of `processes` and those seen before."""
+        asked = set(processes)
+        with self._lock:
+            own: dict[Process, int] = {}
+            waited: dict[Process, int] = {}
+            memory = 0
+            for pid in dict.fromkeys((*asked, *(pid for pid, _ in self._own))):
+                with suppress(OSError):
+                    name, own_ticks, waited_ticks = _ticks(pid)
+                    if pid in asked or name in self._own:
+                        own[name], waited[name] = own_ticks, waited_ticks
+                        memory += sum(memory_lines(pid, "status", _MEMORY).values())
+            self._keep(own, waited)
+            ticks = self._lost + sum(own.values()) + sum(waited.values())
+            return Usage(ticks / _TICKS, memory)
+
+    def _keep(self, own: dict[Process, int], waited: dict[Process, int]) -> None:
+        """Replace the last figures, and note what no parent has taken over."""
+        ended = self._own.keys() - own.keys()
+        gone = sum(self._own[name] + self._waited[name] for name in ended)
+        taken = sum(ticks - self._waited.get(name, 0) for name, ticks in waited.items())
+        self._lost += max(0, gone - max(0, taken))
+        self._own, self._waited = own, waited
+
+
+def _ticks(pid: int) -> tuple[Process, int, int]:
+    """A process, its own time and that of the children it has waited for."""
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
+    # after the command name in parentheses: utime, stime, cutime, cstime are fields 14 to 17
+    fields = stat.rpartition(b")")[2].split()
+    own, waited = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
+    return (pid, int(fields[19])), own, waited
+
+
+def memory_lines(pid: int, file: str, names: Iterable[bytes]) -> dict[bytes, int]:
+    """Bytes by name in a file of /proc about memory; empty when there is none any more.
+
+    A first thread that has ended shows nothing of the memory that the others use.
+    """
+    wanted = tuple(names)
+    if found := _lines(pid, file, wanted):
+        return found
+    for thread in threads(pid)[1:]:
+        if found := _lines(thread, file, wanted):
+            return found
+    return {}
+
+
+def _lines(thread: int, file: str, names: tuple[bytes, ...]) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    with suppress(OSError):
+        for line in Path(f"/proc/{thread}/{file}").read_bytes().splitlines():
+            if line.startswith(names):
+                name, size, *_ = line.split()
+                found[name] = int(size) * 1024
+    return found
+
+
+def family(roots: Iterable[int]) -> Iterator[int]:
+    """`roots`, what they have started, and what goes on after those who started it. Each once."""
+    roots = list(roots)
+    seen: set[int] = set()
+    for top in chain(roots, orphans(roots)):
+        for pid in tree(top) if top not in seen else ():
+            if pid not in seen:
+                seen.add(pid)
+                yield pid
 
 
 def tree(root: int) -> Iterator[int]:
@@ -42,8 +112,43 @@ def tree(root: int) -> Iterator[int]:
             return
         pid = waiting.pop()
         yield pid
-        try:
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += map(int, (task / "children").read_bytes().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+        waiting += _children(pid)
+
+
+def orphans(roots: Iterable[int]) -> Iterator[int]:
+    """Processes of the sessions that `roots` lead whose parents have ended.
+
+    They are below a process that takes in orphans: an ancestor of those who started them.
+    """
+    leaders = {root for root in roots if _session(root) == root}
+    if not leaders:
+        return
+    above = {pid for root in leaders for pid in _ancestors(root)}
+    for pid in above:
+        for child in _children(pid):
+            if child not in leaders and _session(child) in leaders:
+                yield child
+
+
+def _children(pid: int) -> Iterator[int]:
+    """What the threads of a process have started or taken in."""
+    for thread in threads(pid):
+        with suppress(OSError):
+            yield from map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    """Those above a process."""
+    with suppress(OSError):
+        while pid > 1:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            pid = int(stat.rpartition(b")")[2].split()[1])
+            if pid:
+                yield pid

@@ -11,11 +11,12 @@ import anyio
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus, Usage
-from kernel_mcp.launch.usage import tree, tree_usage
+from kernel_mcp.launch.usage import Meter, family
 from kernel_mcp.limits.group import SHELL, backstop
 from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
-from kernel_mcp.limits.sampling import held_memory
+from kernel_mcp.limits.sampling import Unmeasurable, held_memory
+from kernel_mcp.limits.segments import Segments
 from kernel_mcp.limits.turns import Turns
 from kernel_mcp.limits.words import amount
 from kernel_mcp.sandbox.base import SandboxCommand
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""
+LONG_WEIGHING_S = 0.1
+REST_OF_WEIGHING = 3
+"""Where looking at memory takes long, it is not done again for this many times as long."""
 PATIENCE_S = 3.0
 """How long the system may take to tell shares of memory before the plain sum has to do."""
 MOST_PROCESSES = 10_000
@@ -56,11 +60,15 @@ class KernelLimits:
         self.awake = False
         self._looking = False
         self._weighing = False
+        self._next_weighing = 0.0
         self._wake = wake
         self._turns = Turns(self.group)
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []
+        self._meter = Meter()
+        self._segments = Segments()
+        self._in_segments = 0
         self._on_excess: Callable[[], None] | None = None
         self._cause = ""
         self._peak = 0
@@ -103,8 +111,8 @@ class KernelLimits:
         sample = self.group.sample() if self.group is not None else None
         if sample is not None and sample.cpu_s is not None and sample.memory_bytes is not None:
             return Usage(sample.cpu_s, sample.memory_bytes)
-        found = [tree_usage(root) for root in self._tops()]
-        cpu_s, memory = sum(used.cpu_s for used in found), sum(used.memory_bytes for used in found)
+        found = self._meter.usage(self._processes())
+        cpu_s, memory = found.cpu_s, found.memory_bytes
         if sample is not None and sample.cpu_s is not None:
             cpu_s = sample.cpu_s
         if sample is not None and sample.memory_bytes is not None:
@@ -157,21 +165,27 @@ class KernelLimits:
         those waiting who look at it.
         """
         budget = self.limits.memory_bytes
-        if self._weighing or not budget:
+        begin = anyio.current_time()
+        if self._weighing or not budget or begin < self._next_weighing:
             return
         if self.group is not None and "memory" in self.group.controllers:
             return
         self._weighing = True
         try:
             most = backstop(budget)
-            if (held := await self._held_memory(most)) <= most:
-                self._peak = max(self._peak, held)
-                return
+            held = await self._held_memory(most)
             self._peak = max(self._peak, held)
-            self._cause = self._out_of_memory()
+            if held > most:
+                self._cause = self._out_of_memory()
+                self.kill()
+        except Unmeasurable as reason:
+            self._cause = f"out of memory ({reason})"
             self.kill()
         finally:
             self._weighing = False
+            now = anyio.current_time()
+            if (took := now - begin) > LONG_WEIGHING_S:
+                self._next_weighing = now + took * REST_OF_WEIGHING
 
     def rank(self) -> None:
         """Let short cells of other kernels go before one that has been computing for a while."""
@@ -216,7 +230,7 @@ class KernelLimits:
         self.kill = _nothing
         self._on_excess = None
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close_quotas)
+            await anyio.to_thread.run_sync(self._close_files)
         self._forget(self)
         if self._membership is not None:
             self._membership.end()
@@ -232,9 +246,10 @@ class KernelLimits:
         if self.quotas:
             await anyio.to_thread.run_sync(look)
 
-    def _close_quotas(self) -> None:
+    def _close_files(self) -> None:
         for quota in self.quotas:
             quota.close()
+        self._segments.close()
 
     async def _used(self) -> Usage:
         """As `usage`, without holding up the event loop where many processes have to be read."""
@@ -244,10 +259,12 @@ class KernelLimits:
         """What the processes hold; shared memory is only looked at closely above `most`."""
 
         def plainly() -> int:
-            return held_memory(self._processes())
+            processes = self._processes()
+            self._in_segments = self._segments.held(processes)
+            return held_memory(processes, segments=self._in_segments)
 
         def closely() -> int:
-            return held_memory(self._processes(), closely=True)
+            return held_memory(self._processes(), closely=True, segments=self._in_segments)
 
         held = await anyio.to_thread.run_sync(plainly)
         if held > most:
@@ -278,15 +295,11 @@ class KernelLimits:
         told = f", peak {amount(peak)}" if peak else ""
         return f"out of memory (limit {amount(limit)}{told})"
 
-    def _tops(self) -> list[int]:
-        """The admitted processes that none of the others has started."""
-        below = {pid for root in self._roots for pid in tree(root) if pid != root}
-        return [root for root in self._roots if root not in below]
-
     def _processes(self) -> list[int]:
+        """Who the kernel consists of: its group, or whom the admitted processes have started."""
         if self.group is not None:
             return self.group.processes()[:MOST_PROCESSES]
-        return [pid for root in self._tops() for pid in tree(root)][:MOST_PROCESSES]
+        return list(family(self._roots))[:MOST_PROCESSES]
 
 
 def _nothing() -> None:

@@ -10,8 +10,10 @@ import contextlib
 import os
 from collections.abc import Sequence
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 
+from kernel_mcp.launch.usage import memory_lines
 from kernel_mcp.limits.unnamed import opened
 from kernel_mcp.settings import KIB
 
@@ -20,13 +22,17 @@ INODE_BYTES = KIB
 _TEMPORARY = ("tmp", "dev/shm")
 
 
-def held_memory(processes: Sequence[int], *, closely: bool = False) -> int:
-    """Bytes that `processes` hold together.
+class Unmeasurable(Exception):
+    """There is more than can be looked at; the text says of what."""
+
+
+def held_memory(processes: Sequence[int], *, closely: bool = False, segments: int = 0) -> int:
+    """Bytes that `processes` hold together; `segments` are in System V shared memory.
 
     Looked at `closely`, what several of them share counts once; that takes the system longer, and
-    it waits for processes that are busy getting memory.
+    it waits for processes that are busy getting memory. Raises Unmeasurable.
     """
-    files = _files(processes)
+    files = _files(processes) + segments
     if closely:
         private, shared = _sums(processes, "smaps_rollup", {b"Pss_Anon:": 0, b"Pss_Shmem:": 1})
         if private:
@@ -39,26 +45,30 @@ def _sums(processes: Sequence[int], file: str, lines: dict[bytes, int]) -> tuple
     """Add up lines of a file that each process has, in two sums of bytes."""
     sums = [0, 0]
     for pid in processes:
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/{file}").read_bytes().splitlines():
-                name, *rest = line.split() or [b""]  # a tab or spaces, depending on the file
-                if name in lines:
-                    sums[lines[name]] += int(rest[0]) * KIB
+        for name, size in memory_lines(pid, file, lines).items():
+            sums[lines[name]] += size
     return sums[0], sums[1]
 
 
 def _files(processes: Sequence[int]) -> int:
     """What files in memory take, those without a name among them."""
-    unnamed = _device_of_memory()
-    size = sum(held for (device, _), held in opened(processes).files.items() if device == unnamed)
-    for name in _TEMPORARY if processes else ():
+    unnamed, found = _device_of_memory(), opened(processes)
+    if not found.complete:
+        raise Unmeasurable("its processes hold more files than can be measured")
+    size = sum(held for (device, _), held in found.files.items() if device == unnamed)
+    return size + sum(map(_temporary, _TEMPORARY, repeat(processes)))
+
+
+def _temporary(name: str, processes: Sequence[int]) -> int:
+    """What is in a private folder for temporary files, shown by any process that lives."""
+    for pid in reversed(processes):
         with contextlib.suppress(OSError):
-            folder = Path(f"/proc/{processes[-1]}/root/{name}")
+            folder = Path(f"/proc/{pid}/root/{name}")
             if folder.stat().st_dev not in _shared_devices():
                 found = os.statvfs(folder)
-                size += (found.f_blocks - found.f_bfree) * found.f_frsize
-                size += (found.f_files - found.f_ffree) * INODE_BYTES
-    return size
+                size = (found.f_blocks - found.f_bfree) * found.f_frsize
+                return size + (found.f_files - found.f_ffree) * INODE_BYTES
+    return 0
 
 
 @cache

@@ -12,7 +12,7 @@ import pytest
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus
-from kernel_mcp.limits import files
+from kernel_mcp.limits import files, unnamed
 from kernel_mcp.limits import kernel as module
 from kernel_mcp.limits import quota as quota_module
 from kernel_mcp.limits.enforcer import Enforcer
@@ -146,12 +146,41 @@ async def test_without_a_group_memory_is_weighed(
 async def test_shared_memory_is_looked_at_closely_before_anything_is_killed(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def held(*_args: object, closely: bool = False) -> int:
+    def held(*_args: object, closely: bool = False, **_named: object) -> int:
         return GIB if closely else 9 * GIB
 
     monkeypatch.setattr(module, "held_memory", held)
     await watched.limits.check_memory()
     assert watched.done == []
+
+
+async def test_what_cannot_be_weighed_is_too_much(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unnamed, "MOST_FILES", 2)
+    watched.limits.admit([os.getpid()])
+    await watched.limits.check_memory()
+    assert watched.done == ["kill"]
+    assert watched.limits.explain(KILLED).describe() == (
+        "killed by SIGKILL: out of memory (its processes hold more files than can be measured)"
+    )
+
+
+async def test_memory_that_takes_long_to_weigh_is_weighed_seldom(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighed = []
+
+    def held(*_args: object, **_named: object) -> int:
+        weighed.append(1)
+        return 0
+
+    monkeypatch.setattr(module, "LONG_WEIGHING_S", -1.0)
+    monkeypatch.setattr(module, "REST_OF_WEIGHING", 1e9)
+    monkeypatch.setattr(module, "held_memory", held)
+    await watched.limits.check_memory()
+    await watched.limits.check_memory()
+    assert weighed == [1]
 
 
 async def test_the_system_s_kill_for_lack_of_memory_is_named(
