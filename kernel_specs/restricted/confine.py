@@ -23,6 +23,10 @@ LEAST_ROOM = 32 * MIB
 MEMORY_RESERVE = 128 * MIB
 """What is opened while a MemoryError is being reported."""
 M_ARENA_MAX = -8  # malloc.h
+PENDING_SIGNALS = 1024
+"""With timers. Beyond it, other kernels would go short."""
+MESSAGE_QUEUE_BYTES = 128 * 1024
+"""One queue of the size that Linux gives by itself, and a little one."""
 
 
 def confine(config: BootConfig) -> None:
@@ -82,6 +86,8 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
 def apply_limits(limits: Limits) -> None:
     """Set the resource limits; never raises one above what the host had set."""
     _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)
+    _lower(resource.RLIMIT_MSGQUEUE, MESSAGE_QUEUE_BYTES)
     for kind, value in (
         (resource.RLIMIT_NPROC, limits.pids),
         (resource.RLIMIT_NOFILE, limits.open_files),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -30,6 +31,9 @@ _INERT = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 _BYTES_PER_INODE = 16 * 1024
 """How much of a memory file system's size its share of inodes stands for."""
 _FEWEST_INODES = 1024
+_MOST_TERMINALS = 64
+_MOST_WATCHES = {"max_inotify_instances": 16, "max_inotify_watches": 8192}
+"""Of one kernel. All of a template share what one user of the host may have."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +145,8 @@ def _build(cell: Cell, ground: Ground) -> None:
     hide_sessions()
     _new_tmp(cell.tmp_bytes, ground.kept)
     linux.mount("tmpfs", "/dev/shm", "tmpfs", _INERT, _tmpfs_options(cell.tmp_bytes))
-    linux.mount(
-        "devpts", "/dev/pts", "devpts", _INERT & ~linux.MS_NODEV, "newinstance,ptmxmode=0666"
-    )
+    terminals = f"newinstance,ptmxmode=0666,max={_MOST_TERMINALS}"
+    linux.mount("devpts", "/dev/pts", "devpts", _INERT & ~linux.MS_NODEV, terminals)
     linux.mount("proc", "/proc", "proc", _INERT | linux.MS_RDONLY)
     for path in ground.masks:
         linux.mount("/dev/null", path, "", linux.MS_BIND)
@@ -154,6 +157,11 @@ def hide_sessions() -> None:
     folder = Path(SESSIONS)
     for shared in folder.iterdir() if folder.is_dir() else ():
         linux.unmount(str(shared))
+
+
+def show_processes() -> None:
+    """A /proc that can be written to: parts of bubblewrap's are covered."""
+    linux.mount("proc", "/proc", "proc", _INERT)
 
 
 def _put(place: Place) -> None:
@@ -200,6 +208,9 @@ def _become(uid: int, processes: int) -> None:
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
     linux.unshare(linux.CLONE_NEWUSER)
     write_maps("self", [(KERNEL_ID, uid, 1)], processes)
+    for name, most in _MOST_WATCHES.items():
+        with contextlib.suppress(FileNotFoundError):  # this Linux has no such watches
+            _write(f"sys/user/{name}", str(most), processes)
 
 
 def _rest() -> None:

@@ -59,6 +59,7 @@ def _enter(maps: Sequence[tuple[int, ...]]) -> int:
     mapper = os.fork()
     if mapper == 0:
         _write_when_asked(ask_read, ask_write, maps)
+    _own_what_comes(maps[0][1])
     linux.unshare(_EVERYTHING)
     os.close(ask_read)
     os.write(ask_write, b"1")
@@ -71,6 +72,18 @@ def _enter(maps: Sequence[tuple[int, ...]]) -> int:
     os.setresuid(0, 0, 0)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
     return os.fork()
+
+
+def _own_what_comes(owner: int) -> None:
+    """Become this user, with all capabilities: it is who makes a user namespace that pays for it.
+
+    What kernels take of queued signals, message queues and watches would be the host's root's.
+    """
+    linux.prctl(linux.PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(owner, owner, owner)
+    os.setresuid(owner, owner, owner)
+    linux.use_capabilities()
 
 
 def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, ...]]) -> None:

@@ -121,6 +121,7 @@ class Keeper:
             try:
                 linux.unshare(linux.CLONE_NEWNS)
                 cell.hide_sessions()
+                cell.show_processes()
                 self._become_forker(theirs.fileno())
             finally:
                 os._exit(EXIT_CODE)

@@ -32,6 +32,7 @@ MNT_DETACH = 2
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
 PR_SET_NAME = 15
 PR_SET_SECCOMP = 22
 PR_CAPBSET_READ = 23
@@ -116,6 +117,16 @@ def clear_capabilities() -> None:
     """Empty the effective, permitted and inheritable sets."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
+
+
+def use_capabilities() -> None:
+    """Make all permitted capabilities effective."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    sets = ctypes.create_string_buffer(24)
+    _check(_libc.capget(header, sets), "capget")
+    for at in (0, 12):  # effective, permitted, inheritable: two words of each
+        struct.pack_into("=I", sets, at, *struct.unpack_from("=I", sets, at + 4))
+    _check(_libc.capset(header, sets), "capset")
 
 
 def install_filter(program: bytes) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -357,6 +359,55 @@ async def test_the_size_of_tmp_is_limited() -> None:
             "    except OSError as error: print(error.strerror)\n"
         )
         assert await run(kernel, code) == "No space left on device\n" * 2
+
+
+TAKE_ALL = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+def count(take, enough=20_000):
+    for number in range(enough):
+        try:
+            if take(number) < 0:
+                return number
+        except OSError:
+            return number
+    return enough
+read, write = os.pipe()
+if os.fork() == 0:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+    signals = count(lambda _: libc.sigqueue(os.getpid(), 40, None))
+    os.write(write, str(signals).encode())
+    signal.pause()
+taken = {
+    'signals': int(os.read(read, 20)),
+    'queues': count(lambda n: libc.mq_open(b'/q%d' % n, os.O_CREAT | os.O_RDWR, 0o600, None)),
+    'terminals': count(lambda _: os.open('/dev/ptmx', os.O_RDWR)),
+    'watchers': count(lambda _: libc.inotify_init1(0)),
+}
+print(taken)
+"""
+
+
+async def test_a_kernel_gets_little_of_what_linux_counts_by_user() -> None:
+    async with bench() as b:
+        greedy, other = await b.forked(), await b.forked()
+        assert await run(greedy, TAKE_ALL) == (
+            "{'signals': 1024, 'queues': 1, 'terminals': 64, 'watchers': 16}\n"
+        )
+        taken: dict[str, int] = ast.literal_eval(await run(other, TAKE_ALL))
+        assert all(taken.values())
+
+
+async def test_what_kernels_of_a_root_server_take_is_not_counted_as_the_roots() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("there is no root")
+    async with bench():
+        fd = os.open(f"/proc/{process_named('kernel-template')}/ns/user", os.O_RDONLY)
+        owner = bytearray(4)
+        fcntl.ioctl(fd, 0xB704, owner)  # NS_GET_OWNER_UID
+        os.close(fd)
+        assert int.from_bytes(owner, sys.byteorder) > 60_000
 
 
 async def test_siblings_draw_different_numbers_and_names() -> None:

@@ -75,6 +75,15 @@ print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
     assert seen == [[100, 100], [1000, 1000], [0, 0]]
 
 
+def test_what_linux_counts_by_user_is_shared_out_sparingly() -> None:
+    seen = in_child("""
+confine.apply_limits(config.Limits())
+kinds = resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE
+print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
+""")
+    assert seen == [[1024, 1024], [128 * 1024, 128 * 1024]]
+
+
 def test_a_kernel_without_boot_file_keeps_its_environment() -> None:
     seen = in_child("""
 import os
