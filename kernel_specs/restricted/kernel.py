@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ClassVar
@@ -68,6 +70,10 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         self._control_lock = asyncio.Lock()
         self.shell.exit_now = False
         self._pid = os.getpid()
+        self._unanswered: tuple[Any, Any] | None = None
+        self.shell_handlers = {
+            name: self._answered(handler) for name, handler in self.shell_handlers.items()
+        }
         self._answers: set[asyncio.Task[None]] = set()
         self._tasks = [
             self.io_loop.asyncio_loop.create_task(self._serve_shell()),
@@ -84,10 +90,53 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
             if message is None:
                 await self.shell_stream.readable()
                 continue
+            self._unanswered = None
             try:
                 await self.dispatch_shell(message)
-            except Exception:
-                self.log.exception("request could not be handled")
+            except Exception as error:
+                self.shell.reserve.open()
+                with contextlib.suppress(Exception):
+                    self._answer_failure(error)
+                    self._publish_status("idle", "shell")
+                    self.log.error("request could not be handled", exc_info=error)
+            finally:
+                self.shell.reserve.close()
+
+    def _answered(self, handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, None]]:
+        """A handler of shell requests that answers when `handler` fails."""
+
+        async def handle(stream: Any, ident: Any, parent: Any) -> None:
+            try:
+                waiting = handler(stream, ident, parent)
+                if inspect.isawaitable(waiting):
+                    await waiting
+            except Exception as error:
+                self.shell.reserve.open()
+                self._answer_failure(error)
+                self.log.error("request could not be handled", exc_info=error)
+            self._unanswered = None
+
+        return handle
+
+    def _answer_failure(self, error: Exception) -> None:
+        """Send the reply that a request has not got, since its handler failed."""
+        if self._unanswered is None:
+            return
+        ident, parent = self._unanswered
+        self._unanswered = None
+        kind, is_request, _ = parent["header"]["msg_type"].rpartition("_request")
+        if not is_request:
+            return
+        content = {
+            "status": "error",
+            "ename": type(error).__name__,
+            "evalue": tracebacks.safe_str(error),
+            "traceback": tracebacks.exception_only(type(error), error),
+        }
+        if kind == "execute":
+            content["execution_count"] = self.shell.execution_count - 1
+            self.session.send(self.iopub, "error", content, parent, self._topic("error"))
+        self.session.send(self.shell_stream, f"{kind}_reply", content, parent, ident)
 
     async def _serve_control(self) -> None:
         while True:
@@ -105,6 +154,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         if channel == "shell":
             self.console.hand_over()  # what threads printed since belongs to the one before
             self.iopub.parent = parent["header"]
+            self._unanswered = ident, parent
         super().set_parent(ident, parent, channel)
 
     def pre_handler_hook(self) -> None:

@@ -73,10 +73,19 @@ class ServiceThread(threading.Thread):
     def run(self) -> None:
         """Serve until the loop is stopped; then see to it that the process ends."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
-        self.io_loop.start()
+        while self._out_of_memory():
+            time.sleep(self._flush_seconds)
         self.main_ended.wait(EXIT_SECONDS)
         threading.Event().wait(EXIT_SECONDS)
         os._exit(0)  # held up by user code: a cell, or a thread that does not end
+
+    def _out_of_memory(self) -> bool:
+        """Run the loop; True when it has ended because user code had taken all memory."""
+        try:
+            self.io_loop.start()
+        except MemoryError:
+            return True
+        return False
 
     def cell_started(self) -> None:
         """Text of the cell is now sent every `flush_seconds` (main thread)."""
@@ -108,9 +117,23 @@ class ServiceThread(threading.Thread):
             if self.at_work is not None and self._works_long():
                 at_work, self.at_work = self.at_work, None
                 at_work()
+        except MemoryError:
+            pass  # user code has taken all of it: the next tick sends what is left
         finally:
+            self._tick_again()
+
+    def _tick_again(self) -> None:
+        while not self._goes_on():
+            time.sleep(self._flush_seconds)
+
+    def _goes_on(self) -> bool:
+        """Have the next tick called where it is wanted; False when there is no memory for that."""
+        try:
             if self._wanted() or not self._park():
                 self._loop.call_later(self._flush_seconds, self._tick)
+        except MemoryError:
+            return False
+        return True
 
     def _works_long(self) -> bool:
         return self._running and time.monotonic() - self._began >= self._flush_seconds

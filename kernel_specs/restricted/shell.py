@@ -21,10 +21,10 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 from traitlets import Any as AnyTrait
-from traitlets import Type
+from traitlets import Instance, Type
 
 from kernel_specs.restricted import tracebacks
-from kernel_specs.restricted.confine import memory_reserve, renew_memory_budget
+from kernel_specs.restricted.shortage import Reserve
 
 SAFE_MAGICS = frozenset(
     {"capture", "matplotlib", "pdoc", "pinfo", "pinfo2", "precision", "psource"}
@@ -63,6 +63,8 @@ class Shell(ZMQInteractiveShell):
 
     displayhook_class = Type(DisplayHook)
     gate = AnyTrait()
+    reserve = Instance(Reserve, ())
+    """Whoever opens it leaves it open: the kernel closes it when the request is answered."""
 
     commands_allowed = True
     own_builtins: ModuleType | None = None
@@ -79,7 +81,7 @@ class Shell(ZMQInteractiveShell):
         self._last_traceback_during_displayhook = False
         self.last_error = None
         self._interrupted = False
-        renew_memory_budget()
+        self.reserve.renew()
         failure = None
         try:
             cell = self.transform_cell(code)
@@ -101,6 +103,8 @@ class Shell(ZMQInteractiveShell):
             else:
                 result = _run_to_end(coroutine)
         except BaseException as error:  # noqa: BLE001  # an interrupt between two steps of IPython
+            if isinstance(error, MemoryError):
+                self.reserve.open()
             coroutine.close()
             result = self._failed(error, code, silent=silent, store_history=store_history)
         finally:
@@ -125,11 +129,29 @@ class Shell(ZMQInteractiveShell):
         running_compiled_code: bool = False,
     ) -> None:
         """Publish the exception plainly; IPython's own form costs 5 ms and 20 modules."""
+        if exc_tuple is None and sys.exc_info()[0] is not None:
+            exc_tuple = sys.exc_info()
+        arguments = exc_tuple, filename, tb_offset, exception_only, running_compiled_code
+        try:
+            self._show_exception(*arguments)
+        except MemoryError:  # whatever the exception was: there is no memory to tell of it
+            self.reserve.open()
+            self._show_exception(*arguments)
+
+    def _show_exception(
+        self,
+        exc_tuple: Any,
+        filename: str | None,
+        tb_offset: int | None,
+        exception_only: bool,
+        running_compiled_code: bool,
+    ) -> None:
         kind, value, trace = self._get_exc_info(exc_tuple)
         if self._interrupted and isinstance(value, asyncio.CancelledError):
             kind, value = KeyboardInterrupt, KeyboardInterrupt()
         if issubclass(kind, MemoryError):
-            self._show_memory_error(kind, value, trace)
+            self.reserve.open()
+            self._show_memory_error(_first(value))
         elif issubclass(kind, SyntaxError) or kind is UsageError:
             super().showtraceback(
                 exc_tuple, filename, tb_offset, exception_only, running_compiled_code
@@ -139,13 +161,13 @@ class Shell(ZMQInteractiveShell):
         else:
             self._showtraceback(kind, value, self._format(kind, value, trace))
 
-    def _show_memory_error(self, kind: Any, value: Any, trace: Any) -> None:
-        """Report it within the reserve, then let go of what the failed frames still hold."""
-        with memory_reserve():
-            self._showtraceback(kind, value, self._format(kind, value, trace))
-            traceback.clear_frames(trace)
-            sys.last_traceback = None
-            gc.collect()
+    def _show_memory_error(self, value: BaseException) -> None:
+        """Report it, then let go of what the failed frames still hold."""
+        kind, trace = type(value), value.__traceback__
+        self._showtraceback(kind, value, self._format(kind, value, trace))
+        traceback.clear_frames(trace)
+        sys.last_traceback = None
+        gc.collect()
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
         """Send the error message; the text of an exception may fail or be huge."""
@@ -237,6 +259,13 @@ class Shell(ZMQInteractiveShell):
     def _require_commands(self, what: str) -> None:
         if not self.commands_allowed:
             raise CommandNotAllowedError(what)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The MemoryError of user code, where the kernel had no memory to tell of it at once."""
+    while isinstance(error.__context__, MemoryError) and not error.args:
+        error = error.__context__
+    return error
 
 
 def _run_to_end(coroutine: Any) -> ExecutionResult:

@@ -521,6 +521,44 @@ def test_running_out_of_memory_is_an_error_and_the_kernel_lives(folder: Path) ->
         ]
 
 
+@pytest.mark.parametrize("memory", [256, 512])
+def test_running_out_of_memory_by_small_objects_is_answered_each_time(
+    folder: Path, memory: int
+) -> None:
+    with guest(folder, boot={"limits": {"memory_bytes": memory * MIB}}) as kernel:
+        kernel.run("kept = 1")
+        for code in (
+            "d = {}\ni = 0\nwhile True:\n    d[i] = str(i); i += 1",
+            "d = []\nwhile True: d.append([1, 2, 3])",
+        ):
+            outcome = kernel.run(code)
+            assert outcome.reply["ename"] == "MemoryError", code
+            assert outcome.of("error")[0]["ename"] == "MemoryError"
+            assert kernel.run("kept").outputs() == ["execute_result:1"]
+        assert kernel.run("del d; kept").outputs() == ["execute_result:1"]
+
+
+def test_a_request_that_fails_inside_the_kernel_is_answered(folder: Path) -> None:
+    with guest(folder) as kernel:
+        kernel.run(
+            "def fail(*_, **__): raise MemoryError('none left')\n"
+            "kernel = get_ipython().kernel\n"
+            "kernel.do_complete = fail\n"
+            "kernel.do_execute = fail"
+        )
+        outcome = kernel.run("1")
+        assert outcome.reply["status"] == "error"
+        assert outcome.reply["ename"] == "MemoryError"
+        assert outcome.of("error")[0]["evalue"] == "none left"
+        request = kernel.send("shell", "complete_request", {"code": "a", "cursor_pos": 1})
+        assert kernel.reply("shell", request) == {
+            "status": "error",
+            "ename": "MemoryError",
+            "evalue": "none left",
+            "traceback": ["MemoryError: none left"],
+        }
+
+
 def test_limits_are_set(folder: Path) -> None:
     limits = {"open_files": 200, "file_bytes": 1000, "pids": 4000, "cpu_seconds": 99}
     with guest(folder, boot={"limits": limits}) as kernel:
