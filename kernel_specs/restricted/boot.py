@@ -23,6 +23,7 @@ def main(argv: list[str]) -> int:
         connection_file = Path(argv[argv.index("-f") + 1]).absolute()
         boot = config.load(connection_file)
         confine.confine(boot)
+        sys.argv = [""]  # the command line is the server's, not that of user code
         kernel = host.KernelHost()
         kernel.preload()
         kernel.serve(boot, connection_file)
