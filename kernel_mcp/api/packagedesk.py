@@ -28,7 +28,7 @@ from kernel_mcp.packages.present import all_versions
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.narration import Report
-from kernel_mcp.sessions.scripts import Needs, ScriptReader
+from kernel_mcp.sessions.scripts import SCRIPT_FILE, Needs, ScriptReader, expect_script, plain
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.settings import Settings
 
@@ -118,12 +118,14 @@ class PackageDesk:
         report: Report,
     ) -> CallToolResult:
         """Run a script once, in a session that lives no longer than that."""
+        script = plain(script)
         check_code(script)
         if timeout_s != self._settings.timeout_s or timeout_s < 0:
             check_seconds("timeout", timeout_s, least=0.001)
         needs = await self._reader.needs(script, dependencies, python, report)
         session = await self._open(caller, SCRIPT_NAME, needs, report)
         try:
+            await expect_script(session)
             cell = session.submit(script, timeout_s)
             await session.follow(cell, float("inf"), report)
             closing = _closing(cell)
@@ -177,7 +179,11 @@ def _files(session: Session) -> list[str]:
         listing = session.workspace.list_files()
     except WorkspaceError:
         return []
-    names = [f"{entry.path} ({entry.size:,} bytes)" for entry in listing.entries]
+    names = [
+        f"{entry.path} ({entry.size:,} bytes)"
+        for entry in listing.entries
+        if entry.path != SCRIPT_FILE
+    ]
     more = len(names) - MOST_FILES
     return [*names[:MOST_FILES], *([f"{more} more"] if more > 0 else [])]
 

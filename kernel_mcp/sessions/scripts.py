@@ -1,9 +1,13 @@
-"""What a script needs to run: packages and a Python, from its metadata and its caller."""
+"""What a script needs to run: packages and a Python, from its metadata and its caller.
+
+Also how its session is told that what follows is a script and not a cell of a notebook.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
@@ -17,6 +21,12 @@ from kernel_mcp.settings import Settings
 from kernel_mcp.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.values import python as read_python
 
+if TYPE_CHECKING:
+    from kernel_mcp.sessions.session import Session
+
+SCRIPT_FILE = "script.py"
+"""The script in its workspace."""
+READY_S = 10.0
 _MINORS = range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)
 
 Progress = Callable[[str], Awaitable[None]]
@@ -116,6 +126,20 @@ class ScriptReader:
         short = version.rpartition(".")[0]
         found = await self._interpreters.find(short)
         return short if fits.contains(found.version, prereleases=True) else version
+
+
+async def expect_script(session: Session) -> None:
+    """Let the next cell of a fresh session begin and end as `python script.py` does.
+
+    Raises KernelMcpError when there is no kernel.
+    """
+    kernel = await session.ensure_kernel()
+    await kernel.ask("kernel_mcp_script_request", {"name": SCRIPT_FILE}, timeout=READY_S)
+
+
+def plain(script: str) -> str:
+    """A script without the mark that some editors begin a file with."""
+    return script.removeprefix("\ufeff")
 
 
 def _may_fit(fits: SpecifierSet, minor: int) -> bool:

@@ -7,6 +7,7 @@ from time import monotonic
 import pytest
 
 from tests.integration.agent import agent
+from tests.integration.ordinary_scripts import SCRIPTS
 
 pytestmark = [pytest.mark.anyio]
 
@@ -113,3 +114,27 @@ async def test_check_syntax_validates_metadata_and_names() -> None:
         assert "'unknown'" in report["summary"]
         report = (await notebook.call("check_syntax", code=PANDAS)).data
         assert {item["name"]: item["allowed"] for item in report["imports"]} == {"pandas": False}
+
+
+@pytest.mark.parametrize("flags", [(), ("--warm", "1")], ids=["cold", "forked"])
+async def test_ordinary_scripts_run_as_with_python(flags: tuple[str, ...]) -> None:
+    async with agent("--allow", "*", *flags) as notebook:
+        for name, (script, status, text) in SCRIPTS.items():
+            answer = await notebook.call("run_script", script=script)
+            assert answer.status == status, (name, answer.text)
+            assert text in answer.text, (name, answer.text)
+            assert "the script wrote" not in answer.text, (name, answer.text)
+
+
+async def test_a_script_that_waits_for_its_threads_can_be_stopped() -> None:
+    script = "import threading\nthreading.Thread(target=threading.Event().wait).start()\nprint(1)"
+    async with agent("--allow", "threading") as notebook:
+        answer = await notebook.call("run_script", script=script, timeout=1)
+        assert answer.status == "timeout", answer.text
+
+
+async def test_cells_see_no_command_line_of_the_server() -> None:
+    async with agent("--allow", "sys", "--warm", "1") as notebook:
+        assert (await notebook.run("import sys\nsys.argv")).text == "['']"
+        await notebook.call("reset")
+        assert (await notebook.run("import sys\nsys.argv")).text == "['']"

@@ -1,0 +1,186 @@
+"""A cell that is a whole script: it begins and ends as `python script.py` does."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NoReturn
+
+ExitCall = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
+
+
+class Script:
+    """Makes the next cell of `shell` a script; what it changes is put back afterwards."""
+
+    def __init__(self, shell: Any, file: Path) -> None:
+        """`file` is where the script will think it comes from; it is written there."""
+        self._shell = shell
+        self._file = file
+        self._loops = _Loops()
+        self._exits = _ExitCalls()
+        self._threads: frozenset[threading.Thread] = frozenset()
+        self._show = shell.showtraceback
+        self._begun = False
+
+    def expect(self) -> None:
+        """Wait for the cell."""
+        self._shell.events.register("pre_run_cell", self._begin)
+        self._shell.events.register("post_run_cell", self._end)
+
+    def _begin(self, cell: Any) -> None:
+        self._begun = True
+        with contextlib.suppress(OSError):  # needed by child processes alone
+            self._file.write_text(cell.raw_cell, encoding="utf-8")
+        sys.argv = [str(self._file)]
+        self._shell.user_ns.update(
+            __file__=str(self._file), __doc__=_docstring(cell.raw_cell), exit=_leave, quit=_leave
+        )
+        self._shell.showtraceback = self._show_unless_ended
+        self._threads = frozenset(threading.enumerate())
+        self._exits.record()
+        if self._shell.gate.cancel is None:  # else the script awaits by itself
+            self._loops.hide()
+
+    def _end(self, result: Any) -> None:
+        """Do what Python does at exit, in its order."""
+        self._shell.events.unregister("pre_run_cell", self._begin)
+        self._shell.events.unregister("post_run_cell", self._end)
+        if not self._begun:
+            return
+        try:
+            if _is_success(result.error_in_exec):
+                result.error_in_exec = None
+            if not isinstance(result.error_in_exec, KeyboardInterrupt):
+                _wait_for_threads(self._threads)
+                self._exits.run()
+        except KeyboardInterrupt as interrupt:
+            result.error_in_exec = interrupt
+            self._shell.showtraceback()
+        finally:
+            self._exits.restore()
+            self._loops.show()
+            self._shell.showtraceback = self._show
+            sys.argv = [""]
+
+    def _show_unless_ended(self, *args: Any, **options: Any) -> None:
+        """Publish the exception that is being handled, but not for `sys.exit(0)`."""
+        if not _is_success(sys.exc_info()[1]):
+            self._show(*args, **options)
+
+
+class _Loops:
+    """Hides the kernel's event loop, on which cells run, so that `asyncio.run` works."""
+
+    def __init__(self) -> None:
+        self._kernel: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._own: asyncio.AbstractEventLoop | None = None
+
+    def hide(self) -> None:
+        """No loop runs from here on; `get_event_loop` finds an idle one."""
+        self._kernel, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._task is not None:
+            asyncio.tasks._leave_task(self._kernel, self._task)
+        asyncio._set_running_loop(None)
+        self._own = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._own)
+
+    def show(self) -> None:
+        """The kernel's loop runs again."""
+        if self._kernel is None:
+            return
+        asyncio.set_event_loop(self._kernel)
+        asyncio._set_running_loop(self._kernel)
+        if self._task is not None:
+            asyncio.tasks._enter_task(self._kernel, self._task)
+        if self._own is not None:
+            with contextlib.suppress(RuntimeError):  # a thread of the script runs it
+                self._own.close()
+
+
+class _ExitCalls:
+    """What a script registers with atexit."""
+
+    def __init__(self) -> None:
+        self._calls: list[ExitCall] = []
+        self._module: Any = atexit
+        self._original = atexit.register, atexit.unregister
+        self._workers = False
+
+    def record(self) -> None:
+        """Keep what is registered from here on."""
+        self._module.register, self._module.unregister = self._register, self._unregister
+        self._workers = "multiprocessing.util" in sys.modules
+
+    def restore(self) -> None:
+        """Let atexit be itself again."""
+        self._module.register, self._module.unregister = self._original
+
+    def run(self) -> None:
+        """Call all of it, the last one first; then wait for child processes."""
+        while self._calls:
+            function, args, options = self._calls.pop()
+            _call(lambda: function(*args, **options))  # noqa: B023  # called at once
+        if self._workers:  # whose own call was registered before
+            _call(sys.modules["multiprocessing.util"]._exit_function)
+
+    def _register(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Register a function to be called when the script ends, as atexit.register."""
+        self._calls.append((func, args, kwargs))
+        return func
+
+    def _unregister(self, func: Callable[..., object], /) -> None:
+        """Take a function back, as atexit.unregister."""
+        self._calls[:] = [call for call in self._calls if call[0] != func]
+        self._original[1](func)
+
+
+def _leave(code: object = None) -> NoReturn:
+    """End the script, as sys.exit."""
+    raise SystemExit(code)
+
+
+def _is_success(error: BaseException | None) -> bool:
+    """Whether this exception ends a program with exit code 0."""
+    if not isinstance(error, SystemExit):
+        return False
+    return error.code is None or (isinstance(error.code, int) and error.code == 0)
+
+
+def _wait_for_threads(before: Iterable[threading.Thread]) -> None:
+    """Have executors end their idle threads, then wait for those that keep Python from ending."""
+    for call in reversed(getattr(threading, "_threading_atexits", ())):
+        _call(call)
+    known = {*before, threading.current_thread()}
+    while left := [each for each in threading.enumerate() if not (each.daemon or each in known)]:
+        for thread in left:
+            thread.join()
+
+
+def _call(function: Callable[[], object]) -> None:
+    """Call a function whose failure is told and changes nothing."""
+    try:
+        function()
+    except SystemExit:
+        return
+    except Exception:  # noqa: BLE001  # as Python, which goes on with the next one
+        traceback.print_exc()
+
+
+def _docstring(source: str) -> str | None:
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.get_docstring(ast.parse(source), clean=False)
+    return None
+
+
+def place(workspace: str, name: str) -> Path:
+    """Where a script of this name lies."""
+    return Path(workspace or os.getcwd()) / name  # noqa: PTH109
