@@ -15,9 +15,9 @@ from kernel_mcp.launch.usage import Meter, family
 from kernel_mcp.limits.group import SHELL, backstop
 from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
-from kernel_mcp.limits.sampling import Unmeasurable, held_memory
-from kernel_mcp.limits.segments import Segments
+from kernel_mcp.limits.sampling import Unmeasurable
 from kernel_mcp.limits.turns import Turns
+from kernel_mcp.limits.weighing import Scales
 from kernel_mcp.limits.words import amount
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.settings import Limits
@@ -26,11 +26,6 @@ logger = logging.getLogger(__name__)
 
 RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""
-LONG_WEIGHING_S = 0.1
-REST_OF_WEIGHING = 3
-"""Where looking at memory takes long, it is not done again for this many times as long."""
-PATIENCE_S = 3.0
-"""How long the system may take to tell shares of memory before the plain sum has to do."""
 MOST_PROCESSES = 10_000
 """How many of a kernel's processes are looked at when they have to be one by one."""
 
@@ -59,16 +54,13 @@ class KernelLimits:
         self.kill: Callable[[], None] = _nothing
         self.awake = False
         self._looking = False
-        self._weighing = False
-        self._next_weighing = 0.0
         self._wake = wake
         self._turns = Turns(self.group)
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []
         self._meter = Meter()
-        self._segments = Segments()
-        self._in_segments = 0
+        self._scales = Scales(self._processes)
         self._on_excess: Callable[[], None] | None = None
         self._cause = ""
         self._peak = 0
@@ -82,6 +74,11 @@ class KernelLimits:
     def cause(self) -> str:
         """Why the kernel or its cell had to be stopped, if that was because of a limit."""
         return self._cause
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it had processes beside its own when its memory was last looked at."""
+        return self._scales.crowded
 
     def admit(self, pids: Iterable[int]) -> None:
         """Begin to take processes in, and with them all that they start from then on."""
@@ -159,21 +156,13 @@ class KernelLimits:
         return [f"The system killed {which} of this session: {self._out_of_memory()}"]
 
     async def check_memory(self) -> None:
-        """Compare the memory with its limit where no group does; called by the watchdog.
-
-        Does nothing while an earlier call is at it: a process that is starved of memory can keep
-        those waiting who look at it.
-        """
+        """Compare the memory with its limit where no group does; called by the watchdog."""
         budget = self.limits.memory_bytes
-        begin = anyio.current_time()
-        if self._weighing or not budget or begin < self._next_weighing:
+        if not budget or (self.group is not None and "memory" in self.group.controllers):
             return
-        if self.group is not None and "memory" in self.group.controllers:
-            return
-        self._weighing = True
+        most = backstop(budget)
         try:
-            most = backstop(budget)
-            held = await self._held_memory(most)
+            held = await self._scales.weigh(most)
             self._peak = max(self._peak, held)
             if held > most:
                 self._cause = self._out_of_memory()
@@ -181,11 +170,6 @@ class KernelLimits:
         except Unmeasurable as reason:
             self._cause = f"out of memory ({reason})"
             self.kill()
-        finally:
-            self._weighing = False
-            now = anyio.current_time()
-            if (took := now - begin) > LONG_WEIGHING_S:
-                self._next_weighing = now + took * REST_OF_WEIGHING
 
     def rank(self) -> None:
         """Let short cells of other kernels go before one that has been computing for a while."""
@@ -249,28 +233,11 @@ class KernelLimits:
     def _close_files(self) -> None:
         for quota in self.quotas:
             quota.close()
-        self._segments.close()
+        self._scales.close()
 
     async def _used(self) -> Usage:
         """As `usage`, without holding up the event loop where many processes have to be read."""
         return self.usage() if self.group else await anyio.to_thread.run_sync(self.usage)
-
-    async def _held_memory(self, most: int) -> int:
-        """What the processes hold; shared memory is only looked at closely above `most`."""
-
-        def plainly() -> int:
-            processes = self._processes()
-            self._in_segments = self._segments.held(processes)
-            return held_memory(processes, segments=self._in_segments)
-
-        def closely() -> int:
-            return held_memory(self._processes(), closely=True, segments=self._in_segments)
-
-        held = await anyio.to_thread.run_sync(plainly)
-        if held > most:
-            with anyio.move_on_after(PATIENCE_S):
-                held = await anyio.to_thread.run_sync(closely, abandon_on_cancel=True)
-        return held
 
     def _judge(self) -> None:
         """Stop what grows although it is too large."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 logger = logging.getLogger(__name__)
 
@@ -35,27 +36,31 @@ socket.send_fds(socket.socket(fileno=channel), [b"t"], [table])
 
 
 class Segments:
-    """Adds up the segments in the IPC namespace of a kernel. Used by one thread at once."""
+    """Adds up the segments in the IPC namespace of a kernel. Used by any thread."""
 
     def __init__(self) -> None:
+        self._in_use = Lock()
         self._table: int | None = None
         self._tried = False
 
     def held(self, processes: Sequence[int]) -> int:
         """Bytes in memory; 0 where the kernel has no namespace of its own. Blocks."""
-        if not self._tried and (member := _member(processes)):
-            self._tried = True
-            try:
-                self._table = _opened(member)
-            except (OSError, subprocess.SubprocessError) as reason:
-                logger.info("System V shared memory of a kernel is not counted: %s", reason)
-        return _sum(_content(self._table)) if self._table is not None else 0
+        with self._in_use:
+            if not self._tried and (member := _member(processes)):
+                self._tried = True
+                try:
+                    self._table = _opened(member)
+                except (OSError, subprocess.SubprocessError) as reason:
+                    logger.info("System V shared memory of a kernel is not counted: %s", reason)
+            return _sum(_content(self._table)) if self._table is not None else 0
 
     def close(self) -> None:
-        """Give up the table."""
-        if self._table is not None:
-            os.close(self._table)
-            self._table = None
+        """Give up the table; nothing counts any more."""
+        with self._in_use:
+            self._tried = True
+            if self._table is not None:
+                os.close(self._table)
+                self._table = None
 
 
 def _member(processes: Sequence[int]) -> int:

@@ -16,6 +16,8 @@ TICK_S = 0.25
 """How often a kernel is checked that runs code or has just done so."""
 REST_S = 5.0
 """How often others are, to notice threads and processes that go on between cells."""
+CROWDED_S = 0.75
+"""How often, a tick later, the memory of others is weighed that have left processes behind."""
 
 
 class Watchdog:
@@ -36,19 +38,25 @@ class Watchdog:
 
     async def run(self) -> None:
         """Check kernels for ever; has to be run as a task."""
-        rest = anyio.current_time()
+        rest = weighed = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             while True:
-                await self._pause(rest + REST_S - anyio.current_time())
+                soonest = rest + REST_S
+                if any(kernel.crowded for kernel in self._kernels):
+                    soonest = min(soonest, weighed + CROWDED_S)
+                await self._pause(soonest - anyio.current_time())
                 now = anyio.current_time()
-                everyone = now >= rest + REST_S
-                if everyone:
+                if everyone := now >= rest + REST_S:
                     rest = now
+                if crowded := now >= weighed + CROWDED_S:
+                    weighed = now
                 for kernel in list(self._kernels):
                     if kernel.awake or everyone:
                         kernel.rank()
                         tasks.start_soon(_guarded, kernel.check_memory)
                         tasks.start_soon(_guarded, kernel.check_disk)
+                    elif crowded and kernel.crowded:
+                        tasks.start_soon(_guarded, kernel.check_memory)
 
     async def _pause(self, longest_s: float) -> None:
         """Wait for one tick, and before that until there is something to check."""

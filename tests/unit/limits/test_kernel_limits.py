@@ -12,8 +12,7 @@ import pytest
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus
-from kernel_mcp.limits import files, unnamed
-from kernel_mcp.limits import kernel as module
+from kernel_mcp.limits import files, unnamed, weighing
 from kernel_mcp.limits import quota as quota_module
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.groups import GroupTree
@@ -131,7 +130,7 @@ async def test_without_a_group_memory_is_weighed(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = [int(2.3 * GIB), int(2.5 * GIB)]
-    monkeypatch.setattr(module, "held_memory", lambda *_args, **_named: held[0])
+    monkeypatch.setattr(weighing, "held_memory", lambda *_args, **_named: held[0])
     await watched.begin()
     await watched.limits.check_memory()
     assert watched.done == []
@@ -149,7 +148,7 @@ async def test_shared_memory_is_looked_at_closely_before_anything_is_killed(
     def held(*_args: object, closely: bool = False, **_named: object) -> int:
         return GIB if closely else 9 * GIB
 
-    monkeypatch.setattr(module, "held_memory", held)
+    monkeypatch.setattr(weighing, "held_memory", held)
     await watched.limits.check_memory()
     assert watched.done == []
 
@@ -175,9 +174,9 @@ async def test_memory_that_takes_long_to_weigh_is_weighed_seldom(
         weighed.append(1)
         return 0
 
-    monkeypatch.setattr(module, "LONG_WEIGHING_S", -1.0)
-    monkeypatch.setattr(module, "REST_OF_WEIGHING", 1e9)
-    monkeypatch.setattr(module, "held_memory", held)
+    monkeypatch.setattr(weighing, "LONG_S", -1.0)
+    monkeypatch.setattr(weighing, "REST", 1e9)
+    monkeypatch.setattr(weighing, "held_memory", held)
     await watched.limits.check_memory()
     await watched.limits.check_memory()
     assert weighed == [1]
