@@ -25,8 +25,8 @@ MEMORY_RESERVE = 128 * MIB
 M_ARENA_MAX = -8  # malloc.h
 PENDING_SIGNALS = 1024
 """With timers. Beyond it, other kernels would go short."""
-MESSAGE_QUEUE_BYTES = 128 * 1024
-"""One queue of the size that Linux gives by itself, and a little one."""
+MESSAGE_QUEUE_BYTES = 256 * 1024
+"""Three queues of the size that Linux gives by itself; a user may have nine."""
 
 
 def confine(config: BootConfig) -> None:

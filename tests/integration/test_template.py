@@ -393,7 +393,7 @@ async def test_a_kernel_gets_little_of_what_linux_counts_by_user() -> None:
     async with bench() as b:
         greedy, other = await b.forked(), await b.forked()
         assert await run(greedy, TAKE_ALL) == (
-            "{'signals': 1024, 'queues': 1, 'terminals': 64, 'watchers': 16}\n"
+            "{'signals': 1024, 'queues': 3, 'terminals': 64, 'watchers': 16}\n"
         )
         taken: dict[str, int] = ast.literal_eval(await run(other, TAKE_ALL))
         assert all(taken.values())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -97,6 +99,24 @@ def write_a_huge_file(target: Target) -> bool:
     finally:
         path.unlink()
     return True
+
+
+@attack()
+def queue_signals_without_end(_: Target) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+    return all(libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0 for _ in range(2000))
+
+
+@attack()
+def make_message_queues_without_end(_: Target) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = os.O_CREAT | os.O_RDWR
+    made = [libc.mq_open(b"/attack%d" % number, flags, 0o600, None) >= 0 for number in range(8)]
+    for number in range(8):
+        libc.mq_unlink(b"/attack%d" % number)
+    return all(made)
 
 
 def _fill(name: str, target: Target) -> bool:

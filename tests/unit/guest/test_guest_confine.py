@@ -81,7 +81,7 @@ confine.apply_limits(config.Limits())
 kinds = resource.RLIMIT_SIGPENDING, resource.RLIMIT_MSGQUEUE
 print(json.dumps([resource.getrlimit(kind) for kind in kinds]))
 """)
-    assert seen == [[1024, 1024], [128 * 1024, 128 * 1024]]
+    assert seen == [[1024, 1024], [256 * 1024, 256 * 1024]]
 
 
 def test_a_kernel_without_boot_file_keeps_its_environment() -> None:
