@@ -9,10 +9,13 @@ import contextlib
 import os
 import sys
 import threading
-import traceback
+import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+
+from kernel_specs.restricted import tracebacks
 
 ExitCall = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 
@@ -25,7 +28,7 @@ class Script:
         self._shell = shell
         self._file = file
         self._loops = _Loops()
-        self._exits = _ExitCalls()
+        self._exits = _ExitCalls(shell._cell_name)
         self._threads: frozenset[threading.Thread] = frozenset()
         self._show = shell.showtraceback
         self._begun = False
@@ -59,6 +62,8 @@ class Script:
             if _is_success(result.error_in_exec):
                 result.error_in_exec = None
             if not isinstance(result.error_in_exec, KeyboardInterrupt):
+                for call in reversed(getattr(threading, "_threading_atexits", ())):
+                    self._exits.call(call)  # executors end their idle threads
                 _wait_for_threads(self._threads)
                 self._exits.run()
         except KeyboardInterrupt as interrupt:
@@ -107,17 +112,20 @@ class _Loops:
 
 
 class _ExitCalls:
-    """What a script registers with atexit."""
+    """What a script registers with atexit, and what Python itself would do at exit."""
 
-    def __init__(self) -> None:
+    def __init__(self, cell_name: tracebacks.CellName) -> None:
+        self._cell_name = cell_name
         self._calls: list[ExitCall] = []
         self._module: Any = atexit
         self._original = atexit.register, atexit.unregister
+        self._finalizers: frozenset[Any] = frozenset()
         self._workers = False
 
     def record(self) -> None:
         """Keep what is registered from here on."""
         self._module.register, self._module.unregister = self._register, self._unregister
+        self._finalizers = frozenset(_finalizers())
         self._workers = "multiprocessing.util" in sys.modules
 
     def restore(self) -> None:
@@ -125,12 +133,27 @@ class _ExitCalls:
         self._module.register, self._module.unregister = self._original
 
     def run(self) -> None:
-        """Call all of it, the last one first; then wait for child processes."""
+        """Call all of it, the last one first; then end child processes, or wait for them."""
         while self._calls:
             function, args, options = self._calls.pop()
-            _call(lambda: function(*args, **options))  # noqa: B023  # called at once
+            self.call(partial(function, *args, **options))
+        for finalizer in _finalizers():
+            if finalizer not in self._finalizers:
+                self.call(finalizer)
         if self._workers:  # whose own call was registered before
-            _call(sys.modules["multiprocessing.util"]._exit_function)
+            self.call(sys.modules["multiprocessing.util"]._exit_function)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function whose failure is told and changes nothing."""
+        try:
+            function()
+        except SystemExit:
+            return
+        except Exception as error:  # noqa: BLE001  # as Python, which goes on with the next one
+            lines = tracebacks.format_exception(
+                type(error), error, error.__traceback__, self._cell_name
+            )
+            print("Exception ignored at the end of the script:", *lines, sep="\n", file=sys.stderr)
 
     def _register(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Register a function to be called when the script ends, as atexit.register."""
@@ -156,23 +179,17 @@ def _is_success(error: BaseException | None) -> bool:
 
 
 def _wait_for_threads(before: Iterable[threading.Thread]) -> None:
-    """Have executors end their idle threads, then wait for those that keep Python from ending."""
-    for call in reversed(getattr(threading, "_threading_atexits", ())):
-        _call(call)
+    """Wait for the threads that keep Python from ending."""
     known = {*before, threading.current_thread()}
     while left := [each for each in threading.enumerate() if not (each.daemon or each in known)]:
         for thread in left:
             thread.join()
 
 
-def _call(function: Callable[[], object]) -> None:
-    """Call a function whose failure is told and changes nothing."""
-    try:
-        function()
-    except SystemExit:
-        return
-    except Exception:  # noqa: BLE001  # as Python, which goes on with the next one
-        traceback.print_exc()
+def _finalizers() -> list[Any]:
+    """Those of weakref that are called at exit, the last one first."""
+    registry = vars(weakref.finalize)["_registry"]
+    return [finalizer for finalizer in reversed(list(registry)) if finalizer.atexit]
 
 
 def _docstring(source: str) -> str | None:

@@ -45,6 +45,18 @@ atexit.register(print, 'one')
 atexit.register(print, 'two')
 1 / 0
 """
+ATEXIT_FAILS = """\
+import atexit
+def bye():
+    1 / 0
+atexit.register(bye)
+"""
+FINALIZE = """\
+import weakref
+class Thing: pass
+thing = Thing()
+weakref.finalize(thing, print, 'gone')
+"""
 SPAWN = """\
 import multiprocessing as mp
 def f(x): return x * x
@@ -75,6 +87,8 @@ SCRIPTS = {
     "thread": (THREAD, "ok", "end\nlate"),
     "executor": (EXECUTOR, "ok", "done"),
     "atexit": (ATEXIT, "error", "two\none"),
+    "atexit fails": (ATEXIT_FAILS, "ok", "ZeroDivisionError"),
+    "finalize": (FINALIZE, "ok", "gone"),
     "spawn": (SPAWN, "ok", "[1, 4]"),
     "process left": (LEFT_PROCESS, "ok", "late"),
 }

@@ -1,0 +1,82 @@
+"""How a script ends, and the names inside Python that this relies on."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import multiprocessing.util
+import threading
+import weakref
+
+import pytest
+
+from kernel_specs.restricted import script
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [
+        (threading, ("_threading_atexits",)),
+        (asyncio, ("_set_running_loop",)),
+        (asyncio.tasks, ("_enter_task", "_leave_task")),
+        (multiprocessing.util, ("_exit_function",)),
+        (weakref.finalize, ("_registry", "atexit")),
+    ],
+)
+def test_names_inside_python_exist(owner: object, names: tuple[str, ...]) -> None:
+    assert [name for name in names if not hasattr(owner, name)] == []
+
+
+@pytest.mark.parametrize("code", [None, 0, False])
+def test_these_codes_are_success(code: object) -> None:
+    assert script._is_success(SystemExit(code))
+
+
+@pytest.mark.parametrize("error", [None, ValueError(), SystemExit(1), SystemExit("0")])
+def test_all_else_is_not(error: BaseException | None) -> None:
+    assert not script._is_success(error)
+
+
+def test_only_what_is_registered_meanwhile_is_called_last_one_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    original = atexit.register, atexit.unregister
+    said: list[str] = []
+    calls = script._ExitCalls(lambda _: None)
+    calls.record()
+    try:
+        atexit.register(said.append, "one")
+        atexit.register(int, "no number")
+        atexit.register(said.append, "two")
+        atexit.register(said.clear)
+        atexit.unregister(said.clear)
+    finally:
+        calls.restore()
+    assert (atexit.register, atexit.unregister) == original
+    calls._workers = False
+    calls.run()
+    assert said == ["two", "one"]
+    assert "invalid literal" in capsys.readouterr().err
+
+
+@pytest.mark.anyio
+async def test_a_coroutine_may_run_another_loop_while_its_own_is_hidden() -> None:
+    async def inner() -> int:
+        await asyncio.sleep(0)
+        return 5
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loops = script._Loops()
+    loops.hide()
+    found = asyncio.run(inner())
+    loops.show()
+    assert found == 5
+    assert asyncio.get_running_loop() is loop
+    assert asyncio.current_task() is task
+    await asyncio.sleep(0)
+
+
+def test_a_docstring_is_found_where_there_is_one() -> None:
+    assert script._docstring("'text'\nx = 1") == "text"
+    assert script._docstring("x = 1") is None
+    assert script._docstring("%magic") is None
