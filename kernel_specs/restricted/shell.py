@@ -21,29 +21,16 @@ from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 from traitlets import Any as AnyTrait
-from traitlets import Instance, Type
+from traitlets import Bool, Instance, Type, observe
 
 from kernel_specs.restricted import tracebacks
+from kernel_specs.restricted.commands import CommandNotAllowedError, is_harmless
 from kernel_specs.restricted.shortage import Reserve
 
-SAFE_MAGICS = frozenset(
-    {"capture", "matplotlib", "pdoc", "pinfo", "pinfo2", "precision", "psource"}
-    | {"reset", "reset_selective", "time", "timeit", "who", "who_ls", "whos", "xmode"}
+GOES_ON = (
+    "the session goes on and keeps its variables; the tool reset starts it afresh, "
+    "the tool close_session ends it"
 )
-"""Magics that stay within Python; every policy permits them."""
-
-
-class CommandNotAllowedError(PermissionError):
-    """A shell command or a magic that reaches beyond Python, refused by the policy."""
-
-    __module__ = "builtins"  # shown to the user without the name of this file
-
-    def __init__(self, what: str) -> None:
-        """`what` names the command."""
-        super().__init__(
-            f"{what} is not available in this session: shell commands and magics that start "
-            "processes are off. Start the server with --allow '*' to permit them, or use Python."
-        )
 
 
 class DisplayHook(ZMQShellDisplayHook):
@@ -66,7 +53,7 @@ class Shell(ZMQInteractiveShell):
     reserve = Instance(Reserve, ())
     """Whoever opens it leaves it open: the kernel closes it when the request is answered."""
 
-    commands_allowed = True
+    commands_allowed = Bool(True)
     own_builtins: ModuleType | None = None
     """What user code has instead of Python's builtins; None for those."""
     last_error: dict[str, Any] | None = None
@@ -186,6 +173,24 @@ class Shell(ZMQInteractiveShell):
         self._last_traceback = content["traceback"]
         self.last_error = content
 
+    def payloadpage_page(
+        self, strg: Any, start: int = 0, screen_lines: int = 0, pager_cmd: Any = None
+    ) -> None:
+        """Show what is meant for a pager as output of the cell, as plain text."""
+        text = strg.get("text/plain", "") if isinstance(strg, dict) else strg
+        if start > 0:
+            text = "\n".join(text.splitlines()[start:])
+        self.display_pub.publish({"text/plain": text})
+
+    def ask_exit(self) -> None:
+        """Answer `exit` and `quit`: they end the cell."""
+        raise SystemExit(GOES_ON)
+
+    @observe("commands_allowed")
+    def _use_automagic(self, change: Any) -> None:
+        """Take a bare word for a command only where there are commands."""
+        self.automagic = change["new"]
+
     def system_piped(self, cmd: str) -> None:
         """Run a shell command; its output comes through the captured file descriptors."""
         self._require_commands(f"`!{cmd}`")
@@ -202,12 +207,14 @@ class Shell(ZMQInteractiveShell):
 
     def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run a line magic that the policy permits."""
-        self._require_magic(f"%{magic_name}", magic_name)
+        if not is_harmless(magic_name, line):
+            self._require_commands(f"%{magic_name}")
         return super().run_line_magic(magic_name, line, _stack_depth + 1)
 
     def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
         """Run a cell magic that the policy permits."""
-        self._require_magic(f"%%{magic_name}", magic_name)
+        if not is_harmless(magic_name):
+            self._require_commands(f"%%{magic_name}")
         return super().run_cell_magic(magic_name, line, cell)
 
     def take_builtins(self, own: ModuleType) -> None:
@@ -251,10 +258,6 @@ class Shell(ZMQInteractiveShell):
         result.error_in_exec = error
         self.showtraceback((type(error), error, error.__traceback__))
         return result
-
-    def _require_magic(self, what: str, name: str) -> None:
-        if name not in SAFE_MAGICS:
-            self._require_commands(what)
 
     def _require_commands(self, what: str) -> None:
         if not self.commands_allowed:

@@ -239,6 +239,27 @@ def test_leaving_by_system_exit_is_an_error_without_advice(kernel: GuestKernel) 
     assert kernel.run("import sys\nsys.exit(2)").outputs() == ["error:SystemExit"]
 
 
+def test_exit_and_quit_end_the_cell_and_keep_the_kernel(kernel: GuestKernel) -> None:
+    kernel.run("kept = 1")
+    for code in ("exit()", "quit()", "exit", "quit", "exit(); kept = 2", "def f(): quit()\nf()"):
+        outcome = kernel.run(code)
+        assert outcome.outputs() == ["error:SystemExit"], code
+        assert "the session goes on" in outcome.reply["evalue"]
+    time.sleep(0.3)
+    assert kernel.run("kept").outputs() == ["execute_result:1"]
+
+
+@pytest.mark.parametrize("code", ["len?", "%pinfo len", "%pdoc len", "len??"])
+def test_what_is_meant_for_a_pager_is_shown(kernel: GuestKernel, code: str) -> None:
+    outcome = kernel.run(code)
+    assert outcome.reply["status"] == "ok"
+    assert outcome.reply["payload"] == []
+    [shown] = outcome.of("display_data")
+    assert list(shown["data"]) == ["text/plain"]
+    assert "Return the number of items in a container." in shown["data"]["text/plain"]
+    assert "\x1b" not in shown["data"]["text/plain"]
+
+
 def test_exception_groups_and_causes_are_shown_whole(kernel: GuestKernel) -> None:
     chain = kernel.run("try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError('k') from e")
     text = "\n".join(chain.of("error")[0]["traceback"])
@@ -492,6 +513,13 @@ def test_restricted_kernel_imports_what_the_policy_names(folder: Path) -> None:
             assert "guard" not in "\n".join(outcome.reply["traceback"])
         for code in ("!ls", "%pip install x", "%%bash\nls", "get_ipython().getoutput('ls')"):
             assert kernel.run(code).reply["ename"] == "CommandNotAllowedError", code
+        for code in ("ls", "mv", "who"):
+            assert kernel.run(code).reply["ename"] == "NameError", code
+        for code in ("%config InlineBackend.x = print(1)", "%config IPCompleter.greedy = True"):
+            assert kernel.run(code).reply["ename"] == "CommandNotAllowedError", code
+        for value in ("'retina'", "{'png', 'svg'}", "['png']"):
+            code = f"%config InlineBackend.figure_formats = {value}"
+            assert kernel.run(code).reply["status"] == "ok", code
 
 
 def test_environment_is_the_fixed_one(folder: Path) -> None:

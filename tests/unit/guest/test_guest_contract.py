@@ -49,10 +49,13 @@ from kernel_specs.restricted.shell import DisplayHook, Shell
             (
                 "run_cell_async should_run_async transform_cell showtraceback _get_exc_info "
                 "user_expressions payload_manager var_expand getoutput run_line_magic "
-                "run_cell_magic init_environment system_raw"
+                "run_cell_magic init_environment system_raw automagic"
             ),
         ),
-        (ZMQInteractiveShell, "_showtraceback system_piped system displayhook_class"),
+        (
+            ZMQInteractiveShell,
+            "_showtraceback system_piped system displayhook_class ask_exit payloadpage_page",
+        ),
         (ZMQShellDisplayHook, "quiet log_output session pub_socket topic start_displayhook"),
         (ZMQDisplayPublisher, "session pub_socket"),
         (ProfileDir, "_mkdir location"),
@@ -84,6 +87,8 @@ def test_overridden_and_called_names_exist(owner: type, names: str) -> None:
         (InteractiveShell, Shell, "run_cell_magic"),
         (ZMQInteractiveShell, Shell, "_showtraceback"),
         (ZMQInteractiveShell, Shell, "system_piped"),
+        (ZMQInteractiveShell, Shell, "ask_exit"),
+        (ZMQInteractiveShell, Shell, "payloadpage_page"),
         (ZMQShellDisplayHook, DisplayHook, "log_output"),
         (Session, LeanSession, "serialize"),
         (Session, LeanSession, "send"),
