@@ -23,10 +23,10 @@ class Reserve:
     def renew(self) -> None:
         """Give the next cell what is left of the budget."""
         self._opened = False
-        renew_memory_budget()
-        if self._ballast is None:
-            with contextlib.suppress(MemoryError, OSError, ValueError):
+        if self._ballast is None:  # before the limit is lowered again
+            with contextlib.suppress(MemoryError, OSError):
                 self._ballast = mmap.mmap(-1, BALLAST_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        renew_memory_budget()
 
     def open(self) -> None:
         """Raise the soft limit of the address space to the hard one."""
