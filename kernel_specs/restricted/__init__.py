@@ -21,6 +21,7 @@ Runs inside the sandboxed process, on the standard library and ipykernel alone.
     denied      builtins that a strict policy takes away
     layers      package layers on sys.path, which grow while the kernel runs
     imports     imports that the host asks for after an installation
+    script      a cell that begins and ends as a program does
     trial       entry point: the same in a process that is thrown away
     recorder    the end of the output, in memory that outlives a sudden death
     snapshot    variables taken out of one kernel and brought back in another

@@ -97,10 +97,14 @@ def _send_ready(fd: int) -> None:
 
 
 def _extend_path(boot: BootConfig) -> None:
-    """Put workspace and layers between the standard library and site-packages, as IPython does."""
+    """Put workspace and layers between the standard library and site-packages, as IPython does.
+
+    Child processes are told of the layers as well.
+    """
     place = layers.before_sites(sys.path)
     workspace = [boot.workspace] if boot.workspace else [""]
     sys.path[place:place] = [*workspace, *layers.entries(boot.layers)]
+    layers.export(boot.layers)
 
 
 def _reseed() -> None:

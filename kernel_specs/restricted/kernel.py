@@ -62,6 +62,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         *(name for name in IPythonKernel.control_msg_types if name not in MAIN_THREAD_REQUESTS),
         "kernel_mcp_variables_request",
         "kernel_mcp_packages_request",
+        "kernel_mcp_script_request",
     ]
 
     def start(self) -> None:
@@ -258,6 +259,14 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         task = asyncio.get_running_loop().create_task(answer())
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
+
+    async def kernel_mcp_script_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Let the next cell be a whole script."""
+        from kernel_specs.restricted import script
+
+        file = script.place(self.boot.workspace, parent["content"]["name"])
+        script.Script(self.shell, file).expect()
+        self.session.send(stream, "kernel_mcp_script_reply", {}, parent, ident)
 
     def _abort_queues(self, subshell_id: str | None = None) -> None:
         """Refuse the execute requests that were queued when a cell failed, and no others."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kernel_specs.restricted import boot as boot_script
 from kernel_specs.restricted import config, confine, host
 from kernel_specs.template import cell, heirlooms, linux, packets, pools, warmup
 from kernel_specs.template.children import ChildWatch
@@ -184,7 +183,7 @@ def _serve(kernel: host.KernelHost, inherited: Inheritance) -> int:
         _close_all_but(inherited.files)
         linux.set_name("python")
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = [boot_script.__file__, "-f", str(CONNECTION_FILE)]
+        sys.argv = [""]
         boot = config.load(CONNECTION_FILE)
         confine.confine(boot)
         for folder in inherited.loaded.folders:
