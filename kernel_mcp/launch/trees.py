@@ -1,4 +1,4 @@
-"""Remove and hand over file trees that hostile code has built: any depth, any link, any mode.
+"""Make, remove and hand over file trees that hostile code has built: any depth, any link, any mode.
 
 No symlink is followed and no path grows with the depth of the tree. The calls block.
 """
@@ -16,6 +16,15 @@ from pathlib import Path
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BATCH = 4096
 """Entries held in memory at a time."""
+
+
+def make_private(path: Path) -> None:
+    """Make a folder for its owner alone.
+
+    It has no set-group-id bit, whatever it is in: kernels may not copy that. Raises OSError.
+    """
+    path.mkdir(mode=0o700, parents=True)
+    path.chmod(0o700)
 
 
 def remove_tree(path: Path) -> None:

@@ -15,7 +15,7 @@ import anyio.abc
 from kernel_mcp.audit import Audit
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.launch.trees import make_private, remove_tree
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.demand import Demand, KernelSource
 from kernel_mcp.sessions.occupancy import Occupancy
@@ -126,7 +126,7 @@ class SessionManager:
         records = self._folders.records / handle
         demand = Demand(handle, folder, python, packages, layer=self._folders.layers / handle)
         for path in (folder, records):
-            path.mkdir(mode=0o700, parents=True)
+            make_private(path)
         Layer(self._folders.layers / handle).make()
         session = Session(
             demand=demand,

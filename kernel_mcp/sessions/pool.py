@@ -22,7 +22,7 @@ import anyio
 
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.files.exchange import take_place
-from kernel_mcp.launch.trees import give_tree, remove_tree
+from kernel_mcp.launch.trees import give_tree, make_private, remove_tree
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.demand import Demand, KernelSource
 
@@ -106,7 +106,7 @@ class WarmPool:
     async def _make(self) -> _Spare:
         name = secrets.token_hex(8)
         workspace, layer = self._folder / name, self._layers / name
-        workspace.mkdir(mode=0o700, parents=True)
+        make_private(workspace)
         Layer(layer).make()
         async with AsyncExitStack() as undo:
             undo.push_async_callback(_remove, workspace, layer)

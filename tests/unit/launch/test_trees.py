@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.launch.trees import give_tree, remove_tree
+from kernel_mcp.launch.trees import give_tree, make_private, remove_tree
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to change owners")
 
@@ -133,3 +133,9 @@ def test_set_user_id_bits_do_not_survive_a_change_of_owner(tmp_path: Path) -> No
     program.chmod(0o4755)
     give_tree(top, uid=4321, gid=4321)
     assert not program.stat().st_mode & stat.S_ISUID
+
+
+def test_a_private_folder_does_not_take_over_the_group_of_a_shared_one(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2775)
+    make_private(tmp_path / "a" / "b")
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
