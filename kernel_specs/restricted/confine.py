@@ -7,7 +7,6 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_specs.restricted.config import BootConfig, Limits
@@ -20,6 +19,8 @@ LEAST_ALLOWANCE, MOST_ALLOWANCE = 64 * MIB, 256 * MIB
 as the host's own limit does, which has to be above what can be touched."""
 LEAST_ROOM = 32 * MIB
 """Address space that a cell gets in any case: even the cell that deletes things needs some."""
+SMALL_ROOM = 2 * MIB
+"""What it gets when cells before it have used up that room and kept it."""
 MEMORY_RESERVE = 128 * MIB
 """What is opened while a MemoryError is being reported."""
 M_ARENA_MAX = -8  # malloc.h
@@ -96,8 +97,9 @@ def apply_limits(limits: Limits) -> None:
     ):
         if value > 0:
             _lower(kind, value)
-    # Every thread may otherwise reserve an arena of 64 MiB of address space.
-    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
+    # A second arena reserves 64 MiB of address space, which the main thread fills, unseen by its
+    # limit, when it may have no more of its own.
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     if limits.memory_bytes > 0:
         soft = limits.memory_bytes + ADDRESS_SPACE_OVERHEAD
         _lower(resource.RLIMIT_AS, soft, soft + MEMORY_RESERVE)
@@ -127,23 +129,10 @@ def renew_memory_budget() -> None:
     allowance = min(max(budget // 5 - 2 * LEAST_ALLOWANCE, LEAST_ALLOWANCE), MOST_ALLOWANCE)
     untouched = size - (resident - shared)
     wanted = budget + untouched + allowance
-    wanted = min(max(wanted, size + LEAST_ROOM), ceiling)
+    least = max(min(size, wanted) + LEAST_ROOM, size + SMALL_ROOM)  # not LEAST_ROOM more each time
+    wanted = min(max(wanted, least), ceiling)
     if wanted != soft and wanted > 0:
         resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
-
-
-@contextlib.contextmanager
-def memory_reserve() -> Iterator[None]:
-    """Room to report a MemoryError: the soft address space limit raised to the hard one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if soft == hard:
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _lower(kind: int, soft: int, hard: int | None = None) -> None:

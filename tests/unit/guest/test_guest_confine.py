@@ -43,24 +43,34 @@ def test_environment_is_small_fixed_and_points_into_tmp() -> None:
 
 def test_address_space_has_a_reserve_that_is_opened_and_closed() -> None:
     seen = in_child(f"""
+from kernel_specs.restricted.shortage import Reserve
 confine.apply_limits(config.Limits(memory_bytes={300 * MIB}))
-outside = resource.getrlimit(resource.RLIMIT_AS)
-with confine.memory_reserve():
-    inside = resource.getrlimit(resource.RLIMIT_AS)
-print(json.dumps([outside, inside, resource.getrlimit(resource.RLIMIT_AS)]))
+seen = [resource.getrlimit(resource.RLIMIT_AS)]
+reserve = Reserve()
+for step in (reserve.renew, reserve.open, reserve.close):
+    step()
+    seen.append(resource.getrlimit(resource.RLIMIT_AS))
+print(json.dumps(seen))
 """)
     soft = 300 * MIB + confine.ADDRESS_SPACE_OVERHEAD
     hard = soft + confine.MEMORY_RESERVE
-    assert seen == [[soft, hard], [hard, hard], [soft, hard]]
+    begun, renewed, opened, closed = seen
+    assert begun == [soft, hard]
+    assert renewed[0] <= soft
+    assert opened == [hard, hard]
+    assert closed[0] <= soft
+    assert {renewed[1], closed[1]} == {hard}
 
 
 def test_without_a_memory_limit_the_reserve_changes_nothing() -> None:
     seen = in_child("""
+from kernel_specs.restricted.shortage import Reserve
 confine.apply_limits(config.Limits())
 before = resource.getrlimit(resource.RLIMIT_AS)
-with confine.memory_reserve():
-    inside = resource.getrlimit(resource.RLIMIT_AS)
-print(json.dumps([before, inside]))
+reserve = Reserve()
+reserve.renew()
+reserve.open()
+print(json.dumps([before, resource.getrlimit(resource.RLIMIT_AS)]))
 """)
     assert seen[0] == seen[1]
 
