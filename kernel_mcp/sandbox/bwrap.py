@@ -114,7 +114,7 @@ class BwrapSandbox(KernelUsers):
         )
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
-        """Fixed places: nothing of the host's layout shows in them."""
+        """The same places for every kernel."""
         return GuestPaths(
             workspace=rootfs.WORKSPACE,
             sockets=rootfs.SOCKETS,

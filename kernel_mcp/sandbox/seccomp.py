@@ -37,6 +37,8 @@ MAKES_A_FILE = 0o100 | 0o20000000
 """O_CREAT, __O_TMPFILE of <asm-generic/fcntl.h>: other opens do not look at the mode."""
 SURVEILLANCE = (1024, 1026, 1040)
 """F_SETLEASE, F_NOTIFY, F_SETDELEG of <linux/fcntl.h>."""
+PR_SET_DUMPABLE = 4
+"""<linux/prctl.h>."""
 SOL_SOCKET, SO_LINGER = 1, 13
 """<asm-generic/socket.h>."""
 MAP_HUGETLB, MFD_HUGETLB, SHM_HUGETLB = 0x40000, 0x4, 0o4000
@@ -93,6 +95,8 @@ def _rules(arch: Architecture) -> Rules:
         "openat2": bpf.give(fail(errno.ENOSYS)),
         # whoever opens a file that somebody holds a lease on waits for it
         "fcntl": _none_of(1, SURVEILLANCE),
+        # what a process holds would be hidden from an ordinary user's server
+        "prctl": _argument(0) + _match((PR_SET_DUMPABLE,), refuse, allow),
         # a socket that lingers holds up whoever closes it last, which may not be a kernel
         "setsockopt": _argument(1)
         + bpf.branch(

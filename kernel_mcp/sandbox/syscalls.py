@@ -113,6 +113,7 @@ _CHECKED: _Table = {
     "openat": (257, 56),
     "openat2": (437, 437),
     "personality": (135, 92),
+    "prctl": (157, 167),
     "setsockopt": (54, 208),
     "shmget": (29, 194),
     "socket": (41, 198),

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.escape.attacks import (
     files,
+    machine,
     network,
     privileges,
     processes,
@@ -27,7 +28,10 @@ from tests.escape.attacks.table import Attack, Target, attacks_in
 
 ATTACKS = [
     attack
-    for module in (files, writes, shared_files, network, processes, privileges, resources)
+    for module in (
+        *(files, writes, shared_files, machine),
+        *(network, processes, privileges, resources),
+    )
     for attack in attacks_in(module)
 ]
 PATIENCE_S = 10
