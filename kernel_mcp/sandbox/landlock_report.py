@@ -42,8 +42,9 @@ _GAPS = (
     ),
     "the names of files in the folder that kernel-mcp is installed in can be listed",
     (
-        "no process namespace: which process ids exist can be probed (command lines and "
-        "environments are hidden)"
+        "no process namespace: which process ids exist can be probed, and of each its session, "
+        "process group, priority, processors and processor time (command lines and environments "
+        "are hidden)"
     ),
     (
         "no network, IPC or host name namespace: the host's name shows, and free names of abstract "
@@ -63,8 +64,9 @@ _GAPS = (
 _SHARED_USER_GAPS = (
     "chmod and changes of file times succeed without effect",
     (
-        "kernels run under the server's user: Linux counts processes, pending signals and pipe "
-        "memory of all of them together, and only Landlock separates their files"
+        "kernels run under the server's user: Linux counts processes, pending signals, pipe memory "
+        "and descriptors on their way of all of them together, and only Landlock separates their "
+        "files"
     ),
 )
 _OWN_USER_GAPS = (
