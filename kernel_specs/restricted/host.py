@@ -120,5 +120,3 @@ def _reseed() -> None:
         tempfile._name_sequence = None
     if processes := modules.get("multiprocessing.process"):
         processes.current_process().authkey = os.urandom(32)
-    if ssl := modules.get("_ssl"):
-        ssl.RAND_add(os.urandom(32), 32.0)
