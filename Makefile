@@ -6,6 +6,9 @@ SHELL := /bin/bash
 
 # The interpreter of the development environment: a version or a path.
 PYTHON ?=
+# Processes that run tests; those of one file stay together.
+JOBS ?= 2
+
 # More words for the command of a target, for example: make test ARGS='-k policy -x'
 ARGS ?=
 
@@ -31,7 +34,7 @@ demo: $(READY) sandbox ## Analyse a CSV through a real server and show the trans
 	@$(BIN)/kernel-mcp demo $(ARGS)
 
 test: $(READY) sandbox ## Run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(READY) ## Check style and formatting
 	@$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import anyio
@@ -198,10 +198,11 @@ def watcher_of(kernel: int) -> int:
     """The process that ends what a kernel leaves behind; it keeps the launcher's command line."""
     owner = Path(f"/proc/{kernel}").stat().st_uid
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and folder.stat().st_uid == owner:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            if b"--parent" in words and str(os.getpid()).encode() in words:
-                return int(folder.name)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if folder.name.isdigit() and folder.stat().st_uid == owner:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+                if b"--parent" in words and str(os.getpid()).encode() in words:
+                    return int(folder.name)
     raise AssertionError("a kernel without a watcher")
 
 

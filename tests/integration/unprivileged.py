@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
-USER = 12_345
+USER = 12_345 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""One for each process that runs tests: Linux counts what a user has."""
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -39,6 +41,6 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
         *("--inh-caps=-all", "--bounding-set=-all", "--"),
         *("env", "-i", "HOME=/var/tmp", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
-        f"PYTHONPATH={REPOSITORY}",
+        *(f"PYTHONPATH={REPOSITORY}", f"LOGNAME=kernel-mcp-{USER}"),
         *argv,
     ]

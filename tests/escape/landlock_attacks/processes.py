@@ -147,7 +147,10 @@ def attach_shared_memory_of_the_user(world: World) -> bool:
 
 @attack(GROUP)
 def open_a_message_queue(world: World) -> bool:
-    return call(240, b"kernel-mcp-attack", os.O_CREAT | os.O_RDWR, 0o600, 0) >= 0
+    name = f"kernel-mcp-{os.getpid()}".encode()
+    opened = call(240, name, os.O_CREAT | os.O_RDWR, 0o600, 0)
+    call(241, name)  # mq_unlink: without the sandbox it would stay
+    return opened >= 0
 
 
 @attack(GROUP)
