@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,8 +210,11 @@ def _victim(signalled: Path) -> Iterator[dict[str, int]]:
 
 
 def _processes_of(uid: int) -> int:
-    folders = (path for path in Path("/proc").iterdir() if path.name.isdigit())
-    return sum(1 for path in folders if path.exists() and path.stat().st_uid == uid)
+    count = 0
+    for folder in Path("/proc").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            count += folder.name.isdigit() and folder.stat().st_uid == uid
+    return count
 
 
 def main(way: str) -> None:

@@ -77,10 +77,13 @@ class RawServer:
         found: set[int] = set()
         waiting = [self.process.pid]
         while waiting:
-            for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
-                children = [int(pid) for pid in (task / "children").read_text().split()]
-                found.update(children)
-                waiting += children
+            with contextlib.suppress(
+                FileNotFoundError, ProcessLookupError
+            ):  # it has ended meanwhile
+                for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                    children = [int(pid) for pid in (task / "children").read_text().split()]
+                    found.update(children)
+                    waiting += children
         return found
 
     def close(self) -> None:

@@ -631,7 +631,7 @@ def process_named(name: str) -> int:
 def processes_named(name: str) -> list[int]:
     found = []
     for pid in descendants(os.getpid()):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if Path(f"/proc/{pid}/comm").read_text().strip() == name:
                 found.append(pid)
     return found
