@@ -7,9 +7,9 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kernel_mcp.kernels.zmtp import GREETING, Decoder, encode, ready
 from kernel_mcp.sandbox.sockets import take_no_descriptors
 from kernel_mcp.settings import MIB
+from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
 
 READ_BYTES = 128 * 1024
 MAX_WAITING_BYTES = 64 * MIB

@@ -12,9 +12,11 @@ Runs inside the sandboxed process, on the standard library and ipykernel alone.
     shell       ZMQInteractiveShell without tee, history and colours
     tracebacks  plain tracebacks
     session     Jupyter messages, serialised with less work
+    zmtp        the protocol below Jupyter's, for both ends
+    peers       ROUTER and XPUB sockets without a thread of their own
     iopub       the XPUB socket, one ordered queue, backpressure
     console     stdout, stderr and file descriptors 1 and 2 → iopub
-    channel     a ROUTER socket on an event loop
+    channel     a ROUTER on an event loop
     service     the service thread: control, subscriptions, pipes, flush timer
     interrupts  what SIGINT means at this moment
     variables   names of the session, described without running user code

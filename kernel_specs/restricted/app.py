@@ -8,12 +8,12 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import socket
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import zmq
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core import release
 from IPython.core.profiledir import ProfileDir
@@ -21,19 +21,18 @@ from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import BaseAsyncIOLoop
 from traitlets.config import Config
 
-from kernel_specs.restricted import channel, interrupts, iopub, session
+from kernel_specs.restricted import channel, interrupts, iopub, peers, session, zmtp
 from kernel_specs.restricted import console as console_module
 from kernel_specs.restricted.channel import Channel
-from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.config import BootConfig, BootError
 from kernel_specs.restricted.console import Console
 from kernel_specs.restricted.interrupts import InterruptGate
-from kernel_specs.restricted.iopub import IOPub
+from kernel_specs.restricted.iopub import HIGH_WATER_BYTES, IOPub
 from kernel_specs.restricted.kernel import SandboxKernel
+from kernel_specs.restricted.peers import Publisher, Router, listen
 from kernel_specs.restricted.recorder import Recorder
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.session import LeanSession
-
-LINGER_MS = 1000
 
 
 class _ProfileDir(ProfileDir):
@@ -50,10 +49,10 @@ class KernelApp(IPKernelApp):
     """
 
     def prepare(self) -> None:
-        """Create kernel and shell: no thread, no ZMQ context, no event loop."""
+        """Create kernel and shell: no thread, no socket, no event loop."""
         self.gate = InterruptGate(
             module.__file__ or ""
-            for module in (channel, interrupts, iopub, session, console_module)
+            for module in (channel, interrupts, iopub, peers, session, zmtp, console_module)
         )
         profile = Path(os.environ.get("IPYTHONDIR") or Path(self.ipython_dir)) / "profile_default"
         self.profile_dir = _ProfileDir(location=str(profile), parent=self)
@@ -76,10 +75,12 @@ class KernelApp(IPKernelApp):
         self.connection_file = str(connection_file)
         self.load_connection_file()
         self.session.renew()
-        self.context = zmq.Context()
+        if getattr(self, "curve_secretkey", None) is not None:  # since ipykernel 7.4
+            raise BootError("this kernel does not encrypt its sockets: take a private folder (ipc)")
         loop = cast(BaseAsyncIOLoop, IOLoop.current())
-        publisher = self.context.socket(zmq.XPUB)
-        publisher.linger = LINGER_MS
+        unbound = 0 in (self.shell_port, self.iopub_port, self.stdin_port, self.control_port)
+        listening, self.iopub_port = self._listen(self.iopub_port)
+        publisher = Publisher(listening, HIGH_WATER_BYTES)
         self.iopub = IOPub(
             publisher, self.session, boot.output, self.gate, Recorder(boot.recorder_fd)
         )
@@ -88,22 +89,18 @@ class KernelApp(IPKernelApp):
         self.console.redirect()
         self.console.install()
         self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
-        unbound = 0 in (self.shell_port, self.iopub_port, self.stdin_port, self.control_port)
-        self.iopub_port = self._bind(publisher, self.iopub_port)
         self.service.watch_output(publisher)
-        self.shell_socket = self._router()
-        self.shell_port = self._bind(self.shell_socket, self.shell_port)
-        self.control_socket = self._router()
-        self.control_port = self._bind(self.control_socket, self.control_port)
-        self.stdin_socket = self._router()
-        self.stdin_port = self._bind(self.stdin_socket, self.stdin_port)
-        heartbeat = self._router()
-        self.hb_port = self._bind(heartbeat, self.hb_port)
+        shell, self.shell_port = self._router(self.shell_port)
+        control, self.control_port = self._router(self.control_port)
+        stdin, self.stdin_port = self._router(self.stdin_port)
+        heartbeat, self.hb_port = self._router(self.hb_port)
         self.service.watch_heartbeat(heartbeat)
-        self._sockets = (self.stdin_socket, heartbeat)
+        self.kernel.shell_stream = Channel(shell, loop, collects=True)
+        self.kernel.control_stream = Channel(control, self.service.io_loop)
+        self.kernel.stdin_socket = Channel(stdin, loop)
         if unbound:
             self.write_connection_file()
-        self._wire(Channel(self.shell_socket, loop))
+        self._wire()
 
     def run(self) -> None:
         """Serve until shutdown. An interrupt never ends the loop."""
@@ -123,17 +120,11 @@ class KernelApp(IPKernelApp):
         return False
 
     def close(self) -> None:
-        """Send what is left and close the sockets."""
+        """Send what is left."""
         self.iopub.close()
-        for socket in (self.shell_socket, self.control_socket, *self._sockets):
-            socket.close()
-        self.context.term()
 
-    def _wire(self, shell_channel: Channel) -> None:
+    def _wire(self) -> None:
         kernel, shell, hook = self.kernel, self.shell, self.shell.displayhook
-        kernel.shell_stream = shell_channel
-        kernel.control_stream = Channel(self.control_socket, self.service.io_loop)
-        kernel.stdin_socket = self.stdin_socket
         kernel.iopub = kernel.iopub_socket = self.iopub
         kernel.console, kernel.service = self.console, self.service
         kernel.ident = os.urandom(16).hex()
@@ -146,17 +137,12 @@ class KernelApp(IPKernelApp):
             }
         )
 
-    def _router(self) -> Any:
-        socket = self.context.socket(zmq.ROUTER)
-        socket.linger = LINGER_MS
-        socket.router_handover = 1  # a client that reconnects keeps its identity
-        return socket
+    def _listen(self, port: int) -> tuple[socket.socket, int]:
+        return listen(self.transport, self.ip, port)
 
-    def _bind(self, socket: Any, port: int) -> int:
-        encrypt = getattr(self, "_apply_curve_server_options", None)  # since ipykernel 7.4
-        if encrypt is not None:
-            encrypt(socket)
-        return int(self._bind_socket(socket, port))
+    def _router(self, port: int) -> tuple[Router, int]:
+        listening, port = self._listen(port)
+        return Router(listening), port
 
     def _keep_stderr(self) -> None:
         """Crash traces and the kernel's own log go where file descriptor 2 led at exec."""

@@ -9,27 +9,33 @@ from typing import Any
 import zmq
 from tornado.platform.asyncio import BaseAsyncIOLoop
 
+from kernel_specs.restricted.peers import Router
+
 
 class Channel:
-    """Receives messages one at a time and sends replies, without queues or tasks of its own."""
+    """Receives messages one at a time and sends replies, without tasks of its own."""
 
-    def __init__(self, socket: Any, io_loop: BaseAsyncIOLoop) -> None:
-        """Watch a bound socket from the given loop."""
-        self.socket = socket
+    def __init__(self, router: Router, io_loop: BaseAsyncIOLoop, *, collects: bool = False) -> None:
+        """Watch a socket from the given loop; when it `collects`, replies wait for `push`."""
         self.io_loop = io_loop
+        self._collects = collects
         self.held: deque[list[bytes]] = deque()
+        self._router = router
+        self._replies: list[list[Any]] = []
         self._waiter: asyncio.Future[None] | None = None
-        io_loop.asyncio_loop.add_reader(socket.getsockopt(zmq.FD), self._on_event)
+        io_loop.asyncio_loop.add_reader(router, self._on_event)
+
+    def fileno(self) -> int:
+        """Readable when a message may have arrived."""
+        return self._router.fileno()
 
     def receive(self) -> list[bytes] | None:
         """The next message, or None when there is none; first what `hold` took."""
-        if self.held:
-            return self.held.popleft()
-        return self._next()
+        return self.held.popleft() if self.held else self._router.receive()
 
     def hold(self) -> None:
         """Take in all messages that have arrived by now."""
-        while (message := self._next()) is not None:
+        while (message := self._router.receive()) is not None:
             self.held.append(message)
 
     async def readable(self) -> None:
@@ -37,30 +43,40 @@ class Channel:
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
+    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[bytes]:
+        """The next message, as ipykernel asks for input. Raises zmq.Again when there is none."""
+        message = self.receive()
+        if message is None:
+            raise zmq.Again
+        return message
+
     def send_multipart(
         self, parts: list[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> None:
         """Send one reply."""
-        self.socket.send_multipart(parts, flags, copy)
+        self._replies.append(parts)
+        if not self._collects:
+            self.push()
+
+    def push(self) -> None:
+        """Send the replies that were collected."""
+        while self._replies:
+            self._router.send(self._replies.pop(0))
 
     def flush(self, *_: Any) -> None:
-        """Nothing is ever held back; ipykernel asks for it after each reply."""
+        """Do nothing; ipykernel asks for it after each reply."""
 
     def close(self) -> None:
         """Stop watching and close the socket."""
-        self.io_loop.asyncio_loop.remove_reader(self.socket.getsockopt(zmq.FD))
-        self.socket.close()
+        self.io_loop.asyncio_loop.remove_reader(self._router)
+        self._router.close()
 
     def _on_event(self) -> None:
-        # Reading EVENTS also settles the file descriptor, which else stays readable.
-        if self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN and self._waiter is not None:
+        message = self._router.receive()
+        if message is None:
+            return
+        self.held.append(message)
+        if self._waiter is not None:
             waiter, self._waiter = self._waiter, None
             if not waiter.done():
                 waiter.set_result(None)
-
-    def _next(self) -> list[bytes] | None:
-        try:
-            frames: list[bytes] = self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return frames

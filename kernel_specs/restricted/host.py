@@ -19,7 +19,7 @@ from kernel_specs.restricted.config import BootConfig
 class KernelHost:
     """`preload` once, then fork, then `serve` in the child; a cold start does both in one process.
 
-    Nothing that a fork would break exists before `serve`: no thread, no ZMQ context, no event loop.
+    Nothing that a fork would break exists before `serve`: no thread, no socket, no event loop.
     """
 
     def __init__(self) -> None:

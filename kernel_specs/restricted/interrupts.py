@@ -55,7 +55,7 @@ class InterruptGate:
             self.cancel()
         elif not self._open:
             self._pending = True
-        elif self._in_output_path(frame) or time.monotonic() - self._raised_at < REST_SECONDS:
+        elif self._in_output_path(frame) or self._resting():
             self._pending = True
             self.retry()
         else:
@@ -86,11 +86,19 @@ class InterruptGate:
         if self._pending and self._open and threading.current_thread() is threading.main_thread():
             self._raise()
 
+    def catch_up(self) -> None:
+        """`check`, unless the last KeyboardInterrupt is still being reported."""
+        if self._pending and not self._resting():
+            self.check()
+
     def redeliver(self) -> None:
         """Send SIGINT to the main thread again if one is still waiting (service thread)."""
         main = threading.main_thread().ident
         if self._pending and self._open and main is not None:
             signal.pthread_kill(main, signal.SIGINT)
+
+    def _resting(self) -> bool:
+        return time.monotonic() - self._raised_at < REST_SECONDS
 
     def _raise(self) -> None:
         self._pending = False

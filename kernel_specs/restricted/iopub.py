@@ -3,11 +3,13 @@
 Every message of the kernel goes through one first-in-first-out queue and is sent by whichever
 thread put it there, so nothing is handed from thread to thread and nothing overtakes. A reader that
 is slower than the code that prints makes that code wait: memory stays bounded.
+
+Messages that tell a reader nothing it could act upon wait for the next one that does, or for the
+end of the request: a quick cell is one write, and wakes its reader once.
 """
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections import deque
@@ -15,20 +17,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import zmq
-
 from kernel_specs.restricted.config import Output
 from kernel_specs.restricted.interrupts import InterruptGate
+from kernel_specs.restricted.peers import STALL_SECONDS, Publisher
 from kernel_specs.restricted.recorder import Recorder
 from kernel_specs.restricted.session import LeanSession
 
-SEND_HWM = 64
-"""Messages libzmq may hold for a reader that has fallen behind."""
+HIGH_WATER_BYTES = 1024 * 1024
+"""What may wait for a reader that has fallen behind before the code that prints has to."""
+QUEUE_MOST = 64
+"""Messages that are kept for a reader that takes nothing at all."""
 POLL_SECONDS = 0.02
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # plain integers: enum arithmetic is slow
-_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-STALL_SECONDS = 30.0
-"""A reader that takes nothing for this long is gone: what it missed is dropped, code runs on."""
+UNHURRIED = (b".status", b".execute_input", b".execute_result")
+"""Ends of the topics that can wait: nothing of a cell comes after its result but its end."""
 
 
 @dataclass
@@ -46,23 +47,18 @@ class IOPub:
 
     def __init__(
         self,
-        socket: Any,
+        publisher: Publisher,
         session: LeanSession,
         output: Output,
         gate: InterruptGate,
         recorder: Recorder,
     ) -> None:
-        """Set up an already bound or still unbound XPUB socket."""
-        # Without NODROP libzmq silently drops what does not fit; VERBOSE greets every subscriber.
-        socket.setsockopt(zmq.XPUB_NODROP, 1)
-        socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-        socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+        """Take over the socket."""
         self.lock = threading.RLock()
         self.parent: dict[str, Any] = {}
         self.flush_text: Callable[[], None] = lambda: None
         self.service_thread: threading.Thread | None = None
-        self._socket = socket
-        self._fd = socket.getsockopt(zmq.FD)
+        self._publisher = publisher
         self._session = session
         self._output = output
         self._gate = gate
@@ -75,8 +71,8 @@ class IOPub:
 
     @property
     def blocked(self) -> bool:
-        """Whether the reader has fallen behind: something could not be sent."""
-        return bool(self._queue) and isinstance(self._queue[0], list)
+        """Whether a reader has fallen behind: something could not be sent."""
+        return bool(self._queue) and self._publisher.full
 
     def send_multipart(
         self, parts: list[Any], flags: int = 0, copy: bool = True, track: bool = False
@@ -87,9 +83,10 @@ class IOPub:
             self.flush_text()
             if size > self._output.message_bytes:
                 self._put_text("stderr", self._too_large(size))
-            elif not (self._stalled and len(self._queue) >= SEND_HWM):
+            elif not (self._stalled and len(self._queue) >= QUEUE_MOST):
                 self._queue.append(parts)
-            self._pump()
+            if not parts[0].endswith(UNHURRIED):
+                self._pump()
         self.wait()
 
     def put_text(self, name: str, text: str) -> None:
@@ -104,24 +101,34 @@ class IOPub:
         with self.lock:
             return self._pump()
 
+    def attend(self) -> None:
+        """Answer new subscribers with iopub_welcome, as ipykernel does; serve slow readers."""
+        with self.lock:
+            for topic in self._publisher.subscribed():
+                content = {"subscription": topic.decode("utf-8", "replace")}
+                msg = self._session.msg("iopub_welcome", content)
+                self._queue.append(self._session.serialize(msg, topic or None))
+            self._pump()
+
     def wait(self) -> None:
         """Wait while the reader has fallen behind, so that no code prints faster than it is read.
 
         The service thread never waits: it must stay able to answer. Raises KeyboardInterrupt.
         """
-        if not self.blocked or self._must_not_wait():
+        if self._must_not_wait():
             return
-        poller = select.poll()
-        poller.register(self._fd, select.POLLIN)
-        left, deadline = len(self._queue), time.monotonic() + STALL_SECONDS
+        self._gate.catch_up()
+        if not self.blocked:
+            return
+        left, deadline = self._left(), time.monotonic() + STALL_SECONDS
         while not self.pump():
-            if len(self._queue) < left:
-                left, deadline = len(self._queue), time.monotonic() + STALL_SECONDS
+            if self._left() != left:
+                left, deadline = self._left(), time.monotonic() + STALL_SECONDS
             elif time.monotonic() > deadline:
                 self._stalled = True
                 return
             self._gate.check()
-            poller.poll(POLL_SECONDS * 1000)
+            self._publisher.wait(POLL_SECONDS)
 
     def forget(self) -> None:
         """Drop everything in a forked child: the socket still belongs to the parent there."""
@@ -136,8 +143,8 @@ class IOPub:
             self.flush_text()
             self._pump()
             self._queue.clear()
-            self._socket.close()
             self._forgotten = True
+            self._publisher.close()
 
     def _put_text(self, name: str, text: str) -> None:
         if self._stalled and self._text_size >= self._output.chunk_bytes:
@@ -170,35 +177,27 @@ class IOPub:
             return False
         self._pumping = True
         try:
-            while True:
-                while self._queue and self._send_first():
-                    self._queue.popleft()
-                    self._stalled = False
-                # Sending consumes the edge of the socket's file descriptor that would have
-                # announced a subscriber, so look every time.
-                if not self._socket.getsockopt(_EVENTS) & _POLLIN:
-                    return not self._queue
-                self._greet()
+            while self._queue and self._send_first():
+                self._queue.popleft()
+                self._stalled = False
+            self._publisher.flush()
+            return not self._queue
         finally:
             self._pumping = False
 
     def _send_first(self) -> bool:
+        if self._publisher.full:
+            self._publisher.flush()
+            if self._publisher.full:
+                return False
         item = self._queue[0]
         if isinstance(item, _Text):
             message = self._stream_message(item)
             self._text_size -= item.size
             item = self._queue[0] = message
-        sent = 0
         try:
-            for part in item[:-1]:
-                self._socket.send(part, _MORE)
-                sent += 1
-            self._socket.send(item[-1], _NOBLOCK)
-        except zmq.Again:
-            return False  # only ever at the first part: a message that fits is taken whole
-        except (zmq.ZMQError, MemoryError):
-            if sent:  # end the broken message, or the next one would continue it
-                self._socket.send(b"", _NOBLOCK)
+            self._publisher.put(item)
+        except MemoryError:
             self._put_text("stderr", "[an output was lost: there was no memory to send it]\n")
         return True
 
@@ -207,15 +206,8 @@ class IOPub:
         msg = self._session.msg("stream", content, text.parent)
         return list(self._session.serialize(msg, b"stream." + text.name.encode()))
 
-    def _greet(self) -> None:
-        """Answer new subscribers with iopub_welcome, as ipykernel does."""
-        frame = self._socket.recv(_NOBLOCK)
-        if frame[:1] != b"\x01":
-            return
-        topic = frame[1:]
-        content = {"subscription": topic.decode("utf-8", "replace")}
-        msg = self._session.msg("iopub_welcome", content)
-        self._queue.append(self._session.serialize(msg, topic or None))
+    def _left(self) -> tuple[int, int]:
+        return len(self._queue), self._publisher.waiting
 
     def _must_not_wait(self) -> bool:
         return self._pumping or self._stalled or threading.current_thread() is self.service_thread

@@ -81,6 +81,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
             self.service.io_loop.asyncio_loop.create_task(self._serve_control()),
         ]
         self._publish_status("starting", "shell")
+        self.iopub.pump()
 
     async def _serve_shell(self) -> None:
         """Handle shell requests in order; one task, so that context variables live on."""
@@ -101,6 +102,8 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
                     self._publish_status("idle", "shell")
                     self.log.error("request could not be handled", exc_info=error)
             finally:
+                self.iopub.pump()
+                self.shell_stream.push()
                 self.shell.reserve.close()
 
     def _answered(self, handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, None]]:
@@ -149,6 +152,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
                 await self.dispatch_control(message)
             except Exception:
                 self.log.exception("control request could not be handled")
+            self.iopub.pump()
 
     def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None:
         """Attribute output from now on to this request."""

@@ -1,7 +1,7 @@
 """What the kernel printed last, where the host can read it after a sudden death.
 
-A message that was sent may still be on its way inside libzmq when the process is killed. The text
-of the streams is therefore also written into memory shared with the host: a header of two
+Text waits a moment before it becomes a message, and a process may be killed in that moment. The
+text of the streams is therefore also written into memory shared with the host: a header of two
 counters, then a ring of the last bytes.
 """
 

@@ -8,9 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
-import zmq
 from ipykernel.thread import CONTROL_THREAD_NAME
 from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import BaseAsyncIOLoop
@@ -18,6 +17,7 @@ from tornado.platform.asyncio import BaseAsyncIOLoop
 from kernel_specs.restricted.console import Console
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.iopub import IOPub
+from kernel_specs.restricted.peers import Publisher, Router
 
 LINGER_SECONDS = 1.0
 """How long the flush timer ticks on after a cell, so that quick cells need not wake the thread."""
@@ -56,19 +56,19 @@ class ServiceThread(threading.Thread):
         gate.retry = self._retry_interrupt
         console.text_waits = self.tick_soon
 
-    def watch_output(self, iopub_socket: Any) -> None:
-        """Handle subscriptions, and output of children that comes while nothing runs."""
-        self._loop.add_reader(iopub_socket.getsockopt(zmq.FD), self._iopub.pump)
+    def watch_output(self, publisher: Publisher) -> None:
+        """Handle subscriptions, slow readers, and output of children while nothing runs."""
+        self._loop.add_reader(publisher, self._iopub.attend)
         self._watch_pipes()
 
-    def watch_heartbeat(self, socket: Any) -> None:
+    def watch_heartbeat(self, router: Router) -> None:
         """Echo what arrives on the heartbeat socket."""
 
         def echo() -> None:
-            while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                socket.send_multipart(socket.recv_multipart(zmq.NOBLOCK))
+            while (message := router.receive()) is not None:
+                router.send(message)
 
-        self._loop.add_reader(socket.getsockopt(zmq.FD), echo)
+        self._loop.add_reader(router, echo)
 
     def run(self) -> None:
         """Serve until the loop is stopped; then see to it that the process ends."""

@@ -1,6 +1,6 @@
 """`start.py forker FD MODULE…`, the template proper: loads everything, then forks kernels.
 
-It has no thread, no ZMQ context and no event loop, so that forking is safe and single-threaded
+It has no thread, no socket and no event loop, so that forking is safe and single-threaded
 children may change namespaces. It runs no user code, ever.
 """
 

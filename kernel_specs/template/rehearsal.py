@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import socket
 import sys
 import tempfile
 import threading
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kernel_specs.restricted.forgetting import forgetting
+from kernel_specs.restricted.peers import Router, listen
+from kernel_specs.restricted.zmtp import GREETING, encode, ready
 
 CELLS = ("1", "print('text')", "import math\nmath.pi", "def f(): return [1]\nf()", "1/0")
 LIBRARY_CELLS = {
@@ -42,7 +45,7 @@ class _Nobody:
 def rehearse(app: Any, modules: Sequence[str]) -> None:
     """Run cells in the shell of a kernel that is not connected yet, then undo what they did."""
     with tempfile.TemporaryDirectory() as folder:
-        _use_sockets(f"ipc://{folder}/s")
+        _use_sockets(f"{folder}/s")
     _use_loops()
     with forgetting(app.shell), _disconnected(app.shell):
         for cell in (*CELLS, *(LIBRARY_CELLS[name] for name in modules if name in LIBRARY_CELLS)):
@@ -70,19 +73,17 @@ def _disconnected(shell: Any) -> Iterator[None]:
         hook.pub_socket, publisher.pub_socket = sockets
 
 
-def _use_sockets(address: str) -> None:
-    """Bind and close sockets as a kernel's; no thread of libzmq is left."""
-    import zmq
-
-    context = zmq.Context()
-    for kind in (zmq.XPUB, zmq.ROUTER):
-        socket = context.socket(kind)
-        socket.linger = 0
-        socket.bind(address)
-        socket.getsockopt(zmq.FD)
-        socket.getsockopt(zmq.EVENTS)
-        socket.close()
-    context.term()
+def _use_sockets(prefix: str) -> None:
+    """Listen, connect, and send a message each way, as a kernel and its client do; none is left."""
+    listening, port = listen("ipc", prefix, 0)
+    router = Router(listening)
+    with contextlib.closing(router), socket.socket(socket.AF_UNIX) as client:
+        client.connect(f"{prefix}-{port}")
+        client.send(GREETING + ready(b"DEALER") + encode([b"request", b""]))
+        router.receive()
+        message = router.receive()
+        if message is not None:
+            router.send(message)
 
 
 def _use_loops() -> None:

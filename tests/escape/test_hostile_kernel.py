@@ -190,8 +190,8 @@ async def test_what_a_kernel_says_about_its_variables_is_not_believed() -> None:
 
 
 OWN_CHANNELS = {
-    "closes them": ("s.close(0)", "closed its"),
-    "sends too much": ("s.type == zmq.XPUB and s.send(b'x' * (17 << 20))", "more than 16,842,752"),
+    "closes them": ("p.close()", "closed its"),
+    "sends too much": ("p.write(encode([b'x' * (17 << 20)]))", "more than 16,842,752"),
     "writes bytes": ("[write(fd) for fd in range(3, 200)]", "unknown flags in a frame"),
 }
 
@@ -202,11 +202,12 @@ async def test_a_cell_that_attacks_its_own_channels_loses_its_kernel_and_is_told
 ) -> None:
     step, words = OWN_CHANNELS[attack]
     code = (
-        "import contextlib, gc, os, time, zmq\n"
+        "import contextlib, gc, os, time\n"
+        "from kernel_specs.restricted.peers import Peer, encode\n"
         "def write(fd):\n"
         "    with contextlib.suppress(OSError): os.write(fd, b'x' * 100_000)\n"
-        "sockets = [s for s in gc.get_objects() if isinstance(s, zmq.Socket)]\n"
-        f"for s in sockets: {step}\n"
+        "peers = [p for p in gc.get_objects() if isinstance(p, Peer)]\n"
+        f"for p in peers: {step}\n"
         "time.sleep(20)"
     )
     async with agent("--allow", "*") as notebook:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.kernels.zmtp import GREETING, MAX_FRAMES, Decoder, ProtocolError, encode, ready
+from kernel_specs.restricted.zmtp import GREETING, MAX_FRAMES, Decoder, ProtocolError, encode, ready
 
 LIMIT = 10_000
 HANDSHAKE = GREETING + ready(b"ROUTER")

@@ -1,8 +1,9 @@
-"""ZMTP 3.0, the protocol below Jupyter's, as a client of one kernel speaks it. No I/O here.
+"""ZMTP 3.0, the protocol below Jupyter's, as both ends of a kernel's sockets speak it. No I/O here.
 
 libzmq bounds the parts of a message but not their number, and reads ahead by messages of any size,
 so a hostile kernel could fill the memory of whoever listens to it. Here a message is bounded as a
-whole, and nothing is held but the one that is arriving.
+whole, and nothing is held but the one that is arriving. In the kernel there is no thread between
+its code and its sockets either: what was sent is with the operating system.
 
 Source: https://rfc.zeromq.org/spec/23/
 """
@@ -17,6 +18,7 @@ MAX_FRAMES = 64
 MAX_COMMAND_BYTES = 8 * 1024
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _KNOWN_FLAGS = _MORE | _LONG | _COMMAND
+_READY = b"\x05READY"
 
 
 class ProtocolError(ValueError):
@@ -25,16 +27,17 @@ class ProtocolError(ValueError):
 
 def ready(socket_type: bytes) -> bytes:
     """The command that ends the handshake for a socket of this type (DEALER, SUB)."""
-    body = b"\x05READY\x0bSocket-Type" + len(socket_type).to_bytes(4, "big") + socket_type
+    body = _READY + b"\x0bSocket-Type" + len(socket_type).to_bytes(4, "big") + socket_type
     return bytes((_COMMAND, len(body))) + body
 
 
-def encode(frames: Sequence[bytes]) -> bytes:
+def encode(frames: Sequence[bytes | memoryview]) -> bytes:
     """The bytes of one message."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     last = len(frames) - 1
     for number, frame in enumerate(frames):
-        flags, size = _MORE if number < last else 0, len(frame)
+        flags = _MORE if number < last else 0
+        size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
         if size > 0xFF:
             parts += (bytes((flags | _LONG,)), size.to_bytes(8, "big"), frame)
         else:
@@ -43,52 +46,66 @@ def encode(frames: Sequence[bytes]) -> bytes:
 
 
 class Decoder:
-    """Messages from bytes, each of at most `max_bytes` in all its frames."""
+    """Messages from bytes, each of at most `max_bytes` in all its frames.
+
+    A MemoryError loses nothing: the same call can be made again.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.ready = False
         """Whether the peer has ended its handshake and can be sent messages."""
+        self.identity = b""
+        """What the peer wants to be called, if it has said so."""
         self._max_bytes = max_bytes
         self._greeted = False
         self._data = bytearray()
+        self._at = 0
         self._frames: list[bytes] = []
         self._size = 0
 
     def feed(self, data: bytes | memoryview) -> None:
         """Add bytes as they came."""
+        if self._at:
+            del self._data[: self._at]
+            self._at = 0
         self._data += data
 
     def message(self) -> list[bytes] | None:
         """The next whole message, or None before more bytes have come. Raises ProtocolError."""
         with memoryview(self._data) as view:
-            found, at = self._next(view)
-        del self._data[:at]
+            found = self._next(view)
+        if self._at and self._at == len(self._data):
+            self._data.clear()
+            self._at = 0
         return found
 
-    def _next(self, view: memoryview) -> tuple[list[bytes] | None, int]:
-        at = 0
+    def _next(self, view: memoryview) -> list[bytes] | None:
         if not self._greeted:
             if len(view) < len(GREETING):
-                return None, 0
+                return None
             _check_greeting(bytes(view[: len(GREETING)]))
             self._greeted = True
-            at = len(GREETING)
-        while (frame := self._frame(view, at)) is not None:
-            flags, body, at = frame
+            self._at = len(GREETING)
+        while (frame := self._frame(view)) is not None:
+            flags, body, end = frame
             if flags & _COMMAND:
                 self._on_command(body)
+                self._at = end
                 continue
             if not self.ready:
                 raise ProtocolError("a message came before the handshake had ended")
+            if not flags & _MORE:
+                found = [*self._frames, body]
+                self._frames, self._size, self._at = [], 0, end
+                return found
             self._frames.append(body)
             self._size += len(body)
-            if not flags & _MORE:
-                frames, self._frames, self._size = self._frames, [], 0
-                return frames, at
-        return None, at
+            self._at = end
+        return None
 
-    def _frame(self, view: memoryview, at: int) -> tuple[int, bytes, int] | None:
-        """Flags and body of the frame that begins at `at` and where it ends, when it is whole."""
+    def _frame(self, view: memoryview) -> tuple[int, bytes, int] | None:
+        """Flags and body of the next frame and where it ends, when it is whole."""
+        at = self._at
         start = at + 2
         if len(view) < start:
             return None
@@ -114,10 +131,23 @@ class Decoder:
             raise ProtocolError(f"a message of more than {MAX_FRAMES} parts")
 
     def _on_command(self, body: bytes) -> None:
-        if body.startswith(b"\x05READY"):
+        if body.startswith(_READY):
+            self.identity = _properties(body[len(_READY) :]).get(b"identity", b"")
             self.ready = True
         elif not self.ready:
             raise ProtocolError("the handshake was refused")
+
+
+def _properties(data: bytes) -> dict[bytes, bytes]:
+    """What a peer says of itself, the names in lower case; what is cut off is left out."""
+    found = {}
+    while data:
+        name_end = 1 + data[0]
+        value_start = name_end + 4
+        value_end = value_start + int.from_bytes(data[name_end:value_start], "big")
+        found[data[1:name_end].lower()] = data[value_start:value_end]
+        data = data[value_end:]
+    return found
 
 
 def _check_greeting(greeting: bytes) -> None:

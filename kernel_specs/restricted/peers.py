@@ -1,0 +1,359 @@
+"""The clients connected to one socket of the kernel."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kernel_specs.restricted.zmtp import GREETING, Decoder, ProtocolError, encode, ready
+
+READ_BYTES = 64 * 1024
+MAX_REQUEST_BYTES = 1 << 30
+"""Who may connect may also run code, so this is no defence: it finds a peer that lost count."""
+BACKLOG = 64
+LINGER_SECONDS = 1.0
+"""How long the end of a kernel waits for a reader to take what is left."""
+STALL_SECONDS = 30.0
+"""A reader that takes nothing for this long is gone."""
+
+
+class Peer:
+    """One client: what has come from it, and what has not gone to it yet.
+
+    `write` and `flush` may be called by any thread.
+    """
+
+    def __init__(self, connection: socket.socket, socket_type: bytes) -> None:
+        """Greet it."""
+        connection.setblocking(False)
+        self.name = b""
+        """How messages name it, once it has greeted; a Router's business."""
+        self.slow = False
+        """Whether its Listener watches for it to take more."""
+        self.subscriptions: set[bytes] = set()
+        self.waiting = 0
+        """Bytes that the client has not taken yet."""
+        self._lock = threading.Lock()
+        self._socket = connection
+        self._decoder = Decoder(MAX_REQUEST_BYTES)
+        self._came = b""
+        self._out = bytearray()
+        self.write(GREETING + ready(socket_type))
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has greeted."""
+        return self._decoder.ready
+
+    @property
+    def identity(self) -> bytes:
+        """What it wants to be called; empty when it does not care or has not said it yet."""
+        return self._decoder.identity
+
+    def fileno(self) -> int:
+        """The file descriptor of the connection; -1 when it is closed."""
+        return self._socket.fileno()
+
+    def read(self) -> bool:
+        """Take in some of what has arrived; False when no more will come.
+
+        A MemoryError loses nothing: the next call goes on from there.
+        """
+        try:
+            if not self._came:
+                self._came = self._socket.recv(READ_BYTES)
+                if not self._came:
+                    return False
+            self._decoder.feed(self._came)
+            self._came = b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def message(self) -> list[bytes] | None:
+        """The next whole message of what was taken in. Raises ProtocolError."""
+        return self._decoder.message()
+
+    def write(self, data: bytes) -> bool:
+        """Send as much as goes at once and keep the rest; whether all has gone."""
+        with self._lock:
+            if not self._out:
+                sent = self._send(data)
+                if sent == len(data):
+                    return True
+                data = data[sent:]
+            self._out += data
+            self.waiting = len(self._out)
+        return False
+
+    def keep(self, data: bytes) -> None:
+        """Have it sent by the next `flush`."""
+        with self._lock:
+            self._out += data
+            self.waiting = len(self._out)
+
+    def flush(self) -> bool:
+        """Send what is waiting, as far as it goes at once; whether all has gone."""
+        if not self.waiting:
+            return True
+        with self._lock:
+            sent = self._send(self._out)
+            if sent == len(self._out):
+                self._out.clear()
+            else:
+                del self._out[:sent]
+            self.waiting = len(self._out)
+            return not self._out
+
+    def close(self) -> None:
+        """Close the connection; what is waiting is dropped."""
+        self._socket.close()
+        self._out.clear()
+        self.waiting = 0
+
+    def _send(self, data: bytes | bytearray) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:  # it is gone, as whoever reads from it will find out
+            return len(data)
+
+
+class Listener:
+    """A listening socket and its peers, all behind one file descriptor to wait for."""
+
+    def __init__(
+        self,
+        socket_type: bytes,
+        listening: socket.socket,
+        on_ready: Callable[[Peer], None] = lambda peer: None,
+    ) -> None:
+        """Take over a socket that listens; `on_ready` is told of each peer that has greeted."""
+        listening.setblocking(False)
+        self.peers: dict[int, Peer] = {}
+        self._heard: list[Peer] = []
+        self._type = socket_type
+        self._on_ready = on_ready
+        self._listening = listening
+        self._epoll = select.epoll()
+        self._epoll.register(listening, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Readable when `receive` has something to do."""
+        return self._epoll.fileno()
+
+    def receive(self) -> tuple[Peer, list[bytes]] | None:
+        """The next message and who sent it, or None; accepts who wants to connect, never waits."""
+        while True:
+            while self._heard:
+                peer = self._heard[-1]
+                greeted = peer.ready
+                try:
+                    message = peer.message()
+                    if not greeted and peer.ready:
+                        self._on_ready(peer)
+                except ProtocolError:
+                    self.drop(peer)
+                    message = None
+                if message is not None:
+                    return peer, message
+                self._heard.pop()
+            if not self._listen():
+                return None
+
+    def flush(self, peer: Peer) -> None:
+        """Send what is waiting for a client; be readable again when it takes the rest."""
+        if peer.waiting and peer.flush() == peer.slow:
+            peer.slow = not peer.slow
+            self._epoll.modify(peer, select.EPOLLIN | select.EPOLLOUT * peer.slow)
+
+    def drop(self, peer: Peer) -> None:
+        """Hang up."""
+        if self.peers.pop(peer.fileno(), None) is not None:
+            self._epoll.unregister(peer.fileno())
+            peer.close()
+
+    def close(self) -> None:
+        """Hang up on everyone and listen no more."""
+        for peer in list(self.peers.values()):
+            self.drop(peer)
+        self._epoll.close()
+        self._listening.close()
+
+    def _listen(self) -> bool:
+        """Take in what has come; whether anything has."""
+        came = [fd for fd, events in self._epoll.poll(0) if events != select.EPOLLOUT]
+        for fd in came:
+            peer = self.peers.get(fd)
+            if peer is None:
+                self._accept()
+            elif peer.read():
+                self._heard.append(peer)
+            else:
+                self.drop(peer)
+        return bool(came)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._listening.accept()
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = Peer(connection, self._type)
+            self._epoll.register(connection, select.EPOLLIN)
+            self.peers[connection.fileno()] = peer
+
+
+class Router:
+    """A ROUTER socket: takes requests of any client and answers each."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        """Take over a socket that listens."""
+        self._listener = Listener(b"ROUTER", listening, self._introduce)
+        self._named: dict[bytes, Peer] = {}
+        self._unnamed = 0
+
+    def fileno(self) -> int:
+        """Readable when a message may have come."""
+        return self._listener.fileno()
+
+    def receive(self) -> list[bytes] | None:
+        """The next message, the name of its sender first, or None; never waits."""
+        found = self._listener.receive()
+        if found is None:
+            return None
+        peer, message = found
+        return [peer.name, *message]
+
+    def send(self, frames: list[Any]) -> None:
+        """Send to the client that the first frame names, if it is there; wait while it is slow."""
+        peer = self._named.get(frames[0])
+        if peer is None or peer.fileno() < 0 or peer.write(encode(frames[1:])):
+            return
+        if not _drained(peer, STALL_SECONDS):
+            self._listener.drop(peer)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._listener.close()
+
+    def _introduce(self, peer: Peer) -> None:
+        """Give a client its name; one that connects again keeps it."""
+        self._unnamed += 1
+        peer.name = peer.identity or b"\0" + self._unnamed.to_bytes(4, "big")
+        if (before := self._named.get(peer.name)) is not None:
+            self._listener.drop(before)
+        self._named = {name: each for name, each in self._named.items() if each.fileno() >= 0}
+        self._named[peer.name] = peer
+
+
+class Publisher:
+    """An XPUB socket that drops nothing: a reader that has fallen behind makes it full."""
+
+    def __init__(self, listening: socket.socket, high_water: int) -> None:
+        """Take over a socket that listens; it is full at `high_water` bytes for one reader."""
+        self._listener = Listener(b"XPUB", listening)
+        self._high_water = high_water
+
+    def fileno(self) -> int:
+        """Readable when `subscribed` or `flush` has something to do."""
+        return self._listener.fileno()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that readers have not taken yet."""
+        return sum(peer.waiting for peer in self._readers())
+
+    @property
+    def full(self) -> bool:
+        """Whether a reader has fallen so far behind that nothing more should be sent."""
+        return any(peer.waiting >= self._high_water for peer in self._readers())
+
+    def put(self, frames: list[Any]) -> None:
+        """Have a message sent by the next `flush` to who has subscribed to its topic."""
+        data = encode(frames)
+        for peer in self._readers():
+            if any(frames[0].startswith(topic) for topic in peer.subscriptions):
+                peer.keep(data)
+
+    def flush(self) -> None:
+        """Send as much as goes at once."""
+        for peer in self._readers():
+            self._listener.flush(peer)
+
+    def subscribed(self) -> list[bytes]:
+        """The topics that have been subscribed to since the last call."""
+        topics = []
+        while (found := self._listener.receive()) is not None:
+            peer, message = found
+            word, topic = message[0][:1], message[0][1:]
+            if word == b"\x01":
+                peer.subscriptions.add(topic)
+                topics.append(topic)
+            elif word == b"\x00":
+                peer.subscriptions.discard(topic)
+        return topics
+
+    def wait(self, seconds: float) -> None:
+        """Return when a reader takes something again, at the latest after so long."""
+        poller = select.poll()
+        for peer in self._readers():
+            if peer.waiting:
+                poller.register(peer, select.POLLOUT)
+        poller.poll(seconds * 1000)
+
+    def close(self) -> None:
+        """Send what is left, as long as it is taken, and close all connections."""
+        for peer in self._readers():
+            _drained(peer, LINGER_SECONDS)
+        self._listener.close()
+
+    def _readers(self) -> list[Peer]:
+        return list(self._listener.peers.values())  # another thread may be greeting one
+
+
+def _drained(peer: Peer, seconds: float) -> bool:
+    """Wait until everything has gone to a client; False when it takes nothing for so long."""
+    poller = select.poll()
+    poller.register(peer, select.POLLOUT)
+    while not peer.flush():
+        if not poller.poll(seconds * 1000):
+            return False
+    return True
+
+
+def listen(transport: str, ip: str, port: int) -> tuple[socket.socket, int]:
+    """A socket that listens where a connection file says, and its port; 0 stands for a free one.
+
+    Raises OSError.
+    """
+    if transport == "ipc":
+        return _listen_at_path(ip, port)
+    ip = "" if ip == "*" else ip
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    listening = socket.create_server((ip, port), family=family, backlog=BACKLOG)
+    return listening, int(listening.getsockname()[1])
+
+
+def _listen_at_path(prefix: str, port: int) -> tuple[socket.socket, int]:
+    if port:
+        Path(f"{prefix}-{port}").unlink(missing_ok=True)  # of the kernel before a restart
+    else:
+        port = 1
+        while Path(f"{prefix}-{port}").exists():
+            port += 1
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(f"{prefix}-{port}")
+        listening.listen(BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening, port

@@ -1,0 +1,253 @@
+"""The kernel's sockets, with clients of libzmq and with clients that misbehave."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+from kernel_specs.restricted import peers
+from kernel_specs.restricted.peers import Router, listen
+from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
+
+SECONDS = 10
+
+
+class Clients:
+    """Sockets of libzmq."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.made: list[zmq.Socket[bytes]] = []
+
+    def connect(self, address: str, name: bytes = b"", kind: int = zmq.DEALER) -> zmq.Socket[bytes]:
+        """One more."""
+        client: zmq.Socket[bytes] = self.context.socket(kind)
+        self.made.append(client)
+        if name:
+            client.identity = name
+        client.connect(address)
+        return client
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    found = Clients()
+    yield found
+    for client in found.made:
+        client.close(0)
+    found.context.term()
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Server:
+    """A Router and where it listens."""
+
+    def __init__(self, transport: str, folder: Path) -> None:
+        ip = "127.0.0.1" if transport == "tcp" else str(folder / "s")
+        listening, self.port = listen(transport, ip, 0)
+        self.router = Router(listening)
+        colon = ":" if transport == "tcp" else "-"
+        self.address = f"{transport}://{ip}{colon}{self.port}"
+
+    def receive(self) -> list[bytes]:
+        """The next message."""
+        poller = select.poll()
+        poller.register(self.router, select.POLLIN)
+        deadline = time.monotonic() + SECONDS
+        while (message := self.router.receive()) is None:
+            assert time.monotonic() < deadline
+            poller.poll(100)
+        return message
+
+    def serve_until(self, done: Callable[[], object]) -> None:
+        """Accept and read until something has happened; no message may come."""
+        deadline = time.monotonic() + SECONDS
+        while not done():
+            assert time.monotonic() < deadline
+            assert self.router.receive() is None
+            time.sleep(0.001)
+
+
+@pytest.fixture
+def server(transport: str, tmp_path: Path) -> Iterator[Server]:
+    made = Server(transport, tmp_path)
+    yield made
+    made.router.close()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Server]:
+    made = Server("ipc", tmp_path)
+    yield made
+    made.router.close()
+
+
+def raw(server: Server) -> socket.socket:
+    """A client that speaks for itself."""
+    made = socket.socket(socket.AF_UNIX)
+    made.settimeout(SECONDS)
+    made.connect(server.address.removeprefix("ipc://"))
+    return made
+
+
+def answered(client: zmq.Socket[bytes]) -> list[bytes]:
+    """The next message that a client gets."""
+    assert client.poll(SECONDS * 1000)
+    return client.recv_multipart()
+
+
+def test_each_client_gets_its_own_answers(server: Server, clients: Clients) -> None:
+    opened = {
+        word: clients.connect(server.address, name)
+        for word, name in ((b"one", b""), (b"two", b""), (b"three", b"named"))
+    }
+    for word, client in opened.items():
+        client.send_multipart([word, b"", bytes(300)])
+    names = set()
+    for _ in opened:
+        name, *message = server.receive()
+        names.add(name)
+        server.router.send([name, b"re", *message])
+    assert len(names) == 3
+    assert b"named" in names
+    for word, client in opened.items():
+        assert answered(client) == [b"re", word, b"", bytes(300)]
+
+
+def test_a_request_socket_finds_its_partner(server: Server, clients: Clients) -> None:
+    client = clients.connect(server.address, kind=zmq.REQ)
+    for _ in range(2):
+        client.send(b"ping")
+        server.router.send(server.receive())
+        assert answered(client) == [b"ping"]
+
+
+def test_a_client_that_connects_again_keeps_its_name(local: Server, clients: Clients) -> None:
+    first = clients.connect(local.address, b"me")
+    first.send(b"1")
+    assert local.receive() == [b"me", b"1"]
+    second = clients.connect(local.address, b"me")
+    second.send(b"2")
+    assert local.receive() == [b"me", b"2"]
+    local.router.send([b"me", b"answer"])
+    assert answered(second) == [b"answer"]
+    assert not first.poll(50)
+
+
+def test_a_client_that_has_only_greeted_can_be_asked(local: Server, clients: Clients) -> None:
+    """As those that wait for a kernel to ask for input."""
+    client = clients.connect(local.address, b"me")
+    local.serve_until(lambda: local.router._named)
+    local.router.send([b"me", b"input?"])
+    assert answered(client) == [b"input?"]
+
+
+def test_answers_to_nobody_are_dropped(local: Server, clients: Clients) -> None:
+    local.router.send([b"nobody", b"x"])
+    client = clients.connect(local.address, b"me")
+    client.send(b"1")
+    local.receive()
+    client.close(0)
+    local.serve_until(lambda: not local.router._listener.peers)
+    local.router.send([b"me", b"x"])
+
+
+def test_large_messages_come_whole_and_leave_nothing_behind(
+    server: Server, clients: Clients
+) -> None:
+    client = clients.connect(server.address)
+    body = bytes(range(256)) * 40_000
+    client.send_multipart([body, b"end"])
+    name, *message = server.receive()
+    assert message == [body, b"end"]
+    sender = threading.Thread(target=server.router.send, args=([name, body, b"end"],))
+    sender.start()
+    assert answered(client) == [body, b"end"]
+    sender.join(SECONDS)
+    assert not sender.is_alive()
+    (peer,) = server.router._listener.peers.values()
+    assert not peer._out
+    assert not peer._decoder._data
+
+
+def test_a_client_that_takes_no_answers_is_hung_up_on(
+    local: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "STALL_SECONDS", 0.1)
+    with raw(local) as client:
+        client.sendall(GREETING + ready(b"DEALER") + encode([b"x"]))
+        name, _ = local.receive()
+        local.router.send([name, bytes(2_000_000)])
+        assert not local.router._listener.peers
+        while client.recv(1 << 20):
+            pass
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n".ljust(64), GREETING + b"\xff\x00"])
+def test_who_does_not_speak_the_protocol_is_hung_up_on(local: Server, data: bytes) -> None:
+    with raw(local) as client:
+        client.sendall(data)
+        assert local.router.receive() is None
+        assert not local.router._listener.peers
+        assert client.recv(1000).startswith(GREETING)
+        with suppress(ConnectionResetError):
+            assert client.recv(1000) == b""
+
+
+def test_what_a_client_sends_at_once_is_understood_bit_by_bit(local: Server) -> None:
+    data = GREETING + ready(b"DEALER") + encode([b"a", b"b"]) + encode([b"c"])
+    with raw(local) as client:
+        found = []
+        for byte in data:
+            client.sendall(bytes((byte,)))
+            while (message := local.router.receive()) is not None:
+                found.append(message[1:])
+        assert found == [[b"a", b"b"], [b"c"]]
+        decoder = Decoder(1000)
+        decoder.feed(client.recv(1000))
+        decoder.message()
+        assert decoder.ready
+
+
+def test_no_memory_loses_no_message(local: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raw(local) as client:
+        client.sendall(GREETING + ready(b"DEALER"))
+        local.serve_until(lambda: local.router._listener.peers)
+        feed = Decoder.feed
+        failed: list[bytes] = []
+
+        def failing(decoder: Decoder, data: bytes) -> None:
+            if not failed:
+                failed.append(data)
+                raise MemoryError
+            feed(decoder, data)
+
+        monkeypatch.setattr(Decoder, "feed", failing)
+        client.sendall(encode([b"one"]))
+        with pytest.raises(MemoryError):
+            local.receive()
+        client.sendall(encode([b"two"]))
+        assert [local.receive()[1:] for _ in range(2)] == [[b"one"], [b"two"]]
+
+
+def test_a_port_that_is_given_is_taken_from_the_kernel_before(tmp_path: Path) -> None:
+    first, port = listen("ipc", str(tmp_path / "s"), 0)
+    assert port == 1
+    second, port = listen("ipc", str(tmp_path / "s"), 0)
+    assert port == 2
+    third, port = listen("ipc", str(tmp_path / "s"), 1)
+    assert port == 1
+    for each in (first, second, third):
+        each.close()
