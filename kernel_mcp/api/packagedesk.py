@@ -104,7 +104,9 @@ class PackageDesk:
         """Open a further session, with an environment of its own where it asks for one."""
         needs = Needs(self._reader.packages(packages), await self._reader.python(python, report))
         session = await self._open(caller, name, needs, report)
-        note = "Pass the handle as `session`. Its kernel starts with the first cell."
+        if self._factory.prepared(session.demand):
+            session.begin()
+        note = "Pass the handle as `session`: it has its own kernel, variables and workspace."
         return SessionHandle(session=session.handle, name=name, note=note)
 
     async def run_script(

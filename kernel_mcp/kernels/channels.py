@@ -101,6 +101,7 @@ class Channels:
         """Deliver what a dead kernel still sent, waiting at most `timeout` seconds for its end."""
         if "rest" in self._timers:
             self._timers.pop("rest").cancel()
+            self._listen()
         self._debt = 0.0
         for channel in list(self._lines):
             self._read(channel, rest=False)
@@ -143,14 +144,16 @@ class Channels:
 
     def _take(self, channel: Channel, end: float) -> bool:
         """Whether the connection is still there."""
-        line = self._lines.get(channel)
+        line, more = self._lines.get(channel), True
         try:
             while line is not None:
                 frames = line.message()
                 if frames is not None:
                     self._deliver(channel, frames)
                     line = self._lines.get(channel)
-                elif not line.read():
+                elif more:
+                    more = line.read()
+                else:
                     return True
                 if perf_counter() > end:
                     return True
@@ -169,11 +172,14 @@ class Channels:
 
     def _resume(self) -> None:
         self._timers.pop("rest", None)
-        for channel, line in list(self._lines.items()):
-            self._loop.add_reader(line, self._read, channel)
+        self._listen()
         for channel in list(self._lines):
             if "rest" not in self._timers:
                 self._read(channel)
+
+    def _listen(self) -> None:
+        for channel, line in self._lines.items():
+            self._loop.add_reader(line, self._read, channel)
 
     def _deliver(self, channel: Channel, frames: list[bytes]) -> None:
         self.received += 1

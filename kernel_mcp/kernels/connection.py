@@ -46,7 +46,7 @@ class Connection:
         return self._socket.fileno()
 
     def read(self) -> bool:
-        """Take in some of what has arrived; False when nothing is there.
+        """Take in some of what has arrived; whether there may be more.
 
         Raises EOFError when the kernel has closed its end.
         """
@@ -60,7 +60,7 @@ class Connection:
             raise EOFError("end of file")
         with memoryview(self._room) as view:
             self._decoder.feed(view[:size])
-        return True
+        return size == READ_BYTES
 
     def message(self) -> list[bytes] | None:
         """The next whole message of what was taken in. Raises ProtocolError."""

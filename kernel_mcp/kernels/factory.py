@@ -138,6 +138,10 @@ class KernelFactory:
         if self._templates is not None:
             await self._templates.ready(environment)
 
+    def prepared(self, demand: Demand) -> bool:
+        """Whether a kernel could start now, without waiting for an environment to be built."""
+        return self.spec(demand) in self._built
+
     def policy(self, demand: Demand) -> Policy:
         """What a demand's code may import, without waiting for an environment to be built."""
         spec = self.spec(demand)

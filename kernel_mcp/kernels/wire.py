@@ -30,6 +30,9 @@ MAX_FRAMES = 2000
 MAX_COUNT = 2**53
 
 
+_decode = json.JSONDecoder().decode
+
+
 class WireError(ValueError):
     """A message that is not signed, not JSON or not of the protocol's shape."""
 
@@ -57,6 +60,8 @@ class Wire:
     def __init__(self, key: str) -> None:
         self._session = Session(key=key.encode(), username="kernel-mcp")
         self._digest = hmac.new(key.encode(), digestmod="sha256")
+        self._parent, self._parent_id = b"{}", ""
+        """The last parent header, which all messages of a cell have in common."""
 
     def request(self, kind: str, content: dict[str, Any]) -> tuple[str, list[bytes]]:
         """Return the id and the frames of a new request."""
@@ -83,16 +88,11 @@ class Wire:
         if len(parts[0]) > MAX_HEADER_BYTES or len(parts[1]) > MAX_HEADER_BYTES:
             raise WireError("header or parent is too long")
         _check_values(parts[3])
-        try:
-            header, parent, content = (json.loads(parts[i]) for i in (0, 1, 3))
-        except (ValueError, RecursionError) as error:
-            raise WireError("not JSON") from error
-        if not all(isinstance(part, dict) for part in (header, parent, content)):
-            raise WireError("header, parent or content is not an object")
-        kind, parent_id = header.get("msg_type"), parent.get("msg_id", "")
-        if not (isinstance(kind, str) and isinstance(parent_id, str)):
-            raise WireError("message type or parent id is not a string")
-        return Message(kind, parent_id, content, tuple(buffers))
+        if parts[1] != self._parent:
+            self._parent_id = _text(_json_object(parts[1]), "msg_id", "")
+            self._parent = parts[1]
+        kind = _text(_json_object(parts[0]), "msg_type")
+        return Message(kind, self._parent_id, _json_object(parts[3]), tuple(buffers))
 
 
 def event_from(message: Message) -> Event | None:
@@ -165,11 +165,19 @@ def _stream_name(value: object) -> Literal["stdout", "stderr"]:
     raise WireError("unknown stream")
 
 
-def _text(content: dict[str, Any], field: str) -> str:
-    value = content.get(field)
+def _text(content: dict[str, Any], field: str, default: str | None = None) -> str:
+    value = content.get(field, default)
     if not isinstance(value, str):
         raise WireError(f"{field} is not a string")
     return value
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        value = _decode(str(data, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WireError("not JSON") from error
+    return _object(value)
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -7,6 +7,7 @@ other in the session's own task, so that a call may give up waiting without its 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ import anyio.abc
 
 from kernel_mcp.audit import SILENT, Journal
 from kernel_mcp.descriptions import counted, descriptions
-from kernel_mcp.errors import SessionNotFound
+from kernel_mcp.errors import KernelMcpError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.cell import Cell, StopReason
@@ -81,6 +82,7 @@ class Session:
         )
         self._clock = clock
         self._turn = anyio.Lock()
+        self._ahead: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
 
@@ -144,6 +146,7 @@ class Session:
                 while not self._closed:
                     await self._wake.wait()
                     self._wake = anyio.Event()
+                    await self._start_ahead()
                     while self._queue and not self._closed:
                         async with self._turn:
                             await self._run_next()
@@ -154,6 +157,11 @@ class Session:
             with anyio.CancelScope(shield=True):
                 async with self._turn:
                     await self._keeper.drop()
+
+    def begin(self) -> None:
+        """Have the kernel started before there is a cell, which will tell if that fails."""
+        self._ahead = anyio.CancelScope()
+        self._wake.set()
 
     def submit(self, code: str, timeout_s: float) -> Cell:
         """Queue one cell. Raises SessionNotFound once the session is closed."""
@@ -248,6 +256,8 @@ class Session:
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
         self._closed = True
+        if self._ahead is not None:
+            self._ahead.cancel()
         self.closing.set()
         self._halt(StopReason.CLOSE)
         self._wake.set()
@@ -272,6 +282,13 @@ class Session:
     def _halt(self, reason: StopReason) -> None:
         self._keeper.disturb()
         self._queue.halt(reason)
+
+    async def _start_ahead(self) -> None:
+        if self._ahead is not None:
+            with self._ahead, contextlib.suppress(KernelMcpError):
+                async with self._turn:
+                    await self._keeper.ensure(lambda _text: None)
+            self._ahead = None
 
     async def _run_next(self) -> None:
         cell = self._queue.begin()

@@ -1,0 +1,100 @@
+"""A session whose kernel is started before it has a cell."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.sessions.cell import Cell, Status
+from kernel_mcp.sessions.demand import Demand
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.session import Session
+from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+
+pytestmark = [pytest.mark.anyio]
+
+
+class SlowSource(FakeSource):
+    """Starts no kernel before `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_once = anyio.Event()
+        self.go = anyio.Event()
+
+    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+        self.asked_once.set()
+        await self.go.wait()
+        return await super().start(demand, tell)
+
+
+@asynccontextmanager
+async def begun(folder: Path, source: FakeSource) -> AsyncIterator[Session]:
+    """A session that was told to begin."""
+    manager = new_manager(folder, source, FakeClock())
+    with anyio.fail_after(10):
+        async with manager.running():
+            session = await manager.create(Caller())
+            session.begin()
+            yield session
+
+
+async def ended(cell: Cell) -> Cell:
+    await cell.finished.wait()
+    return cell
+
+
+async def test_its_kernel_is_there_before_the_first_cell(tmp_path: Path) -> None:
+    source = SlowSource()
+    async with begun(tmp_path, source) as session:
+        await source.asked_once.wait()
+        assert session.state == "new"
+        source.go.set()
+        cell = await ended(session.submit("a = 1", 0.0))
+        assert cell.status is Status.OK
+        assert len(source.kernels) == 1
+
+
+async def test_a_cell_waits_for_the_kernel_that_is_starting(tmp_path: Path) -> None:
+    source = SlowSource()
+    async with begun(tmp_path, source) as session:
+        await source.asked_once.wait()
+        cell = session.submit("a = 1", 0.0)
+        source.go.set()
+        assert (await ended(cell)).status is Status.OK
+        assert len(source.kernels) == 1
+
+
+async def test_a_failed_start_is_tried_again_and_told_by_the_first_cell(tmp_path: Path) -> None:
+    source = FakeSource()
+    source.refuse = "own"
+    async with begun(tmp_path, source) as session:
+        cell = await ended(session.submit("a = 1", 0.0))
+        assert cell.error is not None
+        assert "no kernel today" in str(cell.error)
+        assert len(source.demands) == 2
+        source.refuse = ""
+        assert (await ended(session.submit("a = 1", 0.0))).status is Status.OK
+
+
+async def test_closing_it_gives_up_the_start(tmp_path: Path) -> None:
+    source = SlowSource()
+    async with begun(tmp_path, source) as session:
+        await source.asked_once.wait()
+        session.close()
+        await session.ended.wait()
+        assert source.kernels == []
+
+
+async def test_a_session_that_was_not_told_to_begin_has_no_kernel(tmp_path: Path) -> None:
+    source = FakeSource()
+    manager = new_manager(tmp_path, source, FakeClock())
+    async with manager.running():
+        session = await manager.create(Caller())
+        await anyio.wait_all_tasks_blocked()
+        assert (session.state, source.demands) == ("new", [])
