@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 SCRIPT_NAME = "script"
 MOST_FILES = 10
 
+HEAD_START_S = 0.002
+"""What the answer to create_session leaves its kernel, whose start takes longer than telling of it:
+a spare is there by then, a fork is on its way."""
+
 
 class PackageDesk:
     """Serves the tools of one server. Every method raises KernelMcpError for the model to read."""
@@ -106,6 +110,8 @@ class PackageDesk:
         session = await self._open(caller, name, needs, report)
         if self._factory.prepared(session.demand):
             session.begin()
+            with anyio.move_on_after(HEAD_START_S):
+                await session.begun.wait()
         note = "Pass the handle as `session`: it has its own kernel, variables and workspace."
         return SessionHandle(session=session.handle, name=name, note=note)
 

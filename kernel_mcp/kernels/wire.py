@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jupyter_client.session import DELIM, Session
+from jupyter_client.session import DELIM
 
 from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
+from kernel_specs.restricted.session import LeanSession
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message accepted from a kernel: decoding one holds up other sessions by some 50 ms."""
@@ -58,7 +59,7 @@ class Wire:
     """Encodes requests and decodes messages of one kernel connection."""
 
     def __init__(self, key: str) -> None:
-        self._session = Session(key=key.encode(), username="kernel-mcp")
+        self._session = LeanSession(key=key.encode(), username="kernel-mcp")
         self._digest = hmac.new(key.encode(), digestmod="sha256")
         self._parent, self._parent_id = b"{}", ""
         """The last parent header, which all messages of a cell have in common."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -183,10 +184,13 @@ def seal(folder: Path, identity: Identity) -> None:
 
 async def hand_over(workspace: Path, identity: Identity) -> None:
     """Make the kernel's user the owner of its workspace."""
-    if workspace.lstat().st_uid != identity.uid:
-        await anyio.to_thread.run_sync(
-            lambda: give_tree(workspace, uid=identity.uid, gid=identity.gid)
-        )
+    if workspace.lstat().st_uid == identity.uid:
+        return
+    give = partial(give_tree, workspace, uid=identity.uid, gid=identity.gid)
+    if any(workspace.iterdir()):
+        await anyio.to_thread.run_sync(give)
+    else:
+        give()
 
 
 async def remove_folder(folder: Path) -> None:

@@ -64,6 +64,7 @@ class Session:
         self.journal = journal
         self.ended = anyio.Event()
         self.closing = anyio.Event()
+        self.begun = anyio.Event()
         self.installing = anyio.Lock()
         self.created = self.last_used = clock()
         self.spared_until = 0.0
@@ -159,7 +160,10 @@ class Session:
                     await self._keeper.drop()
 
     def begin(self) -> None:
-        """Have the kernel started before there is a cell, which will tell if that fails."""
+        """Have the kernel started before there is a cell, which will tell if that fails.
+
+        `begun` is set when it has been or could not be.
+        """
         self._ahead = anyio.CancelScope()
         self._wake.set()
 
@@ -289,6 +293,7 @@ class Session:
                 async with self._turn:
                     await self._keeper.ensure(lambda _text: None)
             self._ahead = None
+            self.begun.set()
 
     async def _run_next(self) -> None:
         cell = self._queue.begin()

@@ -56,6 +56,20 @@ async def test_files_written_before_the_first_cell_are_there(warm: str) -> None:
         assert found.text == "late"
 
 
+@pytest.mark.parametrize("warm", ["0", "2"])
+async def test_a_new_session_has_its_kernel_before_its_first_cell(warm: str) -> None:
+    async with ready("--warm", warm) as notebook:
+        handle = (await notebook.call("create_session")).data["session"]
+        with anyio.fail_after(20):
+            while True:
+                listed = (await notebook.call("list_sessions")).data["sessions"]
+                (state,) = [each["state"] for each in listed if each["session"] == handle]
+                if state != "new":
+                    break
+        assert state == "idle"
+        assert (await notebook.run("6 * 7", session=handle)).text == "42"
+
+
 async def test_a_session_from_the_reserve_outlives_its_kernel() -> None:
     async with ready("--warm", "2", "--allow", "*") as notebook:
         await notebook.run("open('kept.txt', 'w').write('x')")
