@@ -126,7 +126,7 @@ class LandlockSandbox(KernelUsers):
             for kept in request.inherit:
                 options += ["--keep", str(kept)]
             for kind, value in resource_limits(request.limits, identity).items():
-                options += ["--limit", f"{kind}:{value}"]
+                options += ["--limit", f"{kind}:{_no_more_than_own(kind, value)}"]
             options += self._user_options(request, identity)
             return SandboxCommand(
                 argv=[sys.executable, "-I", "-S", "-B", program, *options, "--", *request.argv],
@@ -176,6 +176,12 @@ def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, int]
         others = _threads_of(os.geteuid()) if identity is None else 1  # its watcher
         found[resource.RLIMIT_NPROC] = limits.pids + others
     return found
+
+
+def _no_more_than_own(kind: int, value: int) -> int:
+    """The value, or the hard limit of this process where that is lower."""
+    most = resource.getrlimit(kind)[1]
+    return value if most == resource.RLIM_INFINITY else min(value, most)
 
 
 def _bytecode(source: Path) -> bytes:

@@ -3,16 +3,15 @@
     enter.py [OPTION VALUE]... -- PROGRAM ARGUMENT...
 
 Options name open descriptors and numbers that the host has prepared; see `_Task`. Runs on a bare
-interpreter (`-I -S`) and imports little, because every kernel waits for it. Nothing is executed
-unless every step has succeeded.
+interpreter (`-I -S`) and imports little, because every kernel waits for it: of ctypes and os only
+what they are made of, as their Python parts take 3 ms and 1 ms. Nothing is executed unless every
+step has succeeded.
 """
 
-import ctypes
+import _ctypes
 import errno
-import os
+import posix
 import sys
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 # <linux/prctl.h>
 PR_SET_PDEATHSIG = 1
@@ -38,7 +37,6 @@ RULE_PATH_BENEATH = 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 
 SIGKILL = 9
-POLLIN = 1
 CAPABILITY_VERSION_3 = 0x20080522
 CAP_DAC_READ_SEARCH = 2
 EXIT_FAILED = 71
@@ -57,7 +55,7 @@ class _Task:
     ruleset  Landlock rules to enter
     filter   system call filter, an array of `struct sock_filter`; in this order
     keep     descriptor that PROGRAM inherits
-    limit    NUMBER:VALUE, a resource limit to lower
+    limit    NUMBER:VALUE, a resource limit to set, soft and hard
     uid      user and group to become; -1 to stay
     search   1: keep the capability to pass folders that the user may not enter
     parent   the process to die with
@@ -76,57 +74,57 @@ class _Task:
         self.parent = int(_last(given, "--parent"))
 
 
-class _PathBeneath(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # which at run time it has not
+    """An integer that fills a register."""
+
+    _type_ = "l"
 
 
-class _Capabilities(ctypes.Structure):
-    _fields_ = (
-        ("effective", ctypes.c_uint32),
-        ("permitted", ctypes.c_uint32),
-        ("inheritable", ctypes.c_uint32),
-    )
+class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    """The result of a call; that of syscall(2) is 0 or -1 wherever it is used here."""
+
+    _type_ = "i"
 
 
-class _CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+class _Byte(_ctypes._SimpleCData):  # type: ignore[type-arg]
+    _type_ = "B"
 
 
-class _PollRequest(ctypes.Structure):
-    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+class _Function(_ctypes.CFuncPtr):
+    """A function of the C library."""
+
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = _Int
 
 
-class _ResourceLimit(ctypes.Structure):
-    _fields_ = (("soft", ctypes.c_uint64), ("hard", ctypes.c_uint64))
-
-
-class _FilterProgram(ctypes.Structure):
-    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+_library = _ctypes.dlopen(None, posix.RTLD_NOW)  # type: ignore[arg-type]  # this program itself
+_functions = {
+    name: _Function(_ctypes.dlsym(_library, name))
+    for name in ("prctl", "syscall", "capset", "setrlimit")
+}
 
 
 def main(argv: list[str]) -> None:
     """Do every step; does not return."""
     task = _Task(argv)
-    if os.getpgid(0) != os.getpid():
-        os.setsid()
+    if posix.getpgid(0) != posix.getpid():
+        posix.setsid()
     _prctl(PR_SET_DUMPABLE, 0)
     filters = [_content(fd) for fd in task.filters]
     pins = _allow_own_facts(task.ruleset)
     _start_watcher(task.uid)
     for kind, value in task.limits:
-        _lower(int(kind), int(value))
+        _call("setrlimit", int(kind), _bytes(8, int(value)) * 2)  # soft and hard
     _drop_privileges(task.uid, search=task.search)
     # after the change of user, which clears it
     _prctl(PR_SET_PDEATHSIG, SIGKILL)
-    if os.getppid() != task.parent:
+    if posix.getppid() != task.parent:
         raise OSError(errno.ESRCH, "the server has ended")
-    _syscall(SYS_LANDLOCK_RESTRICT_SELF, task.ruleset, 0)
+    _call("syscall", SYS_LANDLOCK_RESTRICT_SELF, task.ruleset, 0)
     _close_all_but({0, 1, 2, *task.keep, *pins})
     for program in filters:
         _filter_calls(program)
-    os.execve(task.program[0], task.program, os.environ)
+    posix.execve(task.program[0], task.program, posix.environ)
 
 
 def _allow_own_facts(ruleset: int) -> list[int]:
@@ -137,13 +135,14 @@ def _allow_own_facts(ruleset: int) -> list[int]:
     pins = []
     for name in OWN_FACTS:
         try:
-            fd = os.open(f"/proc/self/{name}", os.O_PATH)
+            fd = posix.open(f"/proc/self/{name}", posix.O_PATH)
         except OSError:
             continue  # hidden, or not built into this Linux
         access = READ_DIR if name == "fd" else READ_FILE
-        rule = _PathBeneath(access, fd)
-        _syscall(SYS_LANDLOCK_ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
-        os.set_inheritable(fd, True)
+        # struct landlock_path_beneath_attr
+        rule = _bytes(8, access) + _bytes(4, fd)
+        _call("syscall", SYS_LANDLOCK_ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
+        posix.set_inheritable(fd, True)
         pins.append(fd)
     return pins
 
@@ -154,27 +153,29 @@ def _start_watcher(uid: int) -> None:
     It covers what the kernel has started for the case that the server is gone. A grandchild, so
     that the kernel does not see it as a child of its own.
     """
-    leader = os.pidfd_open(os.getpid())
-    child = os.fork()
+    leader = posix.pidfd_open(posix.getpid())
+    child = posix.fork()
     if child == 0:
         try:
-            os.setsid()
-            if os.fork() == 0:
+            posix.setsid()
+            if posix.fork() == 0:
                 _watch(leader, uid)
         finally:
-            os._exit(0)
-    os.close(leader)
-    os.waitpid(child, 0)
+            posix._exit(0)
+    posix.close(leader)
+    posix.waitpid(child, 0)
 
 
 def _watch(leader: int, uid: int) -> None:
+    import select  # here, where no kernel waits for it, and before its folder may be closed
+
     _close_all_but({leader})
-    os.chdir("/")
+    posix.chdir("/")
     _drop_privileges(uid, search=False)
-    ended = _PollRequest(leader, POLLIN, 0)
-    while _libc.poll(ctypes.byref(ended), 1, -1) != 1:
-        continue  # a signal
-    _syscall(SYS_PIDFD_SEND_SIGNAL, leader, SIGKILL, None, PIDFD_SIGNAL_PROCESS_GROUP)
+    ended = select.poll()
+    ended.register(leader, select.POLLIN)
+    ended.poll()
+    _call("syscall", SYS_PIDFD_SEND_SIGNAL, leader, SIGKILL, 0, PIDFD_SIGNAL_PROCESS_GROUP)
 
 
 def _drop_privileges(uid: int, *, search: bool) -> None:
@@ -183,47 +184,40 @@ def _drop_privileges(uid: int, *, search: bool) -> None:
     if uid >= 0:
         _prctl(PR_SET_SECUREBITS, SECUREBITS)
     for number in range(64):
-        if not kept >> number & 1 and _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
+        if not kept >> number & 1 and _result("prctl", PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
             break  # past the last one, or this process has no right to
-    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _result("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     if uid >= 0:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    header = _CapabilityHeader(CAPABILITY_VERSION_3, 0)
-    sets = (_Capabilities * 2)(_Capabilities(kept, kept, kept), _Capabilities(0, 0, 0))
-    _check(_libc.capset(ctypes.byref(header), sets))
+        posix.setgroups([])
+        posix.setresgid(uid, uid, uid)
+        posix.setresuid(uid, uid, uid)
+    # effective, permitted and inheritable: the lower 32 of them, then the upper ones
+    sets = _bytes(4, kept) * 3 + _bytes(4, 0) * 3
+    _call("capset", _bytes(4, CAPABILITY_VERSION_3) + _bytes(4, 0), sets)
     if search:
         _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_READ_SEARCH)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _filter_calls(program: bytes) -> None:
-    buffer = ctypes.create_string_buffer(program, len(program))
-    attr = _FilterProgram(len(program) // 8, ctypes.addressof(buffer))
-    _check(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(attr), 0, 0))
-
-
-def _lower(kind: int, value: int) -> None:
-    limit = _ResourceLimit()
-    _check(_libc.getrlimit(kind, ctypes.byref(limit)))
-    limit.hard = min(value, limit.hard)  # no limit is the largest number
-    limit.soft = limit.hard
-    _check(_libc.setrlimit(kind, ctypes.byref(limit)))
+    instructions = (_Byte * len(program)).from_buffer_copy(program)
+    # struct sock_fprog: how many, a gap, where
+    attr = _bytes(2, len(program) // 8) + bytes(6) + _bytes(8, _ctypes.addressof(instructions))
+    _call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, attr, 0, 0)
 
 
 def _close_all_but(kept: set[int]) -> None:
     first = 0
     for fd in sorted(kept):
         if first < fd:  # an empty range would close everything
-            os.closerange(first, fd)
+            posix.closerange(first, fd)
         first = fd + 1
-    os.closerange(first, 1 << 20)
+    posix.closerange(first, 1 << 20)
 
 
 def _content(fd: int) -> bytes:
     content = bytearray()
-    while piece := os.read(fd, 1 << 16):
+    while piece := posix.read(fd, 1 << 16):
         content += piece
     return bytes(content)
 
@@ -233,19 +227,23 @@ def _last(given: list[tuple[str, str]], option: str) -> str:
 
 
 def _prctl(option: int, value: int, third: int = 0) -> None:
-    wide = [ctypes.c_ulong(number) for number in (value, third, 0, 0)]
-    _check(_libc.prctl(option, *wide))
+    _call("prctl", option, value, third, 0, 0)
 
 
-def _syscall(number: int, *args: object) -> None:
-    wide = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    _check(_libc.syscall(ctypes.c_long(number), *wide))
+def _call(name: str, *args: int | bytes) -> None:
+    if _result(name, *args) < 0:
+        error = _ctypes.get_errno()
+        raise OSError(error, posix.strerror(error))
 
 
-def _check(result: int) -> None:
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+def _result(name: str, *args: int | bytes) -> int:
+    """Call a C function with integers and pointers to constant bytes."""
+    wide = [_Long(arg) if isinstance(arg, int) else arg for arg in args]
+    return int(_functions[name](*wide))
+
+
+def _bytes(size: int, value: int) -> bytes:
+    return value.to_bytes(size, sys.byteorder)
 
 
 if __name__ == "__main__":
@@ -255,4 +253,4 @@ if __name__ == "__main__":
         # whatever it is, the kernel must not run outside the boundary: say why and end
         sys.stderr.write(f"the Landlock sandbox could not be entered: {error!r}\n")
         sys.stderr.flush()
-        os._exit(EXIT_FAILED)
+        posix._exit(EXIT_FAILED)
