@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 
-_KCMP = {"x86_64": 312, "aarch64": 272}
+from kernel_mcp.sandbox.syscalls import architecture
+
 _KCMP_FILES = 2
 
 
@@ -49,9 +50,10 @@ def _share_files(one: int, other: int) -> bool:
 @cache
 def _compare() -> Callable[[int, int], int]:
     """kcmp(2) for tables of open files: 0 when they are the same, -1 when nobody tells."""
-    number = _KCMP.get(platform.machine())
-    if number is None:
+    arch = architecture(platform.machine())
+    if arch is None:
         return lambda _one, _other: -1
+    number = arch.numbers["kcmp"]
     call = ctypes.CDLL(None).syscall
     call.restype = ctypes.c_long
     call.argtypes = [ctypes.c_long] * 6

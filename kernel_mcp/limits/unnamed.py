@@ -31,11 +31,10 @@ _CHUNK = MIB
 class Unnamed:
     """Bytes on disk or in memory of each file; `complete` unless there was too much to look at.
 
-    `unseen` are mapped files that this user may not look at; their size is a guess.
+    The size of a mapped file that this user may not look at is a guess.
     """
 
     files: dict[File, int] = field(default_factory=dict)
-    unseen: set[File] = field(default_factory=set)
     complete: bool = True
 
 
@@ -161,7 +160,6 @@ class _Look:
 
     def _guess(self, file: File, length: int) -> None:
         """Charge a file that cannot be looked at with the most that is known of it."""
-        self.found.unseen.add(file)
         found = self.found.files
         found[file] = max(found.get(file, 0), length, self._known.get(file, 0))
 

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from kernel_mcp.policy.diagnostics import Diagnostic
 from kernel_mcp.policy.magics import Magic
 from kernel_mcp.policy.source import Source
-from kernel_mcp.policy.stdlib import words
+from kernel_specs.restricted import commands
 
-HARMLESS = words(
-    """
-    capture matplotlib pdoc precision psource reset reset_selective time timeit who who_ls whos
-    xmode
-    """
-)
-"""Commands that stay within Python, as the kernel lets them through; the code they run is checked
-like any other."""
-
-_PLOT_SETTING = re.compile(r"InlineBackend\.\w+ *= *[\w\s'\"{},.:\[\]-]*")
 _INSTALLERS = ("pip", "pip3", "conda", "mamba", "uv", "python", "python3")
 _INSTEAD = {
     "bash": "sessions run Python only",
@@ -47,12 +35,11 @@ _INSTEAD = {
 
 
 def is_harmless(magic: Magic) -> bool:
-    """Whether even a restrictive policy lets the command through."""
-    if magic.kind not in ("line", "cell"):
-        return False
-    if magic.name == "config":
-        return _PLOT_SETTING.fullmatch(magic.rest) is not None
-    return magic.name in HARMLESS
+    """Whether even a restrictive policy lets the command through, as the kernel does.
+
+    The code that such a command runs is checked like any other.
+    """
+    return magic.kind in ("line", "cell") and commands.is_harmless(magic.name, magic.rest)
 
 
 def refuse(source: Source, magic: Magic) -> Diagnostic:

@@ -41,13 +41,13 @@ from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
 from kernel_mcp.settings import GIB, Limits
+from kernel_specs.restricted.confine import PENDING_SIGNALS
 
 _ENTER = BOOT_FOLDER / "landlock" / "enter.py"
 _SCRATCH = "tmp"
 """The kernel's folder for temporary files, below that of its sockets."""
 ADDRESS_SPACE_RESERVE = 1 * GIB
 """Above the memory limit: the kernel itself sets a lower one, which counts what numpy maps."""
-PENDING_SIGNALS = 1024
 
 
 def landlock_available() -> str | None:

@@ -90,7 +90,6 @@ _ONLY_ITSELF: _Table = {
     "sched_setparam": (142, 118),
 }
 _CHECKED: _Table = {
-    "fcntl": (72, 25),
     "ioctl": (16, 29),
     "open": (2, None),
     "openat": (257, 56),
@@ -107,7 +106,6 @@ INTERNET_FAMILIES = (2, 10)
 CONNECTED_TYPES = (1, 5)
 """SOCK_STREAM, SOCK_SEQPACKET: a datagram socket reaches any address without `connect`."""
 SOCKET_TYPE_MASK = 0xF
-F_SETLEASE = 1024
 PR_SET_PDEATHSIG = 1
 INTERFACE_IOCTLS = range(0x8906, 0x8A00)
 """SIOCGSTAMP up to SIOCPROTOPRIVATE: the host's network interfaces."""
@@ -189,7 +187,6 @@ def _rules() -> dict[str, bpf.Program]:
         "sched_setscheduler": _argument(0)
         + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=bpf.give(fail(0))),
         "connect": denied,
-        "fcntl": _argument(1) + _one_of((F_SETLEASE,), refuse, allow),
         "ioctl": _argument(1) + _requests(),
         "open": _argument(1, ACCESS_MODE) + _one_of((NO_ACCESS,), denied, allow),
         "openat": _argument(2, ACCESS_MODE) + _one_of((NO_ACCESS,), denied, allow),

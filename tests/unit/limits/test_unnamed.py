@@ -128,7 +128,6 @@ def test_a_file_that_may_not_be_looked_at_keeps_the_size_it_had(
         monkeypatch.setattr(unnamed._Look, "_look_at", lambda _self, _path: False)
         assert on(tmp_path, unlinked([pid])) == [mmap.PAGESIZE]
         assert on(tmp_path, unlinked([pid], known)) == [MIB]
-        assert unlinked([pid], known).unseen == set(known)
 
 
 def test_threads_that_share_their_files_are_looked_at_once() -> None:

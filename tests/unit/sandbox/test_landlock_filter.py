@@ -127,11 +127,6 @@ def test_the_death_signal_stays(answer: Answer) -> None:
     assert answer("prctl", 15) == ALLOW  # PR_SET_NAME
 
 
-def test_leases_are_refused(answer: Answer) -> None:
-    assert answer("fcntl", 3, 1024) == EPERM
-    assert answer("fcntl", 3, 1030) == ALLOW  # F_DUPFD_CLOEXEC
-
-
 @pytest.mark.parametrize("mode", [0o3, 0o2000003, 0o100003, 1 << 32 | 3])
 def test_files_are_opened_for_reading_or_writing(
     answer: Answer, arch: Architecture, mode: int
