@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Any
 
@@ -61,7 +62,8 @@ class Channel:
     def push(self) -> None:
         """Send the replies that were collected."""
         while self._replies:
-            self._router.send(self._replies.pop(0))
+            self._router.send(self._replies[0])
+            del self._replies[0]
 
     def flush(self, *_: Any) -> None:
         """Do nothing; ipykernel asks for it after each reply."""
@@ -72,10 +74,11 @@ class Channel:
         self._router.close()
 
     def _on_event(self) -> None:
-        message = self._router.receive()
-        if message is None:
-            return
-        self.held.append(message)
+        with contextlib.suppress(MemoryError):  # whoever waits will see to it
+            message = self._router.receive()
+            if message is None:
+                return
+            self.held.append(message)
         if self._waiter is not None:
             waiter, self._waiter = self._waiter, None
             if not waiter.done():

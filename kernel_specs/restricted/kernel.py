@@ -28,6 +28,7 @@ from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.shell import Shell
 from kernel_specs.restricted.snapshot import SnapshotRequests
 
+RETRY_SECONDS = 0.05
 MAIN_THREAD_REQUESTS = frozenset(
     {"execute_request", "complete_request", "inspect_request", "history_request"}
 )
@@ -88,23 +89,28 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         while True:
             if self._aborting and not self.shell_stream.held:
                 self._aborting = False  # all that was queued when a cell failed is answered
-            message = self.shell_stream.receive()
-            if message is None:
-                await self.shell_stream.readable()
-                continue
             self._unanswered = None
             try:
+                message = self.shell_stream.receive()
+                if message is None:
+                    await self.shell_stream.readable()
+                    continue
                 await self.dispatch_shell(message)
+                self._send()
             except Exception as error:
                 self.shell.reserve.open()
                 with contextlib.suppress(Exception):
                     self._answer_failure(error)
                     self._publish_status("idle", "shell")
                     self.log.error("request could not be handled", exc_info=error)
+                    self._send()
             finally:
-                self.iopub.pump()
-                self.shell_stream.push()
                 self.shell.reserve.close()
+
+    def _send(self) -> None:
+        """Send what is left of a request's output, then its reply."""
+        self.iopub.pump()
+        self.shell_stream.push()
 
     def _answered(self, handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, None]]:
         """A handler of shell requests that answers when `handler` fails."""
@@ -144,15 +150,17 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
 
     async def _serve_control(self) -> None:
         while True:
-            message = self.control_stream.receive()
-            if message is None:
-                await self.control_stream.readable()
-                continue
             try:
+                message = self.control_stream.receive()
+                if message is None:
+                    await self.control_stream.readable()
+                    continue
                 await self.dispatch_control(message)
+                self.iopub.pump()
+            except MemoryError:  # user code has taken all of it
+                await asyncio.sleep(RETRY_SECONDS)
             except Exception:
                 self.log.exception("control request could not be handled")
-            self.iopub.pump()
 
     def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None:
         """Attribute output from now on to this request."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ STALL_SECONDS = 30.0
 class Peer:
     """One client: what has come from it, and what has not gone to it yet.
 
-    `write` and `flush` may be called by any thread.
+    For one thread at a time. A MemoryError loses nothing: the same call can be made again.
     """
 
     def __init__(self, connection: socket.socket, socket_type: bytes) -> None:
@@ -38,7 +37,6 @@ class Peer:
         self.subscriptions: set[bytes] = set()
         self.waiting = 0
         """Bytes that the client has not taken yet."""
-        self._lock = threading.Lock()
         self._socket = connection
         self._decoder = Decoder(MAX_REQUEST_BYTES)
         self._came = b""
@@ -60,10 +58,7 @@ class Peer:
         return self._socket.fileno()
 
     def read(self) -> bool:
-        """Take in some of what has arrived; False when no more will come.
-
-        A MemoryError loses nothing: the next call goes on from there.
-        """
+        """Take in some of what has arrived; False when no more will come."""
         try:
             if not self._came:
                 self._came = self._socket.recv(READ_BYTES)
@@ -83,34 +78,20 @@ class Peer:
 
     def write(self, data: bytes) -> bool:
         """Send as much as goes at once and keep the rest; whether all has gone."""
-        with self._lock:
-            if not self._out:
-                sent = self._send(data)
-                if sent == len(data):
-                    return True
-                data = data[sent:]
-            self._out += data
-            self.waiting = len(self._out)
-        return False
+        self.keep(data)
+        return self.flush()
 
     def keep(self, data: bytes) -> None:
         """Have it sent by the next `flush`."""
-        with self._lock:
-            self._out += data
-            self.waiting = len(self._out)
+        self._out += data
+        self.waiting = len(self._out)
 
     def flush(self) -> bool:
         """Send what is waiting, as far as it goes at once; whether all has gone."""
-        if not self.waiting:
-            return True
-        with self._lock:
-            sent = self._send(self._out)
-            if sent == len(self._out):
-                self._out.clear()
-            else:
-                del self._out[:sent]
+        if self._out:
+            del self._out[: self._send(self._out)]
             self.waiting = len(self._out)
-            return not self._out
+        return not self._out
 
     def close(self) -> None:
         """Close the connection; what is waiting is dropped."""
@@ -118,7 +99,7 @@ class Peer:
         self._out.clear()
         self.waiting = 0
 
-    def _send(self, data: bytes | bytearray) -> int:
+    def _send(self, data: bytearray) -> int:
         try:
             return self._socket.send(data)
         except BlockingIOError:

@@ -587,6 +587,48 @@ def test_a_request_that_fails_inside_the_kernel_is_answered(folder: Path) -> Non
         }
 
 
+@pytest.mark.parametrize(
+    "place", ["shell_stream.push", "shell_stream._router.receive", "iopub.pump", "iopub._pump"]
+)
+def test_no_memory_at_a_socket_loses_no_answer(folder: Path, place: str) -> None:
+    with guest(folder) as kernel:
+        outcome = kernel.run(
+            "import operator\n"
+            "def lacking(place):\n"
+            "    *path, name = place.split('.')\n"
+            "    owner = operator.attrgetter('.'.join(path))(get_ipython().kernel)\n"
+            "    method = getattr(owner, name)\n"
+            "    def fail(*arguments):\n"
+            "        setattr(owner, name, method)\n"
+            "        raise MemoryError\n"
+            "    setattr(owner, name, fail)\n"
+            f"print('before'); lacking({place!r}); 7"
+        )
+        assert outcome.reply["status"] == "ok" or outcome.reply["ename"] == "MemoryError"
+        assert outcome.text() == "before\n"
+        assert kernel.run("8").outputs() == ["execute_result:8"]
+        assert kernel.ask("kernel_info_request")["status"] == "ok"
+
+
+@pytest.mark.parametrize("place", ["receive", "_router.receive", "push"])
+def test_no_memory_at_the_control_socket_leaves_it_working(folder: Path, place: str) -> None:
+    with guest(folder) as kernel:
+        kernel.run(
+            "import operator\n"
+            "owner = get_ipython().kernel.control_stream\n"
+            f"*path, name = {place!r}.split('.')\n"
+            "owner = operator.attrgetter('.'.join(path))(owner) if path else owner\n"
+            "method = getattr(owner, name)\n"
+            "def fail(*arguments):\n"
+            "    setattr(owner, name, method)\n"
+            "    raise MemoryError\n"
+            "setattr(owner, name, fail)"
+        )
+        for _ in range(2):
+            kernel.send("control", "kernel_info_request", {})
+        assert kernel.ask("kernel_info_request")["status"] == "ok"
+
+
 def test_limits_are_set(folder: Path) -> None:
     limits = {"open_files": 200, "file_bytes": 1000, "pids": 4000, "cpu_seconds": 99}
     with guest(folder, boot={"limits": limits}) as kernel:
