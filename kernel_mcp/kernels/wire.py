@@ -7,15 +7,19 @@ of a message: every field is checked before anything else sees it.
 from __future__ import annotations
 
 import hmac
+import itertools
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, Literal
 
+from jupyter_client._version import protocol_version
 from jupyter_client.session import DELIM
 
 from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
-from kernel_specs.restricted.session import LeanSession
+from kernel_specs.restricted.session import pack
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message accepted from a kernel: decoding one holds up other sessions by some 50 ms."""
@@ -59,15 +63,25 @@ class Wire:
     """Encodes requests and decodes messages of one kernel connection."""
 
     def __init__(self, key: str) -> None:
-        self._session = LeanSession(key=key.encode(), username="kernel-mcp")
+        self._name = secrets.token_hex(16)
+        self._numbers = itertools.count()
         self._digest = hmac.new(key.encode(), digestmod="sha256")
         self._parent, self._parent_id = b"{}", ""
         """The last parent header, which all messages of a cell have in common."""
 
     def request(self, kind: str, content: dict[str, Any]) -> tuple[str, list[bytes]]:
         """Return the id and the frames of a new request."""
-        message = self._session.msg(kind, content)
-        return message["header"]["msg_id"], self._session.serialize(message)
+        msg_id = f"{self._name}_{next(self._numbers)}"
+        header = {
+            "msg_id": msg_id,
+            "msg_type": kind,
+            "username": "kernel-mcp",
+            "session": self._name,
+            "date": datetime.now(timezone.utc).isoformat(),
+            "version": protocol_version,
+        }
+        parts = [pack(header), b"{}", b"{}", pack(content)]
+        return msg_id, [DELIM, self._sign(parts), *parts]
 
     def decode(self, frames: Sequence[bytes]) -> Message:
         """Check the signature and the shape of one multi-part message.
@@ -81,10 +95,7 @@ class Wire:
         parts, buffers = frames[start + 1 : start + 5], frames[start + 5 :]
         if len(parts) != 4:
             raise WireError("too few frames")
-        digest = self._digest.copy()
-        for part in parts:
-            digest.update(part)
-        if not hmac.compare_digest(digest.hexdigest().encode(), frames[start]):
+        if not hmac.compare_digest(self._sign(parts), frames[start]):
             raise WireError("bad signature")
         if len(parts[0]) > MAX_HEADER_BYTES or len(parts[1]) > MAX_HEADER_BYTES:
             raise WireError("header or parent is too long")
@@ -94,6 +105,12 @@ class Wire:
             self._parent = parts[1]
         kind = _text(_json_object(parts[0]), "msg_type")
         return Message(kind, self._parent_id, _json_object(parts[3]), tuple(buffers))
+
+    def _sign(self, parts: Sequence[bytes]) -> bytes:
+        digest = self._digest.copy()
+        for part in parts:
+            digest.update(part)
+        return digest.hexdigest().encode()
 
 
 def event_from(message: Message) -> Event | None:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import os
 import socket
 import sys
 import warnings
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core import release
@@ -73,14 +74,13 @@ class KernelApp(IPKernelApp):
     def connect(self, boot: BootConfig, connection_file: Path) -> None:
         """Bind the sockets, take over stdout and stderr, start the service thread."""
         self.connection_file = str(connection_file)
-        self.load_connection_file()
-        self.session.renew()
-        if getattr(self, "curve_secretkey", None) is not None:  # since ipykernel 7.4
+        info = json.loads(connection_file.read_bytes())
+        if "curve_secretkey" in info:
             raise BootError("this kernel does not encrypt its sockets: take a private folder (ipc)")
+        self.session.renew(info.get("key", "").encode(), info.get("signature_scheme"))
         loop = cast(BaseAsyncIOLoop, IOLoop.current())
-        unbound = 0 in (self.shell_port, self.iopub_port, self.stdin_port, self.control_port)
-        listening, self.iopub_port = self._listen(self.iopub_port)
-        publisher = Publisher(listening, HIGH_WATER_BYTES)
+        sockets, ports = _listening(info)
+        publisher = Publisher(sockets["iopub"], HIGH_WATER_BYTES)
         self.iopub = IOPub(
             publisher, self.session, boot.output, self.gate, Recorder(boot.recorder_fd)
         )
@@ -90,17 +90,15 @@ class KernelApp(IPKernelApp):
         self.console.install()
         self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
         self.service.watch_output(publisher)
-        shell, self.shell_port = self._router(self.shell_port)
-        control, self.control_port = self._router(self.control_port)
-        stdin, self.stdin_port = self._router(self.stdin_port)
-        heartbeat, self.hb_port = self._router(self.hb_port)
-        self.service.watch_heartbeat(heartbeat)
-        self.kernel.shell_stream = Channel(shell, loop, collects=True)
-        self.kernel.control_stream = Channel(control, self.service.io_loop)
-        self.kernel.stdin_socket = Channel(stdin, loop)
-        if unbound:
+        self.service.watch_heartbeat(Router(sockets["hb"]))
+        self.kernel.shell_stream = Channel(Router(sockets["shell"]), loop, collects=True)
+        self.kernel.control_stream = Channel(Router(sockets["control"]), self.service.io_loop)
+        self.kernel.stdin_socket = Channel(Router(sockets["stdin"]), loop)
+        if not ports.items() <= info.items():
+            info.update(ports)
+            self.load_connection_info(info)
             self.write_connection_file()
-        self._wire()
+        self._wire(ports)
 
     def run(self) -> None:
         """Serve until shutdown. An interrupt never ends the loop."""
@@ -123,26 +121,14 @@ class KernelApp(IPKernelApp):
         """Send what is left."""
         self.iopub.close()
 
-    def _wire(self) -> None:
+    def _wire(self, ports: dict[str, int]) -> None:
         kernel, shell, hook = self.kernel, self.shell, self.shell.displayhook
         kernel.iopub = kernel.iopub_socket = self.iopub
         kernel.console, kernel.service = self.console, self.service
         kernel.ident = os.urandom(16).hex()
         hook.pub_socket = shell.display_pub.pub_socket = self.iopub
         hook.topic = kernel._topic("execute_result")
-        kernel.record_ports(
-            {
-                f"{name}_port": getattr(self, f"{name}_port")
-                for name in ("shell", "iopub", "stdin", "hb", "control")
-            }
-        )
-
-    def _listen(self, port: int) -> tuple[socket.socket, int]:
-        return listen(self.transport, self.ip, port)
-
-    def _router(self, port: int) -> tuple[Router, int]:
-        listening, port = self._listen(port)
-        return Router(listening), port
+        kernel.record_ports(ports)
 
     def _keep_stderr(self) -> None:
         """Crash traces and the kernel's own log go where file descriptor 2 led at exec."""
@@ -152,6 +138,19 @@ class KernelApp(IPKernelApp):
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         self.log.handlers[:] = [handler]
         logging.getLogger("tornado").addHandler(handler)
+
+
+def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str, int]]:
+    """A socket for each channel where a connection file says, and the ports that it may leave open.
+
+    Raises OSError.
+    """
+    transport, ip = info.get("transport", "tcp"), info.get("ip", "127.0.0.1")
+    sockets, ports = {}, {}
+    for channel_name in ("shell", "iopub", "stdin", "control", "hb"):
+        port = f"{channel_name}_port"
+        sockets[channel_name], ports[port] = listen(transport, ip, int(info.get(port, 0)))
+    return sockets, ports
 
 
 def create() -> KernelApp:

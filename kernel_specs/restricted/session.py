@@ -42,8 +42,11 @@ class LeanSession(Session):
         self._parent: tuple[Any, bytes] = (None, b"{}")
         super().__init__(**kwargs)
 
-    def renew(self) -> None:
-        """Become a session of its own after a fork."""
+    def renew(self, key: bytes, signature_scheme: str | None = None) -> None:
+        """Become a session of its own after a fork, which signs with this key."""
+        if signature_scheme and signature_scheme != self.signature_scheme:
+            self.signature_scheme = signature_scheme
+        self.key = key
         self.session = os.urandom(16).hex()
         self.pid = os.getpid()
         self._numbers = itertools.count()

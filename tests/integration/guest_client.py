@@ -63,9 +63,14 @@ class GuestKernel:
     """One kernel process and connections to three of its channels."""
 
     def __init__(
-        self, folder: Path, *, boot: dict[str, Any] | None = None, confined: bool = True
+        self,
+        folder: Path,
+        *,
+        boot: dict[str, Any] | None = None,
+        confined: bool = True,
+        connection: dict[str, Any] | None = None,
     ) -> None:
-        """Start boot.py in `folder`; `boot` overrides entries of boot.json."""
+        """Start boot.py in `folder`; `boot` and `connection` override entries of its two files."""
         self.workspace = folder / "w"
         self.workspace.mkdir()
         self.connection = {
@@ -74,6 +79,7 @@ class GuestKernel:
             "key": KEY,
             "signature_scheme": "hmac-sha256",
             **{f"{name}_port": port for name, port in PORTS.items()},
+            **(connection or {}),
         }
         self.connection_file = folder / "connection.json"
         self.connection_file.write_text(json.dumps(self.connection))

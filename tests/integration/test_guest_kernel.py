@@ -21,6 +21,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 
 from tests.integration.guest_client import (
     BOOT,
+    PORTS,
     SECONDS,
     GuestKernel,
     guest,
@@ -742,6 +743,34 @@ def test_blocking_jupyter_client_works_without_boot_file(folder: Path) -> None:
         assert started.wait_exit()[0] == 0
     finally:
         client.stop_channels()
+        started.close()
+
+
+def test_ports_that_the_connection_file_leaves_open_are_written_to_it(folder: Path) -> None:
+    free = {f"{name}_port": 0 for name in PORTS}
+    wanted = {"transport": "tcp", "ip": "127.0.0.1", "signature_scheme": "hmac-sha512", **free}
+    started = GuestKernel(folder, connection=wanted)
+    client = BlockingKernelClient(connection_file=str(started.connection_file))
+    try:
+        assert started.wait_ready()["ready"]
+        written = json.loads(started.connection_file.read_text())
+        assert len({written[name] for name in free} - {0}) == len(PORTS)
+        client.load_connection_file()
+        client.start_channels()
+        client.wait_for_ready(timeout=SECONDS)
+        reply = client.execute_interactive("1", output_hook=lambda _: None, timeout=SECONDS)
+        assert reply["content"]["status"] == "ok"
+    finally:
+        client.stop_channels()
+        started.close()
+
+
+def test_sockets_that_should_be_encrypted_are_refused(folder: Path) -> None:
+    started = GuestKernel(folder, connection={"curve_secretkey": "x", "curve_publickey": "y"})
+    try:
+        assert "does not encrypt" in started.wait_ready()["error"]
+        assert started.wait_exit()[0] == 70
+    finally:
         started.close()
 
 

@@ -43,7 +43,7 @@ from kernel_specs.restricted.shell import DisplayHook, Shell
             ),
         ),
         (IPythonKernel, "_forward_input _restore_input shell_class compiler_class shell"),
-        (IPKernelApp, "load_connection_file write_connection_file _bind_socket session log"),
+        (IPKernelApp, "load_connection_info write_connection_file session log"),
         (
             InteractiveShell,
             (

@@ -99,5 +99,6 @@ def test_what_json_cannot_hold_is_made_to_fit() -> None:
 def test_renewed_sessions_differ() -> None:
     lean = LeanSession(key=KEY)
     before = lean.msg_id
-    lean.renew()
+    lean.renew(b"another", "hmac-sha512")
+    assert len(lean.sign([b"x"])) == 128
     assert lean.msg_id.partition("_")[0] != before.partition("_")[0]
