@@ -66,6 +66,14 @@ class CellQueue:
             return 0
         return self._waiting.index(cell) + (self.current is not None)
 
+    def withdraw(self, cause: str) -> Cell | None:
+        """End the cell that would be the next to run; None when there is none."""
+        if not self._waiting:
+            return None
+        cell = self._waiting.popleft()
+        cell.finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
+        return cell
+
     def abandon(self, cell: Cell) -> None:
         """Stop a cell whose caller has gone: at once when it waits, by interrupt when it runs."""
         if cell in self._waiting:

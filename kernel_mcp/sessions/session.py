@@ -199,6 +199,8 @@ class Session:
     async def interrupt(self) -> Cell | None:
         """Interrupt the running cell and wait for its end; None when nothing runs."""
         cell = self.current
+        if cell is None and self._ahead is not None:
+            return self._queue.withdraw("it was stopped while its kernel was starting")
         if cell is not None:
             cell.stop(StopReason.INTERRUPT)
             await cell.finished.wait()
@@ -260,8 +262,6 @@ class Session:
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
         self._closed = True
-        if self._ahead is not None:
-            self._ahead.cancel()
         self.closing.set()
         self._halt(StopReason.CLOSE)
         self._wake.set()
@@ -284,6 +284,8 @@ class Session:
         }
 
     def _halt(self, reason: StopReason) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
         self._keeper.disturb()
         self._queue.halt(reason)
 

@@ -82,6 +82,31 @@ async def test_a_failed_start_is_tried_again_and_told_by_the_first_cell(tmp_path
         assert (await ended(session.submit("a = 1", 0.0))).status is Status.OK
 
 
+async def test_a_cell_is_interrupted_before_its_kernel_is_there(tmp_path: Path) -> None:
+    source = SlowSource()
+    async with begun(tmp_path, source) as session:
+        await source.asked_once.wait()
+        cell = session.submit("a = 1", 0.0)
+        assert await session.interrupt() is cell
+        assert cell.status is Status.INTERRUPTED
+        assert await session.interrupt() is None
+        source.go.set()
+        assert (await ended(session.submit("b = 2", 0.0))).status is Status.OK
+        assert source.kernels[0].variables == {"b": "2"}
+
+
+async def test_a_reset_does_not_wait_for_the_start(tmp_path: Path) -> None:
+    source = SlowSource()
+    async with begun(tmp_path, source) as session:
+        await source.asked_once.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: session.reset(packages=False, files=False))
+            await session.begun.wait()
+            assert source.kernels == []
+            source.go.set()
+        assert len(source.kernels) == 1
+
+
 async def test_closing_it_gives_up_the_start(tmp_path: Path) -> None:
     source = SlowSource()
     async with begun(tmp_path, source) as session:
