@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import threading
 from collections import deque
 from typing import Any
 
@@ -24,15 +26,23 @@ class Channel:
         self._router = router
         self._replies: list[list[Any]] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._lock = threading.RLock()
+        """A thread of user code may wait for input while the loop runs."""
+        self._always_readable = -1
         io_loop.asyncio_loop.add_reader(router, self._on_event)
 
     def fileno(self) -> int:
         """Readable when a message may have arrived."""
-        return self._router.fileno()
+        if not self.held:
+            return self._router.fileno()
+        if self._always_readable < 0:
+            self._always_readable = os.eventfd(1)
+        return self._always_readable
 
     def receive(self) -> list[bytes] | None:
         """The next message, or None when there is none; first what `hold` took."""
-        return self.held.popleft() if self.held else self._router.receive()
+        with self._lock:
+            return self.held.popleft() if self.held else self._router.receive()
 
     def hold(self) -> None:
         """Take in all messages that have arrived by now."""
@@ -74,7 +84,7 @@ class Channel:
         self._router.close()
 
     def _on_event(self) -> None:
-        with contextlib.suppress(MemoryError):  # whoever waits will see to it
+        with contextlib.suppress(MemoryError), self._lock:  # whoever waits will see to it
             message = self._router.receive()
             if message is None:
                 return

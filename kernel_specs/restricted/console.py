@@ -85,6 +85,7 @@ class Console:
         self._iopub = iopub
         self._current = "stdout"
         self._inside = False
+        self._draining = False
         self._forked = False
         self._line_by_line = False
         self._lines = 0
@@ -220,6 +221,15 @@ class Console:
 
     def _drain(self) -> None:
         """Take what is in the pipes; what children wrote came before what follows it here."""
+        if self._draining:  # and a signal handler of user code prints
+            return
+        self._draining = True
+        try:
+            self._drain_pipes()
+        finally:
+            self._draining = False
+
+    def _drain_pipes(self) -> None:
         for fd, _ in self._poll.poll(0):
             name, decoder = self._pipes[fd]
             taken = 0

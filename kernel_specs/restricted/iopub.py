@@ -28,6 +28,8 @@ HIGH_WATER_BYTES = 1024 * 1024
 QUEUE_MOST = 64
 """Messages that are kept for a reader that takes nothing at all."""
 POLL_SECONDS = 0.02
+HAND_OUT_SECONDS = 0.2
+"""How long code waits for readers to take a large message."""
 UNHURRIED = (b".status", b".execute_input", b".execute_result")
 """Ends of the topics that can wait: nothing of a cell comes after its result but its end."""
 
@@ -79,13 +81,14 @@ class IOPub:
     ) -> None:
         """Publish one message after all text before it; what Session.send calls."""
         size = sum(len(part) for part in parts)
+        hurried = not parts[0].endswith(UNHURRIED)
         with self.lock:
             self.flush_text()
             if size > self._output.message_bytes:
                 self._put_text("stderr", self._too_large(size))
             elif not (self._stalled and len(self._queue) >= QUEUE_MOST):
                 self._queue.append(parts)
-            if not parts[0].endswith(UNHURRIED):
+            if hurried:
                 self._pump()
         self.wait()
 
@@ -119,6 +122,7 @@ class IOPub:
             return
         self._gate.catch_up()
         if not self.blocked:
+            self._hand_out()
             return
         left, deadline = self._left(), time.monotonic() + STALL_SECONDS
         while not self.pump():
@@ -129,6 +133,18 @@ class IOPub:
                 return
             self._gate.check()
             self._publisher.wait(POLL_SECONDS)
+
+    def _hand_out(self) -> None:
+        """Let readers take what the system has no room for, unless they are slow.
+
+        Code that follows may end the process, or keep every other thread from running.
+        """
+        deadline = time.monotonic() + HAND_OUT_SECONDS
+        while (left := self._publisher.waiting) and time.monotonic() < deadline:
+            self._publisher.wait(POLL_SECONDS)
+            self.pump()
+            if self._publisher.waiting >= left:
+                return
 
     def forget(self) -> None:
         """Drop everything in a forked child: the socket still belongs to the parent there."""
@@ -199,6 +215,8 @@ class IOPub:
             self._publisher.put(item)
         except MemoryError:
             self._put_text("stderr", "[an output was lost: there was no memory to send it]\n")
+        except TypeError as error:
+            self._put_text("stderr", f"[an output was lost: it is no message: {error}]\n")
         return True
 
     def _stream_message(self, text: _Text) -> list[Any]:

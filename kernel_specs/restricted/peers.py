@@ -32,15 +32,19 @@ class Peer:
         connection.setblocking(False)
         self.name = b""
         """How messages name it, once it has greeted; a Router's business."""
+        self.met = False
+        """Whether its Listener has told of it."""
         self.slow = False
         """Whether its Listener watches for it to take more."""
         self.subscriptions: set[bytes] = set()
         self.waiting = 0
         """Bytes that the client has not taken yet."""
         self._socket = connection
-        self._decoder = Decoder(MAX_REQUEST_BYTES)
+        self._decoder = Decoder(MAX_REQUEST_BYTES, answers_pings=True)
         self._came = b""
         self._out = bytearray()
+        self._sent: list[int] = []
+        """How much of `_out` has gone, until that is removed from it."""
         self.write(GREETING + ready(socket_type))
 
     @property
@@ -74,7 +78,11 @@ class Peer:
 
     def message(self) -> list[bytes] | None:
         """The next whole message of what was taken in. Raises ProtocolError."""
-        return self._decoder.message()
+        found = self._decoder.message()
+        if self._decoder.pongs:
+            pongs, self._decoder.pongs = self._decoder.pongs, b""
+            self.write(pongs)
+        return found
 
     def write(self, data: bytes) -> bool:
         """Send as much as goes at once and keep the rest; whether all has gone."""
@@ -88,8 +96,17 @@ class Peer:
 
     def flush(self) -> bool:
         """Send what is waiting, as far as it goes at once; whether all has gone."""
+        self._settle()
         if self._out:
-            del self._out[: self._send(self._out)]
+            try:  # in one call: a signal handler that raises must not make the count be lost
+                self._sent.extend(map(self._socket.send, (self._out,)))
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno is None:  # raised by a signal handler of user code
+                    raise
+                self._out.clear()  # it is gone, as whoever reads from it will find out
+            self._settle()
             self.waiting = len(self._out)
         return not self._out
 
@@ -99,13 +116,11 @@ class Peer:
         self._out.clear()
         self.waiting = 0
 
-    def _send(self, data: bytearray) -> int:
-        try:
-            return self._socket.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:  # it is gone, as whoever reads from it will find out
-            return len(data)
+    def _settle(self) -> None:
+        """Forget what was sent; no call in between, so that nothing can interrupt."""
+        if self._sent:
+            del self._out[: self._sent[0]]
+            self._sent = []
 
 
 class Listener:
@@ -136,11 +151,11 @@ class Listener:
         while True:
             while self._heard:
                 peer = self._heard[-1]
-                greeted = peer.ready
                 try:
                     message = peer.message()
-                    if not greeted and peer.ready:
+                    if peer.ready and not peer.met:
                         self._on_ready(peer)
+                        peer.met = True
                 except ProtocolError:
                     self.drop(peer)
                     message = None
@@ -152,7 +167,7 @@ class Listener:
 
     def flush(self, peer: Peer) -> None:
         """Send what is waiting for a client; be readable again when it takes the rest."""
-        if peer.waiting and peer.flush() == peer.slow:
+        if (peer.waiting or peer.slow) and peer.flush() == peer.slow:
             peer.slow = not peer.slow
             self._epoll.modify(peer, select.EPOLLIN | select.EPOLLOUT * peer.slow)
 
@@ -175,14 +190,15 @@ class Listener:
         for fd in came:
             peer = self.peers.get(fd)
             if peer is None:
-                self._accept()
+                if not self._accept() and len(came) == 1:
+                    return False  # no descriptor is left: look again with the next event
             elif peer.read():
                 self._heard.append(peer)
             else:
                 self.drop(peer)
         return bool(came)
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
         with suppress(OSError):
             connection, _ = self._listening.accept()
             if connection.family != socket.AF_UNIX:
@@ -190,6 +206,8 @@ class Listener:
             peer = Peer(connection, self._type)
             self._epoll.register(connection, select.EPOLLIN)
             self.peers[connection.fileno()] = peer
+            return True
+        return False
 
 
 class Router:
@@ -287,7 +305,8 @@ class Publisher:
         poller = select.poll()
         for peer in self._readers():
             if peer.waiting:
-                poller.register(peer, select.POLLOUT)
+                with suppress(ValueError):  # it has just been hung up on
+                    poller.register(peer, select.POLLOUT)
         poller.poll(seconds * 1000)
 
     def close(self) -> None:

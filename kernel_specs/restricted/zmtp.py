@@ -19,6 +19,9 @@ MAX_COMMAND_BYTES = 8 * 1024
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _KNOWN_FLAGS = _MORE | _LONG | _COMMAND
 _READY = b"\x05READY"
+_PING, _PONG = b"\x04PING", b"\x04PONG"
+_PING_CONTEXT_BYTES = 16
+"""Of ZMTP 3.1, after two bytes with a time to live: what goes back with the answer."""
 
 
 class ProtocolError(ValueError):
@@ -51,11 +54,14 @@ class Decoder:
     A MemoryError loses nothing: the same call can be made again.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, *, answers_pings: bool = False) -> None:
         self.ready = False
         """Whether the peer has ended its handshake and can be sent messages."""
+        self.pongs = b""
+        """Answers to pings that are to be sent before anything else."""
         self.identity = b""
         """What the peer wants to be called, if it has said so."""
+        self._answers_pings = answers_pings
         self._max_bytes = max_bytes
         self._greeted = False
         self._data = bytearray()
@@ -136,6 +142,9 @@ class Decoder:
             self.ready = True
         elif not self.ready:
             raise ProtocolError("the handshake was refused")
+        elif self._answers_pings and body.startswith(_PING):
+            context = body[len(_PING) + 2 :][:_PING_CONTEXT_BYTES]
+            self.pongs += bytes((_COMMAND, len(_PONG) + len(context))) + _PONG + context
 
 
 def _properties(data: bytes) -> dict[bytes, bytes]:

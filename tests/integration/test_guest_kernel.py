@@ -588,6 +588,55 @@ def test_a_request_that_fails_inside_the_kernel_is_answered(folder: Path) -> Non
         }
 
 
+@pytest.mark.parametrize("size", [150_000, 600_000, 3_000_000])
+def test_what_was_displayed_before_a_sudden_end_arrives(kernel: GuestKernel, size: int) -> None:
+    request = kernel.begin(
+        "import os\nfrom IPython.display import display\n"
+        f"display({{'text/plain': 'q' * {size}}}, raw=True)\nos._exit(3)"
+    )
+    while True:
+        header, parent, content = kernel.receive("iopub")
+        if parent.get("msg_id") == request and header["msg_type"] == "display_data":
+            break
+    assert len(content["data"]["text/plain"]) == size
+    assert kernel.wait_exit()[0] == 3
+
+
+def test_alarms_of_user_code_reach_it_whatever_is_being_printed(kernel: GuestKernel) -> None:
+    kernel.run(
+        "import signal, time\n"
+        "def ring(*_): raise TimeoutError('alarm')\n"
+        "_ = signal.signal(signal.SIGALRM, ring)"
+    )
+    for number in range(40):
+        code = (
+            f"signal.setitimer(signal.ITIMER_REAL, {0.004 + number * 0.0003})\n"
+            "began = time.monotonic()\n"
+            "while time.monotonic() - began < 2: print('x' * 3000)"
+        )
+        assert kernel.run(code).reply.get("evalue") == "alarm"
+
+
+def test_signal_handlers_may_print(kernel: GuestKernel) -> None:
+    outcome = kernel.run(
+        "import signal, time\n"
+        "_ = signal.signal(signal.SIGALRM, lambda *_: print('tick', flush=True))\n"
+        "_ = signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n"
+        "began = time.monotonic()\n"
+        "while time.monotonic() - began < 1: print('x' * 100)\n"
+        "_ = signal.setitimer(signal.ITIMER_REAL, 0)"
+    )
+    assert outcome.reply["status"] == "ok"
+    assert "tick" in outcome.text()
+
+
+def test_what_is_no_message_harms_no_other(kernel: GuestKernel) -> None:
+    send = "get_ipython().kernel.session.send(get_ipython().kernel.iopub_socket, 'x', {}, ident="
+    assert kernel.run(f"{send}'text')").reply["status"] == "error"
+    assert "no message" in kernel.run(f"_ = {send}[b'topic', 'text'])").text("stderr")
+    assert kernel.run("8").outputs() == ["execute_result:8"]
+
+
 @pytest.mark.parametrize(
     "place", ["shell_stream.push", "shell_stream._router.receive", "iopub.pump", "iopub._pump"]
 )
@@ -735,6 +784,14 @@ def test_blocking_jupyter_client_works_without_boot_file(folder: Path) -> None:
             output_hook=seen.append,
         )
         assert seen[-2]["content"]["data"]["text/plain"] == "'me'"
+        asked = client.execute(
+            "import asyncio\nawait asyncio.to_thread(input, 'again? ')", allow_stdin=True
+        )
+        client.get_stdin_msg(timeout=SECONDS)
+        client.input("there")
+        while (reply := client.get_shell_msg(timeout=SECONDS))["parent_header"]["msg_id"] != asked:
+            pass
+        assert reply["content"]["status"] == "ok"
         client.complete("os.getc", reply=True, timeout=SECONDS)
         client.inspect("os", reply=True, timeout=SECONDS)
         client.history(reply=True, timeout=SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -240,6 +242,65 @@ def test_no_memory_loses_no_message(local: Server, monkeypatch: pytest.MonkeyPat
             local.receive()
         client.sendall(encode([b"two"]))
         assert [local.receive()[1:] for _ in range(2)] == [[b"one"], [b"two"]]
+
+
+def test_no_descriptor_for_a_client_is_no_reason_to_spin(
+    local: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with raw(local) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(socket.socket, "accept", _no_descriptor)
+            assert local.router.receive() is None
+        assert not local.router._listener.peers
+        with raw(local) as other:
+            for each in (client, other):
+                with suppress(BrokenPipeError):
+                    each.sendall(GREETING + ready(b"DEALER") + encode([b"x"]))
+            assert local.receive()[1:] == [b"x"]
+
+
+def test_pings_are_answered(local: Server) -> None:
+    with raw(local) as client:
+        ping = b"\x04PING\0\x01context"
+        client.sendall(GREETING + ready(b"DEALER") + bytes((4, len(ping))) + ping + encode([b"x"]))
+        assert local.receive()[1:] == [b"x"]
+        pong = b"\x04PONGcontext"
+        answer = client.recv(1000)
+        assert answer.endswith(bytes((4, len(pong))) + pong)
+
+
+def test_a_signal_handler_that_raises_while_something_is_sent_breaks_no_message(
+    local: Server,
+) -> None:
+    class Broken(socket.socket):
+        """Raises after it has sent."""
+
+        def send(self, *arguments: Any) -> int:
+            size = super().send(*arguments)
+            if fail:
+                raise fail.pop()
+            return size
+
+    fail: list[Exception] = []
+    with raw(local) as client:
+        client.sendall(GREETING + ready(b"DEALER") + encode([b"x"]))
+        name, _ = local.receive()
+        (peer,) = local.router._listener.peers.values()
+        peer._socket = Broken(fileno=peer._socket.detach())
+        fail.append(TimeoutError("the alarm of user code"))
+        with pytest.raises(TimeoutError):
+            local.router.send([name, b"one"])
+        local.router.send([name, b"two"])
+        decoder = Decoder(1000)
+        found: list[list[bytes]] = []
+        while [b"two"] not in found:
+            decoder.feed(client.recv(1000))
+            while (message := decoder.message()) is not None:
+                found.append(message)
+
+
+def _no_descriptor(*_: object) -> None:
+    raise OSError(errno.EMFILE, "too many open files")
 
 
 def test_a_port_that_is_given_is_taken_from_the_kernel_before(tmp_path: Path) -> None:
