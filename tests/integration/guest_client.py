@@ -46,6 +46,17 @@ class Outcome:
         """Contents of all messages of one type."""
         return [content for name, content in self.messages if name == kind]
 
+    def joined(self) -> list[str]:
+        """As `outputs`; text of one stream is one piece, however quickly it was sent."""
+        found: list[str] = []
+        for output in self.outputs():
+            name, _, text = output.partition(":")
+            if found and name in ("stdout", "stderr") and found[-1].startswith(f"{name}:"):
+                found[-1] += text
+            else:
+                found.append(output)
+        return found
+
     def outputs(self) -> list[str]:
         """Streams, displays, results and errors in order, each as short text."""
         found = []

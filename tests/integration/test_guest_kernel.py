@@ -80,7 +80,7 @@ display("six")
 print("seven")
 "eight"
 """
-    assert kernel.run(code).outputs() == [
+    assert kernel.run(code).joined() == [
         "stdout:one\n",
         "stderr:two\n",
         "stdout:three\nfour",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -126,7 +127,8 @@ def children(pid: int) -> list[int]:
     """Child processes, dead ones too."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += map(int, (task / "children").read_text().split())
     return found
 
 
