@@ -68,19 +68,12 @@ class CellQueue:
 
     def withdraw(self, cause: str) -> Cell | None:
         """End the cell that would be the next to run; None when there is none."""
-        if not self._waiting:
-            return None
-        cell = self._waiting.popleft()
-        cell.finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
-        return cell
+        return self._drop(self._waiting[0], cause) if self._waiting else None
 
     def abandon(self, cell: Cell) -> None:
         """Stop a cell whose caller has gone: at once when it waits, by interrupt when it runs."""
         if cell in self._waiting:
-            self._waiting.remove(cell)
-            cell.finish(
-                Outcome(Status.INTERRUPTED, cause="it was cancelled before it began"), self._clock()
-            )
+            self._drop(cell, "it was cancelled before it began")
         else:
             cell.stop(StopReason.CANCEL)
         cell.told = True  # nobody asks for it; what it cost is told with the next answer
@@ -90,9 +83,13 @@ class CellQueue:
         what = "reset" if reason is StopReason.RESET else "closed"
         while self._waiting:
             cause = f"the session was {what} before this cell began"
-            cell = self._waiting.popleft()
-            cell.finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
-            cell.told = True
+            self._drop(self._waiting[0], cause).told = True
         if self.current is not None:
             self.current.stop(reason)
             self.current.told = True
+
+    def _drop(self, cell: Cell, cause: str) -> Cell:
+        """End a cell that waits."""
+        self._waiting.remove(cell)
+        cell.finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
+        return cell

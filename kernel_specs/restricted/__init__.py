@@ -13,7 +13,8 @@ Runs inside the sandboxed process, on the standard library and ipykernel alone.
     tracebacks  plain tracebacks
     session     Jupyter messages, serialised with less work
     zmtp        the protocol below Jupyter's, for both ends
-    peers       ROUTER and XPUB sockets without a thread of their own
+    peers       the clients of one socket
+    sockets     ROUTER and XPUB sockets without a thread of their own
     iopub       the XPUB socket, one ordered queue, backpressure
     console     stdout, stderr and file descriptors 1 and 2 → iopub
     channel     a ROUTER on an event loop

@@ -22,7 +22,7 @@ from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import BaseAsyncIOLoop
 from traitlets.config import Config
 
-from kernel_specs.restricted import channel, interrupts, iopub, peers, session, zmtp
+from kernel_specs.restricted import channel, interrupts, iopub, peers, session, sockets, zmtp
 from kernel_specs.restricted import console as console_module
 from kernel_specs.restricted.channel import Channel
 from kernel_specs.restricted.config import BootConfig, BootError
@@ -30,10 +30,10 @@ from kernel_specs.restricted.console import Console
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.iopub import HIGH_WATER_BYTES, IOPub
 from kernel_specs.restricted.kernel import SandboxKernel
-from kernel_specs.restricted.peers import Publisher, Router, listen
 from kernel_specs.restricted.recorder import Recorder
 from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.session import LeanSession
+from kernel_specs.restricted.sockets import Publisher, Router, listen
 
 
 class _ProfileDir(ProfileDir):
@@ -53,7 +53,10 @@ class KernelApp(IPKernelApp):
         """Create kernel and shell: no thread, no socket, no event loop."""
         self.gate = InterruptGate(
             module.__file__ or ""
-            for module in (channel, interrupts, iopub, peers, session, zmtp, console_module)
+            for module in (
+                *(channel, interrupts, iopub, peers, session, sockets, zmtp),
+                console_module,
+            )
         )
         profile = Path(os.environ.get("IPYTHONDIR") or Path(self.ipython_dir)) / "profile_default"
         self.profile_dir = _ProfileDir(location=str(profile), parent=self)
@@ -79,8 +82,8 @@ class KernelApp(IPKernelApp):
             raise BootError("this kernel does not encrypt its sockets: take a private folder (ipc)")
         self.session.renew(info.get("key", "").encode(), info.get("signature_scheme"))
         loop = cast(BaseAsyncIOLoop, IOLoop.current())
-        sockets, ports = _listening(info)
-        publisher = Publisher(sockets["iopub"], HIGH_WATER_BYTES)
+        opened, ports = _listening(info)
+        publisher = Publisher(opened["iopub"], HIGH_WATER_BYTES)
         self.iopub = IOPub(
             publisher, self.session, boot.output, self.gate, Recorder(boot.recorder_fd)
         )
@@ -90,10 +93,10 @@ class KernelApp(IPKernelApp):
         self.console.install()
         self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
         self.service.watch_output(publisher)
-        self.service.watch_heartbeat(Router(sockets["hb"]))
-        self.kernel.shell_stream = Channel(Router(sockets["shell"]), loop, collects=True)
-        self.kernel.control_stream = Channel(Router(sockets["control"]), self.service.io_loop)
-        self.kernel.stdin_socket = Channel(Router(sockets["stdin"]), loop)
+        self.service.watch_heartbeat(Router(opened["hb"]))
+        self.kernel.shell_stream = Channel(Router(opened["shell"]), loop, collects=True)
+        self.kernel.control_stream = Channel(Router(opened["control"]), self.service.io_loop)
+        self.kernel.stdin_socket = Channel(Router(opened["stdin"]), loop)
         if not ports.items() <= info.items():
             info.update(ports)
             self.load_connection_info(info)
@@ -146,11 +149,11 @@ def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str
     Raises OSError.
     """
     transport, ip = info.get("transport", "tcp"), info.get("ip", "127.0.0.1")
-    sockets, ports = {}, {}
-    for channel_name in ("shell", "iopub", "stdin", "control", "hb"):
-        port = f"{channel_name}_port"
-        sockets[channel_name], ports[port] = listen(transport, ip, int(info.get(port, 0)))
-    return sockets, ports
+    opened, ports = {}, {}
+    for name in ("shell", "iopub", "stdin", "control", "hb"):
+        port = f"{name}_port"
+        opened[name], ports[port] = listen(transport, ip, int(info.get(port, 0)))
+    return opened, ports
 
 
 def create() -> KernelApp:

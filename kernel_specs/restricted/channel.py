@@ -12,7 +12,7 @@ from typing import Any
 import zmq
 from tornado.platform.asyncio import BaseAsyncIOLoop
 
-from kernel_specs.restricted.peers import Router
+from kernel_specs.restricted.sockets import Router
 
 
 class Channel:
@@ -77,11 +77,6 @@ class Channel:
 
     def flush(self, *_: Any) -> None:
         """Do nothing; ipykernel asks for it after each reply."""
-
-    def close(self) -> None:
-        """Stop watching and close the socket."""
-        self.io_loop.asyncio_loop.remove_reader(self._router)
-        self._router.close()
 
     def _on_event(self) -> None:
         with contextlib.suppress(MemoryError), self._lock:  # whoever waits will see to it

@@ -19,9 +19,9 @@ from typing import Any
 
 from kernel_specs.restricted.config import Output
 from kernel_specs.restricted.interrupts import InterruptGate
-from kernel_specs.restricted.peers import STALL_SECONDS, Publisher
 from kernel_specs.restricted.recorder import Recorder
 from kernel_specs.restricted.session import LeanSession
+from kernel_specs.restricted.sockets import STALL_SECONDS, Publisher
 
 HIGH_WATER_BYTES = 1024 * 1024
 """What may wait for a reader that has fallen behind before the code that prints has to."""

@@ -6,19 +6,12 @@ import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from kernel_specs.restricted.zmtp import GREETING, Decoder, ProtocolError, encode, ready
+from kernel_specs.restricted.zmtp import GREETING, Decoder, ProtocolError, ready
 
 READ_BYTES = 64 * 1024
 MAX_REQUEST_BYTES = 1 << 30
 """Who may connect may also run code, so this is no defence: it finds a peer that lost count."""
-BACKLOG = 64
-LINGER_SECONDS = 1.0
-"""How long the end of a kernel waits for a reader to take what is left."""
-STALL_SECONDS = 30.0
-"""A reader that takes nothing for this long is gone."""
 
 
 class Peer:
@@ -32,13 +25,9 @@ class Peer:
         connection.setblocking(False)
         self.name = b""
         """How messages name it, once it has greeted; a Router's business."""
-        self.met = False
-        """Whether its Listener has told of it."""
         self.slow = False
         """Whether its Listener watches for it to take more."""
         self.subscriptions: set[bytes] = set()
-        self.waiting = 0
-        """Bytes that the client has not taken yet."""
         self._socket = connection
         self._decoder = Decoder(MAX_REQUEST_BYTES, answers_pings=True)
         self._came = b""
@@ -46,6 +35,11 @@ class Peer:
         self._sent: list[int] = []
         """How much of `_out` has gone, until that is removed from it."""
         self.write(GREETING + ready(socket_type))
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the client has not taken yet."""
+        return len(self._out)
 
     @property
     def ready(self) -> bool:
@@ -92,7 +86,6 @@ class Peer:
     def keep(self, data: bytes) -> None:
         """Have it sent by the next `flush`."""
         self._out += data
-        self.waiting = len(self._out)
 
     def flush(self) -> bool:
         """Send what is waiting, as far as it goes at once; whether all has gone."""
@@ -107,14 +100,21 @@ class Peer:
                     raise
                 self._out.clear()  # it is gone, as whoever reads from it will find out
             self._settle()
-            self.waiting = len(self._out)
         return not self._out
+
+    def drained(self, seconds: float) -> bool:
+        """Wait until all has gone; False when the client takes nothing for so long."""
+        poller = select.poll()
+        poller.register(self, select.POLLOUT)
+        while not self.flush():
+            if not poller.poll(seconds * 1000):
+                return False
+        return True
 
     def close(self) -> None:
         """Close the connection; what is waiting is dropped."""
         self._socket.close()
         self._out.clear()
-        self.waiting = 0
 
     def _settle(self) -> None:
         """Forget what was sent; no call in between, so that nothing can interrupt."""
@@ -132,7 +132,7 @@ class Listener:
         listening: socket.socket,
         on_ready: Callable[[Peer], None] = lambda peer: None,
     ) -> None:
-        """Take over a socket that listens; `on_ready` is told of each peer that has greeted."""
+        """Take over a socket that listens; `on_ready` is told of peers that have greeted."""
         listening.setblocking(False)
         self.peers: dict[int, Peer] = {}
         self._heard: list[Peer] = []
@@ -153,9 +153,8 @@ class Listener:
                 peer = self._heard[-1]
                 try:
                     message = peer.message()
-                    if peer.ready and not peer.met:
+                    if peer.ready:
                         self._on_ready(peer)
-                        peer.met = True
                 except ProtocolError:
                     self.drop(peer)
                     message = None
@@ -208,152 +207,3 @@ class Listener:
             self.peers[connection.fileno()] = peer
             return True
         return False
-
-
-class Router:
-    """A ROUTER socket: takes requests of any client and answers each."""
-
-    def __init__(self, listening: socket.socket) -> None:
-        """Take over a socket that listens."""
-        self._listener = Listener(b"ROUTER", listening, self._introduce)
-        self._named: dict[bytes, Peer] = {}
-        self._unnamed = 0
-
-    def fileno(self) -> int:
-        """Readable when a message may have come."""
-        return self._listener.fileno()
-
-    def receive(self) -> list[bytes] | None:
-        """The next message, the name of its sender first, or None; never waits."""
-        found = self._listener.receive()
-        if found is None:
-            return None
-        peer, message = found
-        return [peer.name, *message]
-
-    def send(self, frames: list[Any]) -> None:
-        """Send to the client that the first frame names, if it is there; wait while it is slow."""
-        peer = self._named.get(frames[0])
-        if peer is None or peer.fileno() < 0 or peer.write(encode(frames[1:])):
-            return
-        if not _drained(peer, STALL_SECONDS):
-            self._listener.drop(peer)
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._listener.close()
-
-    def _introduce(self, peer: Peer) -> None:
-        """Give a client its name; one that connects again keeps it."""
-        self._unnamed += 1
-        peer.name = peer.identity or b"\0" + self._unnamed.to_bytes(4, "big")
-        if (before := self._named.get(peer.name)) is not None:
-            self._listener.drop(before)
-        self._named = {name: each for name, each in self._named.items() if each.fileno() >= 0}
-        self._named[peer.name] = peer
-
-
-class Publisher:
-    """An XPUB socket that drops nothing: a reader that has fallen behind makes it full."""
-
-    def __init__(self, listening: socket.socket, high_water: int) -> None:
-        """Take over a socket that listens; it is full at `high_water` bytes for one reader."""
-        self._listener = Listener(b"XPUB", listening)
-        self._high_water = high_water
-
-    def fileno(self) -> int:
-        """Readable when `subscribed` or `flush` has something to do."""
-        return self._listener.fileno()
-
-    @property
-    def waiting(self) -> int:
-        """Bytes that readers have not taken yet."""
-        return sum(peer.waiting for peer in self._readers())
-
-    @property
-    def full(self) -> bool:
-        """Whether a reader has fallen so far behind that nothing more should be sent."""
-        return any(peer.waiting >= self._high_water for peer in self._readers())
-
-    def put(self, frames: list[Any]) -> None:
-        """Have a message sent by the next `flush` to who has subscribed to its topic."""
-        data = encode(frames)
-        for peer in self._readers():
-            if any(frames[0].startswith(topic) for topic in peer.subscriptions):
-                peer.keep(data)
-
-    def flush(self) -> None:
-        """Send as much as goes at once."""
-        for peer in self._readers():
-            self._listener.flush(peer)
-
-    def subscribed(self) -> list[bytes]:
-        """The topics that have been subscribed to since the last call."""
-        topics = []
-        while (found := self._listener.receive()) is not None:
-            peer, message = found
-            word, topic = message[0][:1], message[0][1:]
-            if word == b"\x01":
-                peer.subscriptions.add(topic)
-                topics.append(topic)
-            elif word == b"\x00":
-                peer.subscriptions.discard(topic)
-        return topics
-
-    def wait(self, seconds: float) -> None:
-        """Return when a reader takes something again, at the latest after so long."""
-        poller = select.poll()
-        for peer in self._readers():
-            if peer.waiting:
-                with suppress(ValueError):  # it has just been hung up on
-                    poller.register(peer, select.POLLOUT)
-        poller.poll(seconds * 1000)
-
-    def close(self) -> None:
-        """Send what is left, as long as it is taken, and close all connections."""
-        for peer in self._readers():
-            _drained(peer, LINGER_SECONDS)
-        self._listener.close()
-
-    def _readers(self) -> list[Peer]:
-        return list(self._listener.peers.values())  # another thread may be greeting one
-
-
-def _drained(peer: Peer, seconds: float) -> bool:
-    """Wait until everything has gone to a client; False when it takes nothing for so long."""
-    poller = select.poll()
-    poller.register(peer, select.POLLOUT)
-    while not peer.flush():
-        if not poller.poll(seconds * 1000):
-            return False
-    return True
-
-
-def listen(transport: str, ip: str, port: int) -> tuple[socket.socket, int]:
-    """A socket that listens where a connection file says, and its port; 0 stands for a free one.
-
-    Raises OSError.
-    """
-    if transport == "ipc":
-        return _listen_at_path(ip, port)
-    ip = "" if ip == "*" else ip
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    listening = socket.create_server((ip, port), family=family, backlog=BACKLOG)
-    return listening, int(listening.getsockname()[1])
-
-
-def _listen_at_path(prefix: str, port: int) -> tuple[socket.socket, int]:
-    if port:
-        Path(f"{prefix}-{port}").unlink(missing_ok=True)  # of the kernel before a restart
-    else:
-        port = 1
-        while Path(f"{prefix}-{port}").exists():
-            port += 1
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listening.bind(f"{prefix}-{port}")
-        listening.listen(BACKLOG)
-    except BaseException:
-        listening.close()
-        raise
-    return listening, port

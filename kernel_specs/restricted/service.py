@@ -17,7 +17,7 @@ from tornado.platform.asyncio import BaseAsyncIOLoop
 from kernel_specs.restricted.console import Console
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.iopub import IOPub
-from kernel_specs.restricted.peers import Publisher, Router
+from kernel_specs.restricted.sockets import Publisher, Router
 
 LINGER_SECONDS = 1.0
 """How long the flush timer ticks on after a cell, so that quick cells need not wake the thread."""

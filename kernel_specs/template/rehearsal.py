@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kernel_specs.restricted.forgetting import forgetting
-from kernel_specs.restricted.peers import Router, listen
+from kernel_specs.restricted.sockets import Router, listen
 from kernel_specs.restricted.zmtp import GREETING, encode, ready
 
 CELLS = ("1", "print('text')", "import math\nmath.pi", "def f(): return [1]\nf()", "1/0")

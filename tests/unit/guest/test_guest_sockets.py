@@ -6,7 +6,6 @@ import errno
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 import pytest
 import zmq
 
-from kernel_specs.restricted import peers
-from kernel_specs.restricted.peers import Router, listen
+from kernel_specs.restricted import sockets
+from kernel_specs.restricted.sockets import Router, listen
 from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
 
 SECONDS = 10
@@ -65,21 +64,20 @@ class Server:
 
     def receive(self) -> list[bytes]:
         """The next message."""
-        poller = select.poll()
-        poller.register(self.router, select.POLLIN)
-        deadline = time.monotonic() + SECONDS
         while (message := self.router.receive()) is None:
-            assert time.monotonic() < deadline
-            poller.poll(100)
+            self._wait()
         return message
 
     def serve_until(self, done: Callable[[], object]) -> None:
         """Accept and read until something has happened; no message may come."""
-        deadline = time.monotonic() + SECONDS
-        while not done():
-            assert time.monotonic() < deadline
-            assert self.router.receive() is None
-            time.sleep(0.001)
+        while self.router.receive() is None and not done():
+            self._wait()
+        assert done()
+
+    def _wait(self) -> None:
+        poller = select.poll()
+        poller.register(self.router, select.POLLIN)
+        assert poller.poll(SECONDS * 1000)
 
 
 @pytest.fixture
@@ -187,7 +185,7 @@ def test_large_messages_come_whole_and_leave_nothing_behind(
 def test_a_client_that_takes_no_answers_is_hung_up_on(
     local: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(sockets, "STALL_SECONDS", 0.1)
     with raw(local) as client:
         client.sendall(GREETING + ready(b"DEALER") + encode([b"x"]))
         name, _ = local.receive()
