@@ -2,6 +2,11 @@
 
 import sys
 
-from kernel_mcp.cli import main
+# Python has put the current folder first, whose modules nobody vouches for
+if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+    if not __file__.startswith(f"{sys.path[0]}/"):
+        del sys.path[0]
+
+from kernel_mcp.cli import main  # noqa: E402
 
 sys.exit(main())

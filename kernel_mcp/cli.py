@@ -39,7 +39,8 @@ times are 30, 30s, 5m or 2h; sizes are 512M or 2G; 0 lifts a limit of a session.
 
 Every flag is also an environment variable (--idle-timeout: KERNEL_MCP_IDLE_TIMEOUT) and a key
 in kernel-mcp.toml or in [tool.kernel-mcp] of pyproject.toml in the current folder, or in the
-file of --config. A flag wins over a variable, a variable over a file.
+file of --config. A flag wins over a variable, a variable over a file. A file that was found and
+not named may only narrow what code may do; what it wants beyond that is ignored, and said.
 """
 
 _COMMANDS_HELP = """\
@@ -137,8 +138,14 @@ def read_settings(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Setti
 
 
 def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
-    """Settings from parsed flags, the environment and TOML. Raises ConfigError."""
-    return load(flags, os.environ, Path.cwd())
+    """Settings from parsed flags, the environment and TOML; says on stderr what was not taken.
+
+    Raises ConfigError.
+    """
+    settings = load(flags, os.environ, Path.cwd())
+    if settings.refusal is not None:
+        print(f"kernel-mcp: warning: {settings.refusal}", file=sys.stderr)
+    return settings
 
 
 def _help(option: Option) -> str:

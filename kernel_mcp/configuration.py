@@ -3,12 +3,15 @@
 Every setting has one name. `idle-timeout` is the flag `--idle-timeout`, the variable
 `KERNEL_MCP_IDLE_TIMEOUT` and the key `idle-timeout` of a TOML file; a flag wins over a variable,
 a variable over a file, a file over the default.
+
+A file that nobody named, found in the current folder, came with that folder, which may be a clone
+of anything. It may only narrow what holds without it (`Option.narrows`); the keys that would do
+more are left out and told.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -17,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.narrowing import never
 from kernel_mcp.options import ENV_PREFIX, OPTIONS, Option
-from kernel_mcp.settings import Limits, Settings
+from kernel_mcp.settings import Limits, Refusal, Settings
 from kernel_mcp.values import places, python
 
 if sys.version_info >= (3, 11):
@@ -28,6 +32,10 @@ else:
 
 CONFIG_NAME = "kernel-mcp.toml"
 TABLE = "kernel-mcp"
+MAX_FILE_BYTES = 1024 * 1024
+"""Of a configuration file: those of projects have some KiB."""
+MAX_SHOWN = 100
+"""Characters of a key or a value in an error, which is one line."""
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _LIMITS = frozenset(entry.name for entry in fields(Limits))
@@ -40,7 +48,7 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
     """
     variables = _variables(environ)
     file = flags.get("config") or environ.get(ENV_PREFIX + "CONFIG")
-    values = _from_file(Path(str(file)), cwd) if file else _discovered(cwd)
+    values = _from_file(Path(str(file)), cwd) if file else {}
     for option in OPTIONS:
         if option.name in variables:
             source = f"{option.variable}={variables[option.name]}"
@@ -50,8 +58,17 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
             given = flags[option.name]
             shown = given if isinstance(given, str) else ",".join(given)
             values[option.field] = _read(option, given, f"{option.flag} {shown}", cwd)
-    limits = Limits(**{name: values.pop(name) for name in list(values) if name in _LIMITS})
-    return _checked(replace(Settings(limits=limits), **values))
+    refusal = None
+    if not file:
+        found, refusal = _discovered(cwd, values)
+        values = {**found, **values}
+    return _checked(replace(_settings(values), refusal=refusal))
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    limits = Limits(**{name: value for name, value in values.items() if name in _LIMITS})
+    rest = {name: value for name, value in values.items() if name not in _LIMITS}
+    return replace(Settings(limits=limits), **rest)
 
 
 def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
@@ -83,18 +100,35 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _discovered(cwd: Path) -> dict[str, Any]:
-    """Settings of `kernel-mcp.toml` or else `[tool.kernel-mcp]` of `pyproject.toml` in `cwd`.
+def _discovered(cwd: Path, own: Mapping[str, Any]) -> tuple[dict[str, Any], Refusal | None]:
+    """What `kernel-mcp.toml` or else `[tool.kernel-mcp]` of `pyproject.toml` in `cwd` may set.
 
-    Nobody named this file: it came with the folder, which may be a clone of anything. So it may
-    not lift the sandbox, choose a program to run, or place files outside its own folder.
+    `own` are the operator's values by field. The second is what was refused, None for nothing.
     """
     for name in (CONFIG_NAME, "pyproject.toml"):
         file = cwd / name
         if file.is_file() and (table := _table(file)) is not None:
-            _refuse_unsafe(table, file)
-            return _values(table, file)
-    return {}
+            return _narrowing(table, file, _settings(own))
+    return {}, None
+
+
+def _narrowing(
+    table: Mapping[str, Any], file: Path, own: Settings
+) -> tuple[dict[str, Any], Refusal | None]:
+    values: dict[str, Any] = {}
+    refused: list[str] = []
+    for key, given in table.items():
+        option = _option(key, file)
+        if option.narrows is never:  # whatever it says, it is not even read
+            refused.append(key)
+            continue
+        value = _from_table(option, given, file)
+        holder = own.limits if option.field in _LIMITS else own
+        if option.narrows(value, getattr(holder, option.field)):
+            values[option.field] = value
+        else:
+            refused.append(key)
+    return values, Refusal(file, tuple(refused)) if refused else None
 
 
 def _from_file(file: Path, cwd: Path) -> dict[str, Any]:
@@ -110,10 +144,14 @@ def _from_file(file: Path, cwd: Path) -> dict[str, Any]:
 def _table(file: Path) -> dict[str, Any] | None:
     """The settings in a TOML file: the whole of it, or `[tool.kernel-mcp]` where that exists."""
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as opened:
+            text = opened.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ConfigError(f"{file}: larger than the {MAX_FILE_BYTES} bytes that are read of it")
+        content = tomllib.loads(text.decode())
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = re.sub(r"\s+", " ", str(error))
         raise ConfigError(f"{file}: not valid TOML: {reason}") from error
     tool = content.get("tool")
@@ -128,38 +166,21 @@ def _table(file: Path) -> dict[str, Any] | None:
 def _values(table: Mapping[str, Any], file: Path) -> dict[str, Any]:
     values = {}
     for key, given in table.items():
-        option = _BY_NAME.get(key)
-        if option is None:
-            raise ConfigError(f"{file}: there is no setting {key!r}{nearest(key, _BY_NAME)}")
-        values[option.field] = _read(option, given, f"{file}: {key} = {given!r}", file.parent)
+        option = _option(key, file)
+        values[option.field] = _from_table(option, given, file)
     return values
 
 
-def _refuse_unsafe(table: Mapping[str, Any], file: Path) -> None:
-    def refuse(key: str) -> None:
-        raise ConfigError(
-            f"{file}: {key} = {table[key]!r} is not taken from a file found in the current "
-            f"folder; give it as --{key}, or name the file with --config {file.name}"
-        )
+def _option(key: str, file: Path) -> Option:
+    option = _BY_NAME.get(key)
+    if option is None:
+        name = key[:MAX_SHOWN]
+        raise ConfigError(f"{file}: there is no setting {name!r}{nearest(name, _BY_NAME)}")
+    return option
 
-    if str(table.get("sandbox", "")).strip().lower() in ("none", "landlock"):
-        refuse("sandbox")
-    for key in (
-        "allow-weaker-sandbox", "container-engine", "container-image", "container-runtime",
-    ):  # fmt: skip
-        if key in table:
-            refuse(key)
-    if "/" in str(table.get("python", "")):
-        refuse("python")
-    for key in ("index-url", "find-links", "allow-source-builds", "audit-log"):
-        if key in table:
-            refuse(key)
-    for key in ("workspace", "cache-dir", "state-dir"):
-        folder = table.get(key)
-        if isinstance(folder, str):
-            inside = os.path.realpath(file.parent)
-            if not Path(os.path.realpath(file.parent / folder)).is_relative_to(inside):
-                refuse(key)
+
+def _from_table(option: Option, given: object, file: Path) -> object:
+    return _read(option, given, f"{file}: {option.name} = {repr(given)[:MAX_SHOWN]}", file.parent)
 
 
 def _read(option: Option, given: object, source: str, base: Path) -> object:

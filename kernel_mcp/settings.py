@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,27 @@ class Limits:
     disk_bytes: int = 1 * GIB
     tmp_bytes: int = 512 * MIB
     open_files: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Keys of a configuration file that nobody named, found in the current folder, and not taken.
+
+    Such a file may narrow what the operator permits, never widen it or name a place or a program.
+    """
+
+    file: Path
+    keys: tuple[str, ...]
+
+    def __str__(self) -> str:
+        it = "it" if len(self.keys) == 1 else "them"
+        flags = ", ".join(f"--{key}" for key in self.keys)
+        return (
+            f"{', '.join(self.keys)} in {self.file} ignored: a file that was found in the current "
+            "folder may narrow what code may do, but not widen it, nor choose places and programs. "
+            f"If you trust it, start the server with --config {shlex.quote(str(self.file))}; or "
+            f"set {it} yourself: {flags}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +90,7 @@ class Settings:
     install_timeout_s  time one installation may take
     python          interpreter for kernels: version or path; empty for the server's own version
     output_chars    budget of text in one answer
+    refusal         what a configuration file in the current folder wanted and did not get
     """
 
     allow: tuple[str, ...] = ()
@@ -103,3 +126,4 @@ class Settings:
     python: str = ""
     log_level: str = "warning"
     output_chars: int = 30_000
+    refusal: Refusal | None = None

@@ -113,4 +113,5 @@ def server(
             idle_timeout_s=settings.idle_timeout_s,
         ),
         workspace=sandbox.guest_paths(folder, folder).workspace,
+        ignored_settings=str(settings.refusal) if settings.refusal is not None else "",
     )

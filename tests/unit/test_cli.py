@@ -143,3 +143,28 @@ def test_a_failure_the_server_explains_exits_1(
     _replace_server(monkeypatch, serve)
     assert cli.main(["serve"]) == 1
     assert capsys.readouterr().err == "kernel-mcp: error: no network. Do this.\n"
+
+
+def test_what_a_found_file_may_not_set_is_said_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
+    (tmp_path / "kernel-mcp.toml").write_text('cache-dir = "c"\nallow = "numpy"\nwarm = 1\n')
+    assert cli.main(["env", "list"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("kernel-mcp: warning: cache-dir, allow in ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path) -> None:
+    for name in ("argparse", "gc", "tomli", "platformdirs", "mcp"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "kernel_mcp", "env", "list", "--cache-dir", str(tmp_path / "c")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

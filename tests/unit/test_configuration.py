@@ -40,9 +40,10 @@ def test_a_table_in_pyproject_is_read(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.kernel-mcp]\nallow = ["numpy", "pandas>=2,<3"]\ndisk = "64M"\n'
     )
-    settings = load({}, {}, tmp_path)
+    settings = load({"config": "pyproject.toml"}, {}, tmp_path)
     assert settings.allow == ("numpy", "pandas>=2,<3")
     assert settings.limits.disk_bytes == 64 * MIB
+    assert load({}, {}, tmp_path).limits.disk_bytes == 64 * MIB
 
 
 def test_a_pyproject_without_the_table_is_ignored(tmp_path: Path) -> None:
@@ -98,40 +99,154 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
     assert load({"workspace": "/abs"}, {}, tmp_path).workspace == Path("/abs")
 
 
+OPERATORS_ALONE = {
+    "workspace": '"work"',
+    "cache-dir": '"c"',
+    "state-dir": '"s"',
+    "python": '"3.12"',
+    "index-url": '"https://elsewhere.example/simple"',
+    "find-links": '["wheels"]',
+    "sandbox": '"bwrap"',
+    "container-engine": '"docker"',
+    "container-image": '"somebody/image"',
+    "container-runtime": '"/tmp/program"',
+    "no-template": "true",
+    "audit-log": '"/etc/cron.d/x"',
+    "log-level": '"error"',
+}
+WIDER = {
+    "allow": '["numpy"]',
+    "profile": '"data"',
+    "allow-install": '"*"',
+    "offline": "false",
+    "allow-source-builds": "true",
+    "allow-weaker-sandbox": "true",
+    "install-size": "0",
+    "install-timeout": '"1d"',
+    "memory": "0",
+    "cpu": "31.0",
+    "cpus": "0",
+    "pids": "513",
+    "disk": '"2G"',
+    "timeout": '"11m"',
+    "wait": '"51s"',
+    "grace": '"4s"',
+    "idle-timeout": '"never"',
+    "max-sessions": "17",
+    "hibernate-sessions": "65",
+    "hibernate-size": "0",
+    "hibernate-disk": '"3G"',
+    "warm": "3",
+}
+NARROWER = {
+    "allow": ('["pandas"]', ("pandas",)),
+    "profile": ('"strict"', "strict"),
+    "allow-install": ('"rich"', ("rich",)),
+    "offline": ("true", True),
+    "allow-source-builds": ("false", False),
+    "allow-weaker-sandbox": ("false", False),
+    "install-size": ('"1G"', GIB),
+    "install-timeout": ('"1m"', 60),
+    "memory": ('"1G"', GIB),
+    "cpu": ("29.0", 29),
+    "cpus": ("1", 1),
+    "pids": ("7", 7),
+    "disk": ('"64M"', 64 * MIB),
+    "timeout": ('"1m"', 60),
+    "wait": ("5", 5),
+    "grace": ("1", 1),
+    "idle-timeout": ('"1m"', 60),
+    "max-sessions": ("1", 1),
+    "hibernate-sessions": ("0", 0),
+    "hibernate-size": ('"1M"', MIB),
+    "hibernate-disk": ('"1G"', GIB),
+    "warm": ("0", 0),
+}
+PERMITTED: dict[str, str | list[str]] = {"cpu": "30", "cpus": "2", "offline": "true"}
+"""What the operator says where the default would not tell wider from narrower."""
+
+
+def test_every_setting_is_known_to_be_the_operators_or_to_be_narrowed() -> None:
+    names = {option.name for option in OPTIONS}
+    assert OPERATORS_ALONE.keys() | WIDER.keys() == names
+    assert OPERATORS_ALONE.keys() & WIDER.keys() == set()
+    assert WIDER.keys() == NARROWER.keys()
+
+
+@pytest.mark.parametrize(("key", "value"), [*OPERATORS_ALONE.items(), *WIDER.items()])
+def test_a_found_file_neither_names_places_nor_widens_what_is_permitted(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.kernel-mcp]\n{key} = {value}\n")
+    flags = {name: text for name, text in PERMITTED.items() if name == key}
+    without = load(flags, {}, tmp_path / "elsewhere")
+    settings = load(flags, {}, tmp_path)
+    field = next(option.field for option in OPTIONS if option.name == key)
+    assert settings.refusal is not None
+    assert settings.refusal.keys == (key,)
+    for holder, plain in ((settings, without), (settings.limits, without.limits)):
+        if hasattr(holder, field):
+            assert getattr(holder, field) == getattr(plain, field)
+    assert f"{key} in {tmp_path / 'pyproject.toml'} ignored" in str(settings.refusal)
+    assert f"--config {tmp_path / 'pyproject.toml'}" in str(settings.refusal)
+    assert f"--{key}" in str(settings.refusal)
+    assert load({"config": "pyproject.toml"}, {}, tmp_path).refusal is None
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), [(k, *v) for k, v in NARROWER.items()])
+def test_a_found_file_may_narrow_what_is_permitted(
+    tmp_path: Path, key: str, value: str, expected: object
+) -> None:
+    (tmp_path / "kernel-mcp.toml").write_text(f"{key} = {value}\n")
+    option = next(option for option in OPTIONS if option.name == key)
+    if key in ("allow", "allow-install"):  # nothing is permitted unless it is said
+        assert option.narrows(expected, ("*",))
+        assert not option.narrows(("*",), expected)
+        return
+    settings = load({}, {}, tmp_path)
+    assert settings.refusal is None
+    holder = settings.limits if hasattr(settings.limits, option.field) else settings
+    assert getattr(holder, option.field) == expected
+
+
+def test_what_the_operator_says_holds_against_a_found_file(tmp_path: Path) -> None:
+    (tmp_path / "kernel-mcp.toml").write_text(
+        'allow = ["numpy", "evil"]\nmemory = "3G"\ndisk = "1M"\nprofile = "strict"\n'
+    )
+    flags: dict[str, str | list[str]] = {"allow": ["numpy,pandas"], "disk": "2M"}
+    settings = load(flags, {"KERNEL_MCP_MEMORY": "4G"}, tmp_path)
+    assert settings.allow == ("numpy", "pandas")
+    assert settings.limits.memory_bytes == 4 * GIB
+    assert settings.limits.disk_bytes == 2 * MIB
+    assert settings.profile == "strict"
+    assert settings.refusal is not None
+    assert settings.refusal.keys == ("allow",)
+
+
+def test_refused_keys_are_not_even_read(tmp_path: Path) -> None:
+    (tmp_path / "kernel-mcp.toml").write_text("python = 3\ncache-dir = []\n")
+    refusal = load({}, {}, tmp_path).refusal
+    assert refusal is not None
+    assert refusal.keys == ("python", "cache-dir")
+    with pytest.raises(ConfigError, match="in quotes"):
+        load({"config": "kernel-mcp.toml"}, {}, tmp_path)
+
+
 @pytest.mark.parametrize(
-    "line",
+    "content",
     [
-        'sandbox = "none"',
-        'sandbox = " NONE "',
-        'python = "./evil/python"',
-        'workspace = "/home/ada"',
-        'workspace = "../elsewhere"',
-        'cache-dir = "/tmp/prepared"',
-        'sandbox = "landlock"',
-        "allow-weaker-sandbox = true",
-        'container-engine = "docker"',
-        'container-image = "somebody/image"',
-        'container-runtime = "/tmp/program"',
-        'index-url = "https://elsewhere.example/simple"',
-        'find-links = ["wheels"]',
-        "allow-source-builds = true",
-        'audit-log = "/etc/cron.d/x"',
+        "x = " + "[" * 100_000,
+        "#" * (2 * MIB),
+        f"{'x' * 100_000} = 1",
+        f"memory = '{'x' * 100_000}'",
     ],
+    ids=["deep", "large", "key", "value"],
 )
-def test_a_file_nobody_named_cannot_weaken_the_boundary(tmp_path: Path, line: str) -> None:
-    (tmp_path / "pyproject.toml").write_text(f"[tool.kernel-mcp]\n{line}\n")
-    with pytest.raises(ConfigError, match="is not taken from a file found in the current folder"):
+def test_a_hostile_file_is_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "kernel-mcp.toml").write_text(content)
+    with pytest.raises(ConfigError) as caught:
         load({}, {}, tmp_path)
-    load({"config": "pyproject.toml"}, {}, tmp_path)
-
-
-def test_a_link_out_of_the_folder_is_not_inside_it(tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    (here / "work").symlink_to(tmp_path)
-    (here / "kernel-mcp.toml").write_text('workspace = "work/x"\n')
-    with pytest.raises(ConfigError, match="workspace"):
-        load({}, {}, here)
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -142,7 +257,6 @@ def test_a_link_out_of_the_folder_is_not_inside_it(tmp_path: Path) -> None:
         ('memory = "2X"', ["memory = '2X'", "512M or 2G"]),
         ("memory = [", ["not valid TOML"]),
         ("allow = [1]", ["allow = [1]", "expected names"]),
-        ("python = 3.12", ["in quotes"]),
         ("max-sessions = 0", ["at least one session"]),
     ],
 )
