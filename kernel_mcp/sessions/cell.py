@@ -69,6 +69,7 @@ class Cell:
         self.reported = Position()
         self._stop: StopReason | None = None
         self._scope: anyio.CancelScope | None = None
+        self._changes = 0
         self._heard: anyio.Event | None = None
 
     @property
@@ -130,13 +131,18 @@ class Cell:
         self.steps.append(text)
         self._tell()
 
-    async def heard(self) -> None:
-        """Return when there is new output, a new remark, or the cell has ended."""
-        if not self.finished.is_set():
+    async def heard(self, changes: int = 0) -> int:
+        """Return when there was output, a remark or the end beyond the first `changes` of them.
+
+        Returns how many there have been, for the next call.
+        """
+        while changes == self._changes and not self.finished.is_set():
             self._heard = self._heard or anyio.Event()
             await self._heard.wait()
+        return self._changes
 
     def _tell(self) -> None:
+        self._changes += 1
         if self._heard is not None:
             self._heard.set()
             self._heard = None

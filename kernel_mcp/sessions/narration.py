@@ -21,10 +21,10 @@ async def silence(_text: str) -> None:
 async def narrate(cell: Cell, report: Report) -> None:
     """Report the steps before the cell and its new output, at most ten times a second."""
     told = cell.reported
-    steps = 0
+    steps = changes = 0
     ended = False
     while not ended:
-        await cell.heard()
+        changes = await cell.heard(changes)
         ended = cell.finished.is_set()
         for step in cell.steps[steps:]:
             await report(step)

@@ -61,11 +61,12 @@ async def test_listeners_wake_on_output_and_on_the_end(tmp_path: Path) -> None:
     heard: list[str] = []
 
     async def listen() -> None:
+        changes = 0
         while not cell.finished.is_set():
-            await cell.heard()
+            changes = await cell.heard(changes)
             heard.append(cell.log.progress_line())
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen)
             await anyio.wait_all_tasks_blocked()
@@ -73,3 +74,12 @@ async def test_listeners_wake_on_output_and_on_the_end(tmp_path: Path) -> None:
             await anyio.wait_all_tasks_blocked()
             cell.finish(Outcome(Status.OK), 1.0)
     assert heard[0] == "hello"
+
+
+async def test_what_came_while_nobody_listened_is_heard_at_once(tmp_path: Path) -> None:
+    cell = new_cell(tmp_path)
+    cell.take(Stream("stdout", "one\n"))
+    with anyio.fail_after(60):
+        changes = await cell.heard()
+        cell.take(Stream("stdout", "two\n"))
+        assert await cell.heard(changes) == changes + 1
