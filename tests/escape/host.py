@@ -50,7 +50,7 @@ def run_attacks(backend: str | Sandbox, names: list[str]) -> dict[str, str]:
             readonly=[Path(sys.prefix), Path(sys.base_prefix), FOLDER] if confined else [],
             limits=LIMITS,
             stdin=json.dumps(task),
-            timeout=100,
+            timeout=500,
         )
     if done.returncode != 0:
         raise RuntimeError(f"the attacks did not run: {done.stderr}")

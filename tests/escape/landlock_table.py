@@ -25,7 +25,7 @@ from kernel_mcp.settings import GIB, Limits
 from tests.escape.landlock_attacks import ATTACKS, World
 
 LIMITS = Limits(memory_bytes=1 * GIB, pids=32, open_files=256, disk_bytes=GIB, tmp_bytes=GIB)
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 RUNTIME = (Path(sys.prefix), Path(sys.base_prefix))
 VICTIM = """
 import signal, sys

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="attacks use x86-64 call numbers"),
 ]
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="compares root with an ordinary user")
-TABLE_TIMEOUT_S = 110
+TABLE_TIMEOUT_S = 500
 
 
 @pytest.fixture(scope="module")

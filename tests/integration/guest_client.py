@@ -22,7 +22,7 @@ import zmq
 
 BOOT = Path(__file__).parents[2] / "kernel_specs" / "restricted" / "boot.py"
 DELIMITER = b"<IDS|MSG>"
-SECONDS = 20.0
+SECONDS = 60.0
 KEY = "secret"
 PORTS = {"shell": 1, "iopub": 2, "stdin": 3, "control": 4, "hb": 5}
 

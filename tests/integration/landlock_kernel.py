@@ -31,7 +31,7 @@ ENVIRONMENT = KernelEnvironment(
     python=Path(sys.executable), readonly=(Path(sys.prefix), Path(sys.base_prefix))
 )
 POLICY = Policy.for_allow(("*",))
-CELL_TIMEOUT_S = 30
+CELL_TIMEOUT_S = 60
 
 
 @dataclass

@@ -23,7 +23,7 @@ def test_the_demo_ends_well_and_leaves_a_picture(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -42,7 +42,7 @@ def doctor(*flags: str, path: Path | None = None) -> tuple[int, dict[str, Any]]:
         env={**os.environ, **({"PATH": str(path)} if path else {})},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert done.stdout, done.stderr

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.anyio]
 @asynccontextmanager
 async def ready(*flags: str) -> AsyncIterator[Agent]:
     """A server whose template is up: a kernel forked from it has the preloaded module already."""
-    async with agent(*flags, "--allow", "numpy") as notebook:
+    async with agent(*flags, "--allow", "numpy,sys") as notebook:
         with anyio.fail_after(60):
             while not await is_forked(notebook):
                 pass
@@ -27,10 +27,9 @@ async def ready(*flags: str) -> AsyncIterator[Agent]:
 async def is_forked(notebook: Agent) -> bool:
     session = (await notebook.call("create_session")).data["session"]
     await notebook.run("1", session=session)
-    loaded = await notebook.run("import numpy; numpy.__name__", session=session)
-    duration = loaded.cell["duration_s"]
+    loaded = await notebook.run("import sys; 'numpy' in sys.modules", session=session)
     await notebook.call("close_session", session=session)
-    return bool(duration < 0.03)
+    return loaded.text == "True"
 
 
 @pytest.mark.parametrize("warm", ["0", "2"])
@@ -60,7 +59,7 @@ async def test_files_written_before_the_first_cell_are_there(warm: str) -> None:
 async def test_a_new_session_has_its_kernel_before_its_first_cell(warm: str) -> None:
     async with ready("--warm", warm) as notebook:
         handle = (await notebook.call("create_session")).data["session"]
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while True:
                 listed = (await notebook.call("list_sessions")).data["sessions"]
                 (state,) = [each["state"] for each in listed if each["session"] == handle]
@@ -102,9 +101,9 @@ MULTIPLY = """
 import numpy, time
 def threads():
     return int(open('/proc/self/status').read().partition('Threads:')[2].split()[0])
-before, began = threads(), time.monotonic()
+before, spent = threads(), time.process_time()
 one = numpy.ones((400, 400))
-while threads() == before and time.monotonic() < began + 5:
+while threads() == before and time.process_time() < spent + 5:
     one @ one
 threads() - before
 """

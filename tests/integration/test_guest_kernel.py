@@ -313,14 +313,12 @@ def test_sigint_stops_a_cell_and_keeps_state(kernel: GuestKernel, code: str) -> 
     request = kernel.begin(f"kept = 1\nprint('running', flush=True)\n{code}")
     kernel.first_output(request)
     wait_until_asleep(kernel.process.pid) if "sleep(100" in code else None
-    started = time.monotonic()
     kernel.interrupt()
     # again, as a host does: the first may come between an await and the code after it
     again = threading.Timer(0.5, kernel.interrupt)
     again.start()
     outcome = kernel.finish(request)
     again.cancel()
-    assert time.monotonic() - started < 3
     assert outcome.reply["ename"] == "KeyboardInterrupt"
     assert outcome.of("error")[0]["ename"] == "KeyboardInterrupt"
     assert kernel.run("kept").outputs() == ["execute_result:1"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import anyio
@@ -31,7 +30,7 @@ async def asleep(notebook: Agent, session: str = "") -> None:
 
 async def has_file(notebook: Agent, path: str) -> None:
     """Wait until the workspace holds a file."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while (await notebook.call("read_file", path=path)).failed:
             await anyio.sleep(0.02)
 
@@ -296,15 +295,14 @@ async def test_a_kernel_that_dies_in_the_trial_is_reported_as_lost() -> None:
 async def test_a_cell_does_not_wait_for_a_dump_that_has_begun() -> None:
     async with agent(*IDLE) as notebook:
         await notebook.run(
-            "import time\nclass Slow:\n    def __reduce__(self):\n"
-            "        open('saving', 'w').close()\n        time.sleep(4)\n        return list, ()\n"
+            "import time\nfrom pathlib import Path\nclass Slow:\n    def __reduce__(self):\n"
+            "        open('saving', 'w').close()\n        time.sleep(1000)\n"
+            "        open('saved', 'w').close()\n        return list, ()\n"
             "x = Slow(); y = 5"
         )
         await has_file(notebook, "saving")
-        start = monotonic()
-        answer = await notebook.run("y, type(x)")
-        assert monotonic() - start < 1.5
-        assert answer.text == "(5, __main__.Slow)"
+        answer = await notebook.run("y, type(x), Path('saved').exists()")
+        assert answer.text == "(5, __main__.Slow, False)"
         assert answer.cell["state_kept"] is True
 
 
@@ -386,7 +384,7 @@ async def test_a_sleeping_session_is_gone_with_the_server(tmp_path: Path) -> Non
         dumps = list(state.rglob("*.dump"))
         assert [path.stat().st_mode & 0o777 for path in dumps] == [0o600]
         assert all("/w/" not in str(path) for path in dumps)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while [path for path in state.rglob("*") if path.is_file()]:
             await anyio.sleep(0.02)
 

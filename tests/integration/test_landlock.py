@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif((reason := landlock_available()) is not None, reason=str(reason)),
 ]
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="compares root with an ordinary user")
-WAIT_S = 10
+WAIT_S = 60
 CAP_DAC_READ_SEARCH = 2
 CHILDREN = """
 import os, signal

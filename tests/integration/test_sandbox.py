@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,12 +72,17 @@ def test_a_server_does_not_start_where_the_boundary_does_not_hold(sandbox: Sandb
 
 
 def test_the_short_self_test_is_short(sandbox: Sandbox) -> None:
-    durations = []
+    spent = []
     for _ in range(5):
-        began = time.perf_counter()
+        before = processor_time()
         quick_checks(sandbox)
-        durations.append(time.perf_counter() - began)
-    assert min(durations) < 0.1
+        spent.append(processor_time() - before)
+    assert min(spent) < 0.1
+
+
+def processor_time() -> float:
+    """Seconds of processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def test_the_environment_is_the_one_that_was_asked_for(

@@ -65,7 +65,7 @@ def test_without_bubblewrap_a_server_refuses_and_says_what_to_do(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1

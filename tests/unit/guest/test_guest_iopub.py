@@ -20,7 +20,7 @@ from kernel_specs.restricted.recorder import Recorder
 from kernel_specs.restricted.session import LeanSession
 from kernel_specs.restricted.sockets import Publisher, listen
 
-SECONDS = 10
+SECONDS = 60
 MANY = 400
 """Messages of `PADDING` bytes: more than what fits between a publisher and a reader."""
 PADDING = "x" * 5000

@@ -18,7 +18,7 @@ from kernel_specs.restricted import sockets
 from kernel_specs.restricted.sockets import Router, listen
 from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
 
-SECONDS = 10
+SECONDS = 60
 
 
 class Clients:

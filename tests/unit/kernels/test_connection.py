@@ -45,7 +45,7 @@ class Peer:
     async def receive(self) -> list[bytes]:
         """The next message from the connection."""
         assert self.end is not None
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while (found := self.decoder.message()) is None:
                 await anyio.wait_readable(self.end)
                 self.decoder.feed(self.end.recv(1 << 20))

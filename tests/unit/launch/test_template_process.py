@@ -80,7 +80,7 @@ class Template:
 async def template(script: str) -> AsyncIterator[Template]:
     made = Template(script)
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             yield made
     finally:
         await made.process.aclose()

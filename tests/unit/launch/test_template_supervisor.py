@@ -97,7 +97,7 @@ def supervise(sandbox: Ids, *preload: str) -> TemplateSupervisor:
 
 
 async def next_process() -> Process:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await Process.another.wait()
     Process.another = anyio.Event()
     return Process.made[-1]

@@ -158,10 +158,10 @@ def test_a_decompression_bomb_is_refused_without_being_decoded() -> None:
     body = zlib.compress(bytes(10_000_000))
     data = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", body)
     data += png_chunk(b"IEND", b"")
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ImageError, match="too many"):
         fit(data, 650_000)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_more_raster_than_the_header_promises_is_not_sound() -> None:

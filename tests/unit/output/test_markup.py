@@ -44,9 +44,9 @@ def test_no_more_than_the_limit_is_read() -> None:
     "unit", ["<", "<!--", "<a ", "<a b='", "</", "<script>", "&#", "<p", "<img alt="]
 )
 def test_time_stays_linear_on_hostile_markup(unit: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     html_to_text(unit * 100_000, 256 * 1024)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 @given(st.text(alphabet="<>/!-abc &;\"'=\n", max_size=200))

@@ -324,9 +324,9 @@ def test_a_huge_hostile_message_is_taken_in_a_moment_and_stays_safe(
     tmp_path: Path, unit: str
 ) -> None:
     log = OutputLog(tmp_path, 1)
-    start = time.perf_counter()
+    start = time.process_time()
     log.add(out(unit * 2_000_000))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     log.close()
     assert all(is_plain(piece) for piece in log.text())
 

@@ -169,14 +169,14 @@ HOSTILE = ("\rx", "x\b", "\x1b[Ax", "\x1b", "\x1b[0m", "\u202e", "\x1b[999Cx", "
 def test_hostile_text_costs_little_time_and_memory(unit: str) -> None:
     chunk = (unit * 65536)[:65536]
     screen = Screen()
-    start = time.perf_counter()
+    start = time.process_time()
     final = screen.feed(chunk)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert len(final) + len(screen.live) < 20 * len(chunk)
 
 
 def test_ten_megabytes_of_plain_text_pass_in_a_moment() -> None:
     text = "a line of quite ordinary text, ä\n" * 300_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert clean(text) is text
-    assert time.perf_counter() - start < 0.3
+    assert time.process_time() - start < 0.3

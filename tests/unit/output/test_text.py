@@ -91,6 +91,6 @@ def test_the_marker_stands_on_a_line_of_its_own_and_names_the_count() -> None:
 
 def test_checking_ten_megabytes_takes_no_noticeable_time() -> None:
     text = "a line of quite ordinary text, ä\n" * 300_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert is_plain(text)
-    assert time.perf_counter() - start < 0.3
+    assert time.process_time() - start < 0.3

@@ -35,7 +35,7 @@ async def stopped(kernel: FakeKernel, folder: Path, reason: StopReason) -> Outco
     cell = Cell(1, "wait", 0, OutputLog(folder, 1))
     cell.begin(0.0)
     cell.stop(reason)
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         return await run_cell(cast(Kernel, kernel), cell, grace_s=0.01, cpu_s=0, clock=FakeClock())
 
 

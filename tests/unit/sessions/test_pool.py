@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.anyio]
 async def filled(folder: Path, source: FakeSource, size: int = 2) -> AsyncIterator[WarmPool]:
     """A pool that is full."""
     pool = WarmPool(source, size=size, folder=folder / "w", layers=folder / "p")
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pool.fill)
             while pool.ready < size:
@@ -150,7 +150,7 @@ async def test_a_spare_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -
     pool = WarmPool(source, size=1, folder=tmp_path / "w", layers=tmp_path / "p")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pool.fill)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not source.demands or list((tmp_path / "w").iterdir()):
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()

@@ -37,7 +37,7 @@ class SlowSource(FakeSource):
 async def begun(folder: Path, source: FakeSource) -> AsyncIterator[Session]:
     """A session that was told to begin."""
     manager = new_manager(folder, source, FakeClock())
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with manager.running():
             session = await manager.create(Caller())
             session.begin()
