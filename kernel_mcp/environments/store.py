@@ -38,6 +38,7 @@ from kernel_mcp.environments.spec import EnvironmentSpec
 from kernel_mcp.environments.uv import Progress, Uv
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.sandbox.folders import own_folder
 
 FORMAT = 1
 BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8")
@@ -190,11 +191,11 @@ def _default_cache() -> Path:
 
 def _writable(root: Path) -> Path:
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        own_folder(root)
     except OSError as error:
         raise EnvironmentBuildError(
-            f"cannot create the cache folder {root}: {error.strerror}; choose another one with "
-            "--cache-dir"
+            f"cannot keep kernel environments in {root}: {error.strerror or error}; or choose "
+            "another folder with --cache-dir"
         ) from error
     return root.resolve()
 

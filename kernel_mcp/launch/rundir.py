@@ -55,7 +55,10 @@ class RunDirectory:
                 path.mkdir(mode=0o700)
                 lock = _try_lock(path)
         except OSError as reason:
-            raise ConfigError(f"cannot keep the server's files in {parent}: {reason}") from reason
+            raise ConfigError(
+                f"cannot keep the server's files in {parent}: {reason}; or choose another folder "
+                "with --state-dir"
+            ) from reason
         if lock is None:
             raise ConfigError(f"another process has locked {path}; check the disk's lock service")
         return cls(path, lock)
@@ -128,11 +131,19 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A locked handle of a folder, or None while another process holds it."""
+    """A locked handle of a folder, or None while another process holds it.
+
+    Raises PermissionError for a folder of somebody else, OSError.
+    """
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        if os.fstat(lock).st_uid != os.geteuid():
+            raise PermissionError(f"{path} is not a folder of this user")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         return None
+    except BaseException:
+        os.close(lock)
+        raise
     return lock

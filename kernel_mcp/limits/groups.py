@@ -10,17 +10,20 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from kernel_mcp.limits import files
 from kernel_mcp.limits.group import KernelGroup
-from kernel_mcp.limits.hierarchy import Hierarchy
+from kernel_mcp.limits.hierarchy import Hierarchy, is_group
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "kernel-mcp-"
+_OF_A_SERVER = re.compile(rf"{PREFIX}\d+-(?P<run>[0-9a-z]+)")
+"""Process id, and how its run directory is called."""
 RECORD = "cgroups"
 """The file of a run directory that names the server's groups."""
 SERVER_WEIGHT = 1000
@@ -198,24 +201,43 @@ def _claimed(folder: Path) -> int:
 def _sweep(parent: Path) -> None:
     """Remove the groups of servers that have ended without doing so."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                files.remove_with_children(folder)
-            finally:
-                os.close(lock)
+        if _OF_A_SERVER.fullmatch(folder.name):
+            _remove_unlocked(folder)
 
 
-def remove_recorded(record: Path) -> None:
-    """Remove the groups of a server that has ended, as it noted them in `record`."""
+def remove_recorded(record: Path, process: Path = Path("/proc/self")) -> None:
+    """Remove the groups of a server that has ended, as it noted them in `record`.
+
+    A record is only believed in what it can know: names of groups that the server of this run
+    directory (`s-…` for `kernel-mcp-PID-…`) made, in trees that are mounted for `process`.
+    """
     try:
         folders = record.read_text().splitlines()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return
+    run = record.parent.name.rpartition("-")[2]
     for folder in map(Path, folders):
-        if folder.name.startswith(PREFIX) and not files.remove_with_children(folder):
+        name = _OF_A_SERVER.fullmatch(folder.name)
+        if name is None or name["run"] != run or not is_group(folder, process):
+            if os.path.lexists(folder):
+                logger.warning("%s names %r, which is no group of that server", record, str(folder))
+        elif not _remove_unlocked(folder):
             logger.warning("the cgroup %s of a server that has ended cannot be removed", folder)
+
+
+def _remove_unlocked(folder: Path) -> bool:
+    """Remove the group of a server unless that lives; whether it is gone."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return not folder.exists()
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return files.remove_with_children(folder)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
 
 
 def _is_ours(pid: int) -> bool:

@@ -45,6 +45,19 @@ def find_hierarchies(process: Path = Path("/proc/self")) -> tuple[Hierarchy, ...
     return tuple(tree for tree in found.values() if tree.controllers)
 
 
+def is_group(folder: Path, process: Path = Path("/proc/self")) -> bool:
+    """Whether a folder is a control group: below a mounted tree of them, by no link or detour."""
+    try:
+        mounts = (process / "mountinfo").read_text()
+        device = folder.lstat().st_dev
+        return os.path.realpath(folder) == str(folder) and any(
+            point in folder.parents and point.stat().st_dev == device
+            for _, point, _, _ in _mounts(mounts)
+        )
+    except OSError:
+        return False
+
+
 def _paths(text: str) -> Iterator[tuple[str, str]]:
     """Controller and path of each group in /proc/self/cgroup; version 2 has an empty name."""
     for line in text.splitlines():

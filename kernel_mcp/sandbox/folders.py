@@ -1,28 +1,57 @@
-"""Folders of this user alone, in places where others may write."""
+"""Folders of this user alone, in places where others may write.
+
+What a server finds in its folders it believes: interpreters to start, locks, processes to end. So
+nobody else may be able to write there, or to put another folder in their place.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
+
+MOST_LINKS = 40
+"""As Linux follows in one path."""
+_WHOLE_MACHINE = ["0", "0", "4294967295"]
 
 
 def private_folder(path: Path) -> Path:
     """Make `path` a folder of mode 0700 that belongs to this user, parents included.
 
-    Raises PermissionError when somebody else prepared it (a symlink, another owner).
+    Raises PermissionError when somebody else prepared it or could replace it, OSError.
     """
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise PermissionError(
-                f"{path} exists and is not a folder of this user; remove it or set XDG_RUNTIME_DIR"
-            ) from None
-        if stat.S_IMODE(found.st_mode) != 0o700:
-            path.chmod(0o700)
+    own_folder(path, mode=0o700)
+    if path.is_symlink():
+        raise PermissionError(f"{path} is not a folder of this user but a link; remove it")
+    if stat.S_IMODE(path.stat().st_mode) != 0o700:
+        path.chmod(0o700)
+    return path
+
+
+def own_folder(path: Path, *, mode: int = 0o755) -> Path:
+    """Make `path` a folder that this user owns and others cannot write to, parents included.
+
+    Others may read one that exists. Raises PermissionError when somebody else prepared it or could
+    replace it, OSError.
+    """
+    path = path.absolute()
+    _require_unshared(path)
+    if not path.is_dir():
+        for folder in (*reversed(path.parents), path):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=mode if folder == path else 0o755)
+        _require_unshared(path)
+    found = path.stat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} exists and is not a folder of this user (see `ls -ld`)")
+    if _shared(found):
+        raise PermissionError(
+            f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):04o}); if you trust "
+            f"what is in it, close it with `chmod go-w {path}`, else remove it"
+        )
     return path
 
 
@@ -33,3 +62,71 @@ def runtime_folder() -> Path:
     if given.startswith("/") and os.access(given, os.W_OK | os.X_OK):
         return private_folder(Path(given) / "kernel-mcp")
     return private_folder(Path(f"/tmp/kernel-mcp-{user}"))
+
+
+def _require_unshared(path: Path) -> None:
+    reason = _danger(path, MOST_LINKS)
+    if reason:
+        raise PermissionError(f"other users could replace {path}: {reason}")
+
+
+def _danger(path: Path, links: int, *, whole: bool = False) -> str:
+    """What lets another user change where an absolute `path` leads; empty for nothing.
+
+    With `whole`, also what lets them write into the folder that it leads to.
+    """
+    trusted = _trusted_users()
+    place = Path(path.anchor)
+    parts = ["", *path.parts[1:]]
+    for number, part in enumerate(parts, start=1):
+        place = place / part
+        passed = whole or number < len(parts)
+        try:
+            found = place.lstat()
+        except FileNotFoundError:
+            return ""  # it will be made by this user
+        if found.st_uid not in trusted:
+            return f"{place} belongs to user {found.st_uid}"
+        if stat.S_ISLNK(found.st_mode):
+            if not links:
+                return f"{place} leads through too many links"
+            if reason := _danger(place.parent / place.readlink(), links - 1, whole=passed):
+                return reason
+            place = Path(os.path.realpath(place))
+        elif passed and _shared(found) and not found.st_mode & stat.S_ISVTX:
+            return (
+                f"others may write to {place} (mode {stat.S_IMODE(found.st_mode):04o}); close it "
+                f"with `chmod go-w {place}`"
+            )
+    return ""
+
+
+def _shared(found: os.stat_result) -> bool:
+    """Whether others than this user and root may write to a folder."""
+    if found.st_mode & stat.S_IWOTH:
+        return True
+    return bool(found.st_mode & stat.S_IWGRP) and not _of_one(found.st_gid)
+
+
+def _of_one(group: int) -> bool:
+    """Whether a group is root's, or that of this user alone, as many systems give each user one."""
+    if group == 0:
+        return True
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        named = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return (
+        user.pw_gid == group
+        and named.gr_name == user.pw_name
+        and set(named.gr_mem) <= {user.pw_name}
+    )
+
+
+def _trusted_users() -> frozenset[int]:
+    """Root, this user, and whoever has no number in a user namespace, as root has none there."""
+    users = {0, os.geteuid()}
+    if Path("/proc/self/uid_map").read_text().split() != _WHOLE_MACHINE:
+        users.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
+    return frozenset(users)

@@ -302,3 +302,10 @@ async def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentBuildError, match="--cache-dir"):
         EnvironmentStore(tmp_path / "file" / "cache")
+
+
+def test_a_cache_that_others_can_write_to_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    tmp_path.joinpath("c").mkdir()
+    tmp_path.joinpath("c").chmod(0o777)
+    with pytest.raises(EnvironmentBuildError, match=r"others may write to .* --cache-dir"):
+        EnvironmentStore(tmp_path / "c")

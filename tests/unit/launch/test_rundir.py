@@ -76,6 +76,25 @@ def test_a_base_prepared_by_a_link_is_refused(base: Path) -> None:
         RunDirectory.create(base)
 
 
+def test_a_base_that_others_can_write_to_is_refused_with_what_to_do(base: Path) -> None:
+    base.mkdir()
+    base.chmod(0o777)
+    (base / "s-12345678").mkdir()
+    for place in (base, base / "below"):
+        with pytest.raises(ConfigError, match=r"others may write to .* --state-dir"):
+            RunDirectory.create(place)
+    assert (base / "s-12345678").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_folder_of_somebody_else_is_not_taken_for_a_dead_servers(base: Path) -> None:
+    planted = base / "s-12345678"
+    planted.mkdir(parents=True)
+    os.chown(planted, 12_399, 12_399)
+    with RunDirectory.create(base):
+        assert planted.exists()
+
+
 def test_closing_twice_is_harmless(base: Path) -> None:
     run = RunDirectory.create(base)
     run.close()

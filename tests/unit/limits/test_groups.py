@@ -18,7 +18,18 @@ LIMITS = Limits(memory_bytes=GIB, pids=99, cpus=1.5)
 
 
 def tree_of(groups: FakeGroups) -> GroupTree:
-    return GroupTree.create(find_hierarchies(groups.process), NAME, groups.process / "record")
+    return GroupTree.create(find_hierarchies(groups.process), NAME, record_of(groups))
+
+
+def record_of(groups: FakeGroups, run: str = "s-abcd") -> Path:
+    folder = groups.process / run
+    folder.mkdir(exist_ok=True)
+    return folder / "record"
+
+
+def died(tree: GroupTree) -> None:
+    for lock in tree._locks:
+        os.close(lock)
 
 
 def all_groups(groups: FakeGroups) -> list[Path]:
@@ -181,34 +192,50 @@ def test_a_group_is_removed_when_the_last_process_is_gone(groups: FakeGroups) ->
 def test_groups_of_a_dead_server_go_by_its_record(groups: FakeGroups) -> None:
     groups.mount_v1("memory")
     groups.mount_v1("pids", path="/elsewhere")
-    tree_of(groups).kernel("k-1").make(LIMITS)
+    tree = tree_of(groups)
+    tree.kernel("k-1").make(LIMITS)
     assert len(all_groups(groups)) == 2
-    remove_recorded(groups.process / "record")
+    remove_recorded(record_of(groups), groups.process)
+    assert len(all_groups(groups)) == 2, "its server lives"
+    died(tree)
+    remove_recorded(record_of(groups), groups.process)
     assert all_groups(groups) == []
-    remove_recorded(groups.process / "record")
-    remove_recorded(groups.process / "no record")
+    remove_recorded(record_of(groups), groups.process)
+    remove_recorded(groups.process / "no record", groups.process)
 
 
-def test_a_record_cannot_name_other_groups(groups: FakeGroups) -> None:
+def test_a_record_cannot_name_other_groups(groups: FakeGroups, tmp_path: Path) -> None:
+    """Nor a folder that only looks like one, whose processes would be killed."""
     own = groups.mount_v1("memory")
     (own / "cgroup.procs").write_text("")
-    record = groups.process / "record"
-    record.write_text(f"{own}\n")
-    remove_recorded(record)
-    assert own.exists()
+    record = record_of(groups)
+    with subprocess.Popen(["sleep", "60"]) as victim:
+        named = [own, own / "kernel-mcp-1-dead", own / "kernel-mcp-1-abcd.service"]
+        planted = [tmp_path / NAME, tmp_path / "below" / NAME]
+        for folder in (*named[1:], *planted):
+            folder.mkdir(parents=True)
+            (folder / "cgroup.procs").write_text(f"{victim.pid}\n")
+        (own / "kernel-mcp-2-abcd").symlink_to(tmp_path / NAME)
+        detour = f"{own}/../../below/{NAME}"
+        record.write_text(
+            "".join(f"{it}\n" for it in (*named, *planted, own / "kernel-mcp-2-abcd", detour))
+        )
+        remove_recorded(record, groups.process)
+        assert victim.poll() is None
+        victim.kill()
+    assert all(folder.exists() for folder in (*named, *planted))
 
 
 def test_groups_beside_it_go_unless_their_server_lives(groups: FakeGroups) -> None:
-    groups.mount_v1("memory")
+    own = groups.mount_v1("memory")
     hierarchies = find_hierarchies(groups.process)
-    dead = GroupTree.create(hierarchies, "kernel-mcp-2-dead", groups.process / "record")
-    for lock in dead._locks:
-        os.close(lock)
-    live = GroupTree.create(hierarchies, "kernel-mcp-3-live", groups.process / "record")
+    died(GroupTree.create(hierarchies, "kernel-mcp-2-dead", record_of(groups, "s-dead")))
+    live = GroupTree.create(hierarchies, "kernel-mcp-3-live", record_of(groups, "s-live"))
     live.kernel("k-1").make(LIMITS)
+    groups.make(own / "kernel-mcp-web.service")
     tree_of(groups)
     names = {path.name for path in (groups.root / "memory").iterdir() if path.is_dir()}
-    assert names == {"kernel-mcp-3-live", NAME}
+    assert names == {"kernel-mcp-3-live", "kernel-mcp-web.service", NAME}
 
 
 def test_a_group_with_the_server_in_it_is_never_killed(groups: FakeGroups) -> None:
