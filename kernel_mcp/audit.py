@@ -79,7 +79,7 @@ class Journal:
     def installed(self, packages: Iterable[str], outcome: str) -> None:
         """Packages were added to the session, or could not be: `outcome` is ok or the reason."""
 
-    def wrote(self, path: str, size: int, content: str, encoding: str = "utf-8") -> None:
+    def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
         """A tool has written a file of `size` bytes."""
 
 
@@ -188,7 +188,7 @@ class _SessionJournal(Journal):
     def installed(self, packages: Iterable[str], outcome: str) -> None:
         self._note("install", packages=_texts(packages), outcome=_short(outcome))
 
-    def wrote(self, path: str, size: int, content: str, encoding: str = "utf-8") -> None:
+    def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
         self._note("file", path=_short(path), size=size, sha256=_sha256(_bytes(content, encoding)))
 
     def _note(self, event: str, **facts: Any) -> None:
@@ -216,8 +216,10 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _bytes(content: str, encoding: str) -> bytes:
+def _bytes(content: str | bytes, encoding: str) -> bytes:
     """What `write_file` has put into the file."""
+    if isinstance(content, bytes):
+        return content
     try:
         return base64.b64decode(content) if encoding.lower() == "base64" else content.encode()
     except (binascii.Error, ValueError):

@@ -27,7 +27,7 @@ from kernel_mcp.audit import Audit
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.files.paging import page_of
 from kernel_mcp.kernels.factory import KernelFactory
-from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook_json
+from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget
 from kernel_mcp.packages.present import all_versions
@@ -66,6 +66,7 @@ class Desk:
         self._budget = Budget(settings.output_chars)
         self._clock = clock
         self._audit = audit or Audit()
+        self._one_notebook = anyio.CapacityLimiter(1)
 
     async def execute(
         self,
@@ -174,8 +175,8 @@ class Desk:
         session = await self._manager.resolve(caller, handle)
         if not path.endswith(".ipynb"):
             raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")
-        text = await anyio.to_thread.run_sync(notebook_json, session)
-        size = await anyio.to_thread.run_sync(_write, session, path, text)
+        export = partial(_export, session, path)
+        size = await anyio.to_thread.run_sync(export, limiter=self._one_notebook)
         said = say(f"Wrote {len(session.cells)} cells with their outputs to {path!r}.")
         said.content.append(
             ResourceLink(
@@ -246,7 +247,11 @@ class Desk:
         return frozenset(item["name"] for item in found["variables"])
 
 
-def _write(session: Session, path: str, content: str, encoding: str = "utf-8") -> int:
+def _export(session: Session, path: str) -> int:
+    return _write(session, path, notebook(session))
+
+
+def _write(session: Session, path: str, content: str | bytes, encoding: str = "utf-8") -> int:
     """Write a file into the workspace and the audit trail; its size in bytes."""
     size = session.workspace.write_file(path, content, encoding=encoding)
     session.journal.wrote(path, size, content, encoding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,7 +17,7 @@ from mcp_types import ResourceTemplate
 
 from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
-from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook_json
+from kernel_mcp.output.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
@@ -42,6 +43,7 @@ class Library:
 
     def __init__(self, manager: SessionManager) -> None:
         self._manager = manager
+        self._one_notebook = anyio.CapacityLimiter(1)
 
     async def read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
         """The content behind a URI and its MIME type.
@@ -59,7 +61,9 @@ class Library:
             path = unquote(match["path"])
             return await anyio.to_thread.run_sync(session.workspace.read_resource, path)
         if match["notebook"]:
-            return await anyio.to_thread.run_sync(notebook_json, session), NOTEBOOK_MIME
+            write = partial(notebook, session, RESOURCE_BYTES)
+            text = await anyio.to_thread.run_sync(write, limiter=self._one_notebook)
+            return text.decode(), NOTEBOOK_MIME
         cell = cell_of(session, int(match["cell"]))
         if match["output"]:
             return await anyio.to_thread.run_sync(_output, cell, match["output"])

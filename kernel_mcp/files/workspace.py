@@ -131,12 +131,12 @@ class Workspace:
                 return data.decode("utf-8"), mime
         return data, mime
 
-    def write_file(self, path: str, content: str, *, encoding: str = "utf-8") -> int:
+    def write_file(self, path: str, content: str | bytes, *, encoding: str = "utf-8") -> int:
         """Put `content` into a file, new or replaced as a whole; returns its size in bytes.
 
-        Folders on the way are made. `encoding` base64 writes the bytes that `content` encodes.
+        Folders on the way are made. `encoding` base64 writes the bytes that text encodes.
         """
-        data = contents.decoded(content, encoding)
+        data = content if isinstance(content, bytes) else contents.decoded(content, encoding)
         if len(data) > self._file_bytes:
             raise WorkspaceError(
                 f"The content is {len(data):,} bytes; one file may have {self._file_bytes:,}."

@@ -35,7 +35,8 @@ MAX_FRAMES = 2000
 MAX_COUNT = 2**53
 
 
-_decode = json.JSONDecoder().decode
+_decode = json.JSONDecoder(parse_constant=lambda _word: None).decode
+"""NaN and its kin, which are no JSON, become null as in Jupyter's front ends."""
 
 
 class WireError(ValueError):
@@ -193,7 +194,9 @@ def _text(content: dict[str, Any], field: str, default: str | None = None) -> st
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
         value = _decode(str(data, "utf-8"))
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise Overload("an output is nested too deeply") from error
+    except ValueError as error:
         raise WireError("not JSON") from error
     return _object(value)
 

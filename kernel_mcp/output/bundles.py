@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kernel_mcp.output.jsontext import slices, utf8
 from kernel_mcp.output.markup import html_to_text
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Cut, cut
@@ -24,6 +26,8 @@ SETTLED_BYTES = 256 * KIB
 """What stays in memory for good of one cell, when it is more than a few small values."""
 
 METADATA_CHARS = 4 * KIB
+BLOCK_BYTES = 48 * KIB
+"""What is read of a file at a time; base64 of it needs no padding."""
 HTML_CHARS = 256 * KIB
 """What is read of an HTML document for its words."""
 
@@ -112,10 +116,24 @@ class Part:
             return decode_base64(self.text)
         return self.text.encode("utf-8", "replace")
 
-    def value(self) -> Any:
-        """The value as Jupyter's wire carries it."""
-        text = self.read()
-        return json.loads(text) if self.structured and text else text
+    def pieces(self) -> Iterator[str]:
+        """The value as text, in pieces. Raises OSError when its file cannot be read."""
+        if self.text is not None:
+            yield from slices(self.text)
+        elif is_binary(self.mime):
+            yield from (base64.b64encode(block).decode("ascii") for block in self.raw())
+        else:
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            yield from (decoder.decode(block) for block in self.raw())
+
+    def raw(self) -> Iterator[bytes]:
+        """The text or the file as it is, in pieces. Raises OSError."""
+        if self.text is not None:
+            yield from map(utf8, slices(self.text))
+        elif self.path is not None:
+            with self.path.open("rb") as file:
+                while block := file.read(BLOCK_BYTES):
+                    yield block
 
     def _file(self) -> bytes:
         if self.path is None:
@@ -262,9 +280,11 @@ def _part(mime: str, value: Any) -> Part:
     if isinstance(value, str):
         return Part(mime.lower(), len(value), value)
     try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (RecursionError, ValueError):
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except RecursionError:
         return Part(mime.lower(), 0, problem="nested too deeply to be kept")
+    except ValueError:
+        return Part(mime.lower(), 0, problem="it holds a number that JSON cannot carry")
     return Part(mime.lower(), len(text), text, structured=True)
 
 

@@ -1,24 +1,39 @@
-"""A session's cells as a Jupyter notebook (nbformat 4.5)."""
+"""A session's cells as a Jupyter notebook (nbformat 4.5), written as text, cell by cell.
+
+Its size, the values of its JSON and their depth are bounded, so that whoever opens it can. What
+does not fit is named in its place.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from importlib import import_module
+from io import BytesIO
+from itertools import islice
 from typing import Any, Protocol
 
 from kernel_mcp.output.bundles import Part
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
+from kernel_mcp.output.jsontext import NotJson, Shape, checked, compact, slices, string
 from kernel_mcp.output.text import omission
 
 NOTEBOOK_MIME = "application/x-ipynb+json"
+FILE_BYTES = 48_000_000
+"""The notebook as a file; `write_file` takes 50 MiB."""
+RESOURCE_BYTES = 16_000_000
+"""The notebook as a resource, of which the SDK makes several copies."""
 STREAM_CHARS = 500_000
 """Text of one cell's streams at either end that goes into the notebook."""
-DATA_CHARS = 64_000_000
-"""Display data of the whole notebook; later displays are named but left out."""
+JSON_VALUES = 1_000_000
+"""Values of all JSON displays that are looked at: a reader makes an object of each."""
+JSON_DEPTH = 100
+"""Levels of one JSON display; nbformat's own reader takes some 300."""
 
+_END_BYTES = 2048
+"""Kept back for the end of the file, which says what was left out."""
 _JSON = re.compile(r"application/(.*\+)?json")
+_FULL = "the notebook is full"
 
 
 class OutputRecord(Protocol):
@@ -72,98 +87,186 @@ class NotebookSource(Protocol):
         """All cells in order."""
 
 
-def notebook_json(source: NotebookSource) -> str:
-    """The notebook as the text of an .ipynb file; takes a moment, so use a thread."""
-    nbformat: Any = import_module("nbformat")  # slow to import, and only needed here
-    writer = _Writer()
-    notebook = nbformat.from_dict(
-        {
-            "nbformat": 4,
-            "nbformat_minor": 5,
-            "metadata": {
-                "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-                "language_info": {"name": "python", "file_extension": ".py"},
-            },
-            "cells": [writer.cell(cell) for cell in list(source.cells)],
-        }
-    )
-    nbformat.validate(notebook)
-    text: str = nbformat.writes(notebook, version=4)
-    # half a surrogate pair, which UTF-8 cannot carry, becomes an escape that JSON knows
-    return text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"
+def notebook(source: NotebookSource, most: int = FILE_BYTES) -> bytes:
+    """The notebook as an .ipynb file of at most `most` bytes; takes a moment, so use a thread."""
+    written = BytesIO()
+    for piece in _pieces(source, most):
+        written.write(piece)
+    return written.getvalue()
+
+
+def _pieces(source: NotebookSource, most: int) -> Iterator[bytes]:
+    yield b'{"cells":[\n'
+    writer = _Writer(most - _END_BYTES)
+    count, written = len(source.cells), 0
+    for cell in islice(source.cells, count):
+        pieces = writer.cell(cell)
+        if pieces is None:
+            break
+        yield b",\n" if written else b""
+        yield from pieces
+        written += 1
+    if written < count:
+        yield b",\n" if written else b""
+        yield _left_out(written + 1, count)
+    yield b"],\n"
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    language = {"name": "python", "file_extension": ".py"}
+    yield b'"metadata":%b,' % compact({"kernelspec": kernel, "language_info": language})
+    yield b'"nbformat":4,"nbformat_minor":5}\n'
+
+
+def _left_out(first: int, last: int) -> bytes:
+    """A cell in the place of those that the notebook has no room for."""
+    text = f"[cells {first:,} to {last:,} left out: {_FULL}]"
+    return compact({"cell_type": "markdown", "id": "left-out", "metadata": {}, "source": text})
 
 
 class _Writer:
-    """Turns cells into nbformat's dictionaries within one budget of data."""
+    """Writes cells within `most` bytes, of which outputs get half."""
 
-    def __init__(self) -> None:
-        self._left = DATA_CHARS
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._outputs_left = most // 2
+        self._values_left = JSON_VALUES
 
-    def cell(self, cell: CellRecord) -> dict[str, Any]:
-        """One code cell with its outputs."""
+    def cell(self, cell: CellRecord) -> list[bytes] | None:
+        """One code cell with its outputs; None when there is no room for it."""
         outcome = cell.outcome
         count = outcome.execution_count if outcome else None
+        outputs = self._outputs(cell, count)
         remarks = {"status": str(cell.status.value), "cause": outcome.cause if outcome else None}
-        outputs: list[dict[str, Any]] = []
-        stream: StreamName = "stdout"
-        for item in cell.log.since(limit=STREAM_CHARS):
-            if isinstance(item, TextItem):
-                stream = item.name
-                outputs.append(_stream(stream, item.text))
-            elif isinstance(item, GapItem):
-                outputs.append(_stream(stream, f"\n{omission(item.characters)}\n"))
-            elif isinstance(item, DisplayItem):
-                if item.cell == cell.number:
-                    outputs.append(self._display(item, count))
-            elif isinstance(item, FailureItem):
-                outputs.append(_error(item))
-            else:
-                outputs.append(_stream("stderr", f"{item.text}\n"))
-        return {
+        head = {
             "id": f"cell-{cell.number}",
             "cell_type": "code",
             "metadata": {"kernel-mcp": {k: v for k, v in remarks.items() if v}},
             "execution_count": count,
-            "source": cell.code,
-            "outputs": outputs,
         }
+        pieces = [compact(head)[:-1], b',"source":', *string([cell.code]), b',"outputs":[']
+        for place, output in enumerate(outputs):
+            pieces.append(b",\n" if place else b"\n")
+            pieces += output
+        pieces.append(b"]}")
+        self._left -= sum(map(len, pieces)) + 2
+        return pieces if self._left >= 0 else None
 
-    def _display(self, item: DisplayItem, count: int | None) -> dict[str, Any]:
-        data: dict[str, Any] = {}
+    def _outputs(self, cell: CellRecord, count: int | None) -> list[list[bytes]]:
+        outputs: list[list[bytes]] = []
+        stream: StreamName = "stdout"
+        missing = 0
+        for item in cell.log.since(limit=max(0, min(STREAM_CHARS, self._outputs_left))):
+            if isinstance(item, TextItem):
+                stream = item.name
+            if isinstance(item, DisplayItem) and item.cell != cell.number:
+                continue
+            output = self._output(item, stream, count)
+            if output is None:
+                missing += 1
+            else:
+                outputs.append(output)
+        if missing:
+            words = f"[{missing} more outputs of this cell left out: {_FULL}]\n"
+            outputs.append(_stream("stderr", [words]))
+        return outputs
+
+    def _output(self, item: Item, stream: StreamName, count: int | None) -> list[bytes] | None:
+        """One output; None when there is no room for any of it."""
+        if isinstance(item, DisplayItem):
+            return self._display(item, count)
+        if isinstance(item, TextItem):
+            return self._kept(_stream(stream, slices(item.text)))
+        if isinstance(item, GapItem):
+            return self._kept(_stream(stream, [f"\n{omission(item.characters)}\n"]))
+        if isinstance(item, FailureItem):
+            return self._kept(_error(item))
+        return self._kept(_stream("stderr", [f"{item.text}\n"]))
+
+    def _display(self, item: DisplayItem, count: int | None) -> list[bytes] | None:
+        kinds: dict[str, list[bytes]] = {}
         missing: list[str] = []
         for part in item.parts:
-            if part.problem or part.size > self._left:
-                missing.append(f"[{part.mime} left out: {part.problem or 'the notebook is full'}]")
+            if part.mime in kinds:
                 continue
-            self._left -= part.size
-            data[part.mime] = _value(part)
+            value = self._value(part)
+            if isinstance(value, str):
+                missing.append(f"[{part.mime} left out: {value}]")
+            else:
+                kinds[part.mime] = value
+        if missing and not kinds and self._outputs_left <= _END_BYTES:
+            return None
         if missing:
-            data.setdefault("text/plain", "\n".join(missing))
-        output: dict[str, Any] = {
-            "output_type": "display_data",
-            "data": data,
-            "metadata": item.metadata,
-        }
+            kinds.setdefault("text/plain", [compact("\n".join(missing))])
+        pieces = [b'{"output_type":"display_data"']
         if item.result:
-            output["output_type"] = "execute_result"
-            output["execution_count"] = count
-        return output
+            pieces = [b'{"output_type":"execute_result","execution_count":', compact(count)]
+        pieces += [b',"metadata":', _metadata(item.metadata, missing), b',"data":{']
+        for place, (mime, value) in enumerate(kinds.items()):
+            pieces += [b"," if place else b"", compact(mime), b":", *value]
+        pieces.append(b"}}")
+        self._outputs_left -= 200 + sum(map(len, missing))
+        return pieces
+
+    def _value(self, part: Part) -> list[bytes] | str:
+        """A value as the schema wants it, objects for JSON types only; or why it is left out."""
+        if part.problem:
+            return part.problem
+        try:
+            if part.structured and _JSON.fullmatch(part.mime):
+                pieces = self._json(part)
+            else:
+                pieces = self._kept(string(part.pieces()))
+        except NotJson as error:
+            return str(error)
+        except OSError as error:
+            return f"the server could not read it ({error.strerror})"
+        return _FULL if pieces is None else pieces
+
+    def _json(self, part: Part) -> list[bytes] | None:
+        """As `_kept`. Raises NotJson, OSError; what was looked at in vain counts too."""
+        shape = Shape()
+        try:
+            return self._kept(checked(part.raw(), shape, self._values_left, JSON_DEPTH))
+        finally:
+            self._values_left = max(0, self._values_left - shape.values)
+
+    def _kept(self, pieces: Iterable[bytes]) -> list[bytes] | None:
+        """All of these, or None when there is no room for them."""
+        kept: list[bytes] = []
+        size = 0
+        for piece in pieces:
+            size += len(piece)
+            if size > self._outputs_left:
+                return None
+            kept.append(piece)
+        self._outputs_left -= size
+        return kept
 
 
-def _stream(name: StreamName, text: str) -> dict[str, Any]:
-    return {"output_type": "stream", "name": name, "text": text}
+def _stream(name: StreamName, text: Iterable[str]) -> list[bytes]:
+    head = b'{"output_type":"stream","name":%b,"text":' % compact(name)
+    return [head, *string(text), b"}"]
 
 
-def _error(item: FailureItem) -> dict[str, Any]:
+def _error(item: FailureItem) -> list[bytes]:
     failure = item.failure
-    return {
-        "output_type": "error",
-        "ename": failure.name,
-        "evalue": failure.value,
-        "traceback": list(failure.traceback),
-    }
+    return [
+        compact(
+            {
+                "output_type": "error",
+                "ename": failure.name,
+                "evalue": failure.value,
+                "traceback": list(failure.traceback),
+            }
+        )
+    ]
 
 
-def _value(part: Part) -> Any:
-    """A value as the schema wants it: objects for JSON types only."""
-    return part.value() if _JSON.fullmatch(part.mime) else part.read()
+def _metadata(metadata: dict[str, Any], missing: list[str]) -> bytes:
+    """What came with a display, and what of it is not here."""
+    remarks = {"kernel-mcp": {"left_out": missing}} if missing else {}
+    try:
+        raw = compact({**metadata, **remarks})
+        list(checked([raw], Shape(), len(raw), JSON_DEPTH))
+    except (RecursionError, ValueError):
+        raw = compact(remarks)
+    return raw

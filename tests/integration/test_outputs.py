@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 from tests.integration.agent import agent
+from tests.integration.memory import forget_peak, server_pid, status_bytes
 
 pytestmark = [pytest.mark.anyio]
 
@@ -114,6 +115,40 @@ async def test_the_exported_notebook_is_valid_and_has_all_outputs(tmp_path: Path
         assert kinds[0] == ["stream", "execute_result"]
         assert "image/png" in book["cells"][1]["outputs"][-1]["data"]
         assert kinds[2] == ["error"]
+
+
+HOSTILE = """
+from IPython.display import display
+nested = []
+for _ in range(400):
+    nested = [nested]
+display({"application/json": nested, "text/plain": "nested"}, raw=True)
+for n in range(120):
+    display({"application/json": [[]] * 90_000}, raw=True)
+display({"application/json": {"k" * 1_000_000: 1}}, metadata={"m" * 3_000: [[]] * 200}, raw=True)
+display({"application/json": {"n": float("nan")}}, raw=True)
+for n in range(1000):
+    display({"text/plain": "x"}, metadata={"a": nested}, raw=True)
+"""
+
+
+async def test_a_notebook_of_hostile_displays_is_valid_and_costs_the_server_little() -> None:
+    async with agent() as notebook:
+        server = server_pid()
+        await notebook.run("1")
+        await notebook.run(HOSTILE)
+        before = status_bytes(server, "VmRSS")
+        forget_peak(server)
+        answer = await notebook.call("export_notebook", path="out.ipynb")
+        assert status_bytes(server, "VmHWM") - before < 100_000_000
+        text = (await notebook.client.read_resource(answer.links[0].uri)).contents[0].text  # type: ignore[union-attr]
+        nbformat.validate(nbformat.reads(text, as_version=4))  # type: ignore[no-untyped-call]
+        outputs = json.loads(text)["cells"][1]["outputs"]
+        nested, *crowds = outputs[:121]
+        assert nested["data"] == {"text/plain": "nested"}
+        assert "nested more than" in str(nested["metadata"]["kernel-mcp"]["left_out"])
+        assert crowds[0]["data"] == {"application/json": [[]] * 90_000}
+        assert "the notebook has too many values" in crowds[-1]["data"]["text/plain"]
 
 
 async def test_a_flood_leaves_other_sessions_responsive() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_settled_values_are_the_same_from_their_files(tmp_path: Path) -> None:
     assert shelf.in_memory == 1
     assert (tmp_path / "7-1.json").exists()
     by_type = {part.mime: part for part in settled}
-    assert by_type["application/json"].value()["rows"] == value["rows"]
+    assert json.loads(by_type["application/json"].read())["rows"] == value["rows"]
 
 
 def test_very_many_small_values_do_not_stay_in_memory(tmp_path: Path) -> None:

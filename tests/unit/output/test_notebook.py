@@ -4,17 +4,21 @@ import base64
 import json
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 
 from kernel_mcp.output import notebook
 from kernel_mcp.output.events import Display, Event, Failure, Stream
-from kernel_mcp.output.notebook import notebook_json
-from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.output.jsontext import Shape
+from kernel_mcp.output.notebook import JSON_DEPTH, JSON_VALUES
+from kernel_mcp.output.notebook import notebook as notebook_file
+from kernel_mcp.output.outputs import LogCaps, OutputLog
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20_000)).decode()
 
@@ -45,17 +49,20 @@ class FakeSession:
     cells: list[FakeCell]
 
 
-def cell(folder: Path, number: int, code: str, *events: Event) -> FakeCell:
-    log = OutputLog(folder, number)
+def cell(
+    folder: Path, number: int, code: str, *events: Event, caps: LogCaps | None = None
+) -> FakeCell:
+    log = OutputLog(folder, number, caps=caps)
     for event in events:
         log.add(event)
     log.close()
     return FakeCell(number, code, log)
 
 
-def written(*cells: FakeCell) -> dict[str, Any]:
-    text = notebook_json(FakeSession(list(cells)))
-    text.encode("utf-8")
+def written(*cells: FakeCell, most: int = 48_000_000) -> dict[str, Any]:
+    data = notebook_file(FakeSession(list(cells)), most)
+    assert len(data) <= most
+    text = data.decode("utf-8")
     untyped: Any = nbformat
     untyped.validate(untyped.reads(text, as_version=4))
     parsed: dict[str, Any] = json.loads(text)
@@ -138,12 +145,106 @@ def test_a_long_stream_keeps_both_ends(tmp_path: Path) -> None:
     assert sum(map(len, texts)) < 1_100_000
 
 
-def test_displays_beyond_the_size_of_a_notebook_are_named(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(notebook, "DATA_CHARS", 30_000)
-    figure = Display({"image/png": PNG}, {})
-    outputs = written(cell(tmp_path, 1, "x", figure, figure))["cells"][0]["outputs"]
+def test_displays_beyond_the_size_of_a_notebook_are_named(tmp_path: Path) -> None:
+    figure = Display({"image/png": PNG}, {"kept": 1})
+    outputs = written(cell(tmp_path, 1, "x", figure, figure), most=100_000)["cells"][0]["outputs"]
     assert "image/png" in outputs[0]["data"]
-    assert outputs[1]["data"] == {"text/plain": ["[image/png left out: the notebook is full]"]}
+    words = "[image/png left out: the notebook is full]"
+    assert outputs[1]["data"] == {"text/plain": words}
+    assert outputs[1]["metadata"] == {"kept": 1, "kernel-mcp": {"left_out": [words]}}
+
+
+def test_outputs_and_cells_that_find_no_room_are_counted(tmp_path: Path) -> None:
+    cells = [
+        cell(tmp_path, number, "x = '" + "y" * 200 + "'", *[Stream("stdout", "z" * 300)] * 2)
+        for number in range(1, 400)
+    ]
+    document = written(*cells, most=60_000)
+    *whole, last = document["cells"]
+    assert last["source"] == f"[cells {len(whole) + 1} to 399 left out: the notebook is full]"
+    assert len(whole) > 50
+    assert "".join(whole[0]["outputs"][0]["text"]) == "z" * 600
+    assert "1 more outputs of this cell left out" in whole[-1]["outputs"][0]["text"]
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (deep(JSON_DEPTH), f"it is nested more than {JSON_DEPTH} levels deep"),
+        (deep(700), f"it is nested more than {JSON_DEPTH} levels deep"),
+        ([0] * (JSON_VALUES + 1), "the notebook has too many values"),
+        ({"a": float("inf")}, "it holds a number that JSON cannot carry"),
+    ],
+)
+def test_json_that_no_reader_could_take_is_named(tmp_path: Path, value: Any, why: str) -> None:
+    document = written(cell(tmp_path, 1, "x", Display({"application/json": value}, {})))
+    data = document["cells"][0]["outputs"][0]["data"]
+    assert data == {"text/plain": f"[application/json left out: {why}]"}
+
+
+def test_strings_in_json_are_not_taken_for_values(tmp_path: Path) -> None:
+    value = {"text": '[1,2,"' * JSON_VALUES, "\\": ["\\", '"', "]"]}
+    document = written(cell(tmp_path, 1, "x", Display({"application/json": value}, {})))
+    assert document["cells"][0]["outputs"][0]["data"] == {"application/json": value}
+
+
+def test_metadata_that_no_reader_could_take_is_left_out(tmp_path: Path) -> None:
+    shown = Display({"text/plain": "x"}, {"deep": deep(600)})
+    nan = Display({"text/plain": "x"}, {"nan": float("nan")})
+    document = written(cell(tmp_path, 1, "x", shown, nan))
+    assert [output["metadata"] for output in document["cells"][0]["outputs"]] == [{}, {}]
+
+
+def test_types_that_differ_only_in_case_are_one(tmp_path: Path) -> None:
+    document = written(cell(tmp_path, 1, "x", Display({"text/plain": "a", "Text/Plain": "b"}, {})))
+    assert document["cells"][0]["outputs"][0]["data"] == {"text/plain": "a"}
+
+
+def test_a_display_whose_file_has_gone_is_named(tmp_path: Path) -> None:
+    shown = Display({"image/png": PNG, "application/json": {"a": ["b"] * 9_000}}, {})
+    made = cell(tmp_path, 1, "x", shown)
+    (tmp_path / "1-1.png").unlink()
+    whole = (tmp_path / "1-1.json").read_bytes()
+    (tmp_path / "1-1.json").write_bytes(whole[:9_000])
+    assert sorted(written(made)["cells"][0]["outputs"][0]["data"]["text/plain"].splitlines()) == [
+        "[application/json left out: its end is missing]",
+        "[image/png left out: the server could not read it (No such file or directory)]",
+    ]
+
+
+def test_memory_for_a_notebook_does_not_grow_with_the_values_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python's objects these two million values would take a hundred megabytes."""
+    monkeypatch.setattr(notebook, "JSON_VALUES", 200_000)
+    crowd = Display({"application/json": [{"a": 1}] * 20_000}, {})
+    made = cell(tmp_path, 1, "x", *[crowd] * 100)
+    tracemalloc.start()
+    try:
+        notebook_file(FakeSession([made]))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 12_000_000
+
+
+def test_json_that_comes_in_pieces_has_the_same_shape() -> None:
+    whole = Shape()
+    text = '{"a\\\\\\"[": [1, "]\\"", {"b": []}]}'
+    whole.feed(text)
+    pieces = Shape()
+    for character in text:
+        assert not pieces.whole or character == "{"
+        pieces.feed(character)
+    assert pieces.whole
+    assert (pieces.values, pieces.deepest) == (whole.values, whole.deepest) == (7, 4)
 
 
 def test_an_update_of_another_cell_is_shown_in_that_cell_only(tmp_path: Path) -> None:
@@ -151,11 +252,11 @@ def test_an_update_of_another_cell_is_shown_in_that_cell_only(tmp_path: Path) ->
     log = OutputLog(tmp_path, 2, index=first.log._index)
     log.add(Display({"text/plain": "new"}, {}, "id", update=True))
     document = written(first, FakeCell(2, "b", log))
-    assert document["cells"][0]["outputs"][0]["data"] == {"text/plain": ["new"]}
+    assert document["cells"][0]["outputs"][0]["data"] == {"text/plain": "new"}
     assert document["cells"][1]["outputs"] == []
 
 
-def test_nbformat_is_not_loaded_before_it_is_needed() -> None:
+def test_nbformat_and_pillow_are_not_loaded_before_they_are_needed() -> None:
     code = (
         "import sys, kernel_mcp.output.notebook, kernel_mcp.output.render\n"
         "print({'nbformat', 'PIL'} & set(sys.modules))"
