@@ -8,12 +8,16 @@ from pathlib import Path
 
 def server_pid() -> int:
     """The one server that this process has started and not ended."""
-    found = []
-    for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if b"\0kernel_mcp\0" in Path(f"/proc/{child}/cmdline").read_bytes() + b"\0":
-                found.append(int(child))
-    [pid] = found
+    children = (
+        child
+        for task in Path("/proc/self/task").iterdir()
+        for child in (task / "children").read_text().split()
+    )
+    [pid] = [
+        int(child)
+        for child in children
+        if b"\0kernel_mcp\0" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
     return pid
 
 
