@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.sessions.cell import Cell, Status
 
@@ -154,10 +155,16 @@ class _SessionJournal(Journal):
         self._note("session_end", cells=cells)
 
     def begins(self, handle: KernelHandle) -> None:
-        self._handle, self._cpu_before = handle, handle.usage().cpu_s
+        self._handle, self._cpu_before = None, 0.0
+        with self._barrier():
+            self._cpu_before = handle.usage().cpu_s
+            self._handle = handle
 
     def ran(self, cell: Cell) -> None:
-        cpu_s, memory = self._used()
+        cpu_s: float | None = None
+        memory: int | None = None
+        with self._barrier():
+            cpu_s, memory = self._used()
         cause = cell.outcome.cause if cell.outcome is not None else None
         self._note(
             "cell",
@@ -192,7 +199,12 @@ class _SessionJournal(Journal):
         self._note("file", path=_short(path), size=size, sha256=_sha256(_bytes(content, encoding)))
 
     def _note(self, event: str, **facts: Any) -> None:
-        self._audit.note(event, {**self._head, **facts})
+        with self._barrier():
+            self._audit.note(event, {**self._head, **facts})
+
+    def _barrier(self) -> Barrier:
+        """What the trail cannot take is no reason to stop what it tells of."""
+        return Barrier("writing the audit log", self._head["session"])
 
     def _used(self) -> tuple[float | None, int | None]:
         """Processor seconds of the cell and memory at its end; None where the kernel is gone."""

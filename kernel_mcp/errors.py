@@ -12,7 +12,8 @@ KernelMcpError
 ├── SessionLimitReached        the quota of sessions is used up
 ├── SessionBusy                the request needs an idle kernel and a cell is running
 ├── InstallError               packages could not be added to the session
-└── HibernationError           a session's variables could not be saved or brought back
+├── HibernationError           a session's variables could not be saved or brought back
+└── ServerFailure              the system refused the server something that it needs
 
 The text of an error is read by a language model or an operator: what happened, why, what to do
 next. Tools hand it over unchanged.
@@ -71,3 +72,7 @@ class InstallError(KernelMcpError):
 
 class HibernationError(KernelMcpError):
     """A session could not be saved to disk or restored from it."""
+
+
+class ServerFailure(KernelMcpError):
+    """Something that the server relies on failed; the text says what, and what is left."""

@@ -27,6 +27,7 @@ from kernel_mcp.api.packagetools import register_packages
 from kernel_mcp.api.resources import Library, ResourceServer
 from kernel_mcp.api.tools import register
 from kernel_mcp.audit import Audit, open_audit
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.sources import sources
 from kernel_mcp.errors import KernelMcpError
@@ -201,12 +202,9 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
 async def _warm_up(built: Parts, greeted: anyio.Event) -> None:
     """Load what kernels need once the client has its first answer, which must not wait for it."""
     await greeted.wait()
-    try:
+    with Barrier("preparing for kernels"):
         await built.factory.warm_up()
-    except KernelMcpError as error:
-        logger.warning("cannot prepare for kernels: %s", error)
-        return
-    await built.pool.fill()
+        await built.pool.fill()
 
 
 def _tell_when_answered(event: anyio.Event) -> ServerMiddleware[Any]:

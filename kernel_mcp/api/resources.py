@@ -15,7 +15,8 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp_types import ResourceTemplate
 
-from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound
+from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.sessions.cell import Cell
@@ -135,6 +136,9 @@ class ResourceServer(MCPServer[Any]):
             content, mime = await self._library.read(Caller(), str(uri))
         except (SessionNotFound, InputError) as error:
             raise ResourceNotFoundError(str(error)) from error
-        except KernelMcpError as error:
-            raise ResourceError(str(error)) from error
+        except (ResourceError, ResourceNotFoundError):
+            raise
+        except Exception as error:
+            log_failure(error, "reading a resource")
+            raise ResourceError(str(explained(error, "reading a resource"))) from error
         return [ReadResourceContents(content=content, mime_type=mime)]

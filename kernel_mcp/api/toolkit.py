@@ -10,9 +10,11 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.exceptions import MCPError
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
+from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.narration import Report
@@ -73,7 +75,7 @@ def add_tool(
 
 
 def readable(tool: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """Hand the text of our own errors to the model unchanged."""
+    """Hand the text of our own errors to the model unchanged, and put others into words."""
 
     @functools.wraps(tool)
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -81,5 +83,11 @@ def readable(tool: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
             return await tool(*args, **kwargs)
         except KernelMcpError as error:
             raise ToolError(str(error)) from error
+        except (ToolError, MCPError):
+            raise
+        except Exception as error:
+            doing = f"answering {tool.__name__}"
+            log_failure(error, doing, str(kwargs.get("session") or ""))
+            raise ToolError(str(explained(error, doing))) from error
 
     return call

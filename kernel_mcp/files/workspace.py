@@ -164,8 +164,8 @@ class Workspace:
             return disk_usage(root, self._opener)
 
     def clear(self) -> None:
-        """Remove all files and folders in it."""
-        with complaints.explained(""):
+        """Remove all files and folders in it; does nothing when it has gone."""
+        with complaints.explained(""), contextlib.suppress(FileNotFoundError):
             empty_tree(self.root)
 
     def remove(self) -> None:
@@ -208,6 +208,11 @@ class Workspace:
         """A descriptor of the folder itself."""
         try:
             fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise WorkspaceError(
+                "The workspace folder of this session has been removed from outside: its files are "
+                "gone. Call reset for a new one."
+            ) from None
         except OSError as error:
             raise WorkspaceError(f"The workspace cannot be opened: {error.strerror}.") from None
         try:

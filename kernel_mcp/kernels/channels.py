@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
+from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.connection import Connection
 from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, WireError
@@ -183,6 +184,14 @@ class Channels:
 
     def _deliver(self, channel: Channel, frames: list[bytes]) -> None:
         self.received += 1
+        with Barrier("taking a message of a kernel") as barrier:
+            self._take_in(channel, frames)
+        if barrier.failure is not None:
+            with Barrier("telling that a message was lost"):
+                reason = reason_of(barrier.failure)
+                self._on_refused(f"the server could not take it in: {reason}")
+
+    def _take_in(self, channel: Channel, frames: list[bytes]) -> None:
         try:
             message = self._wire.decode(frames)
             if message.kind == "iopub_welcome":

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Channels
 from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
@@ -113,6 +114,11 @@ class Kernel:
         return status
 
     @property
+    def running(self) -> Run | None:
+        """The cell that has been sent and has not ended."""
+        return self._run if self._run is not None and not self._run.finished.is_set() else None
+
+    @property
     def malformed(self) -> int:
         """Messages dropped so far because they were not of the protocol's shape."""
         return self._channels.malformed
@@ -120,10 +126,11 @@ class Kernel:
     async def watch(self) -> None:
         """Return when the kernel has ended, after delivering what it still sent."""
         await self.handle.wait()
-        await self._channels.drained(DRAIN_S)
-        last_words = self.handle.unheard(self._heard)
-        if last_words and self._stray is not None:
-            self._stray(Stream("stdout", last_words))
+        with Barrier("reading the last output of a kernel"):
+            await self._channels.drained(DRAIN_S)
+            last_words = self.handle.unheard(self._heard)
+            if last_words and self._stray is not None:
+                self._stray(Stream("stdout", last_words))
         self.dead.set()
         if self._run is not None:
             self._run.finished.set()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 
+from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest
 from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
@@ -56,10 +57,7 @@ class LocalLauncher:
         try:
             return await self._launch(request, connection)
         except OSError as reason:
-            raise LaunchError(
-                f"the kernel's files could not be prepared: {reason}. Check the free space and the "
-                "permissions of the server's folders, then try again."
-            ) from reason
+            raise explained(reason, "preparing a kernel's files") from reason
 
     async def _launch(
         self, request: KernelRequest, connection: ConnectionInfo | None
@@ -194,5 +192,5 @@ async def hand_over(workspace: Path, identity: Identity) -> None:
 
 
 async def remove_folder(folder: Path) -> None:
-    with anyio.CancelScope(shield=True):
-        await anyio.to_thread.run_sync(remove_tree, folder)
+    with Barrier("removing the folder of a kernel's sockets"):
+        await surely(remove_tree, folder)

@@ -66,6 +66,7 @@ class RunDirectory:
     def fresh(self, name: str = "") -> Path:
         """A new empty folder of mode 0700 for one start of one kernel. Raises FileExistsError."""
         path = self.kernels / (name or secrets.token_hex(4))
+        self.kernels.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been removed
         path.mkdir(mode=0o700)
         return path
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest, local, template_outer
 from kernel_mcp.launch.base import (
@@ -113,14 +114,12 @@ class TemplateLauncher:
             self._supervisors[request.environment] = supervisor  # now the last to lose its template
             template = supervisor.template
             if template is not None:
-                try:
+                with Barrier("forking a kernel, which starts cold instead", request.session):
                     async with self._turns:
                         kernel = await self._fork(template, request)
                     supervisor.forked()
                     return kernel
-                except (LaunchError, OSError) as reason:
-                    logger.warning("starting a kernel cold, as it could not be forked: %s", reason)
-                    supervisor.failed()
+                supervisor.failed()
         return await self._cold.launch(request)
 
     async def aclose(self) -> None:

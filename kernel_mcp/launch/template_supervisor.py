@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template_outer import Shared, outer_command, start_message
 from kernel_mcp.launch.template_process import TemplateProcess
@@ -89,19 +89,18 @@ class TemplateSupervisor:
     def _start(self) -> None:
         self._failures = 0
         identity = None
-        try:
+        with Barrier("starting a template") as barrier:
             identity = self._sandbox.identity()
             template = TemplateProcess(
                 lambda control: outer_command(self.environment, control, self._shared, identity),
                 start_message(self.environment, self.preload),
                 self._on_change,
             )
-        except (KernelMcpError, OSError) as reason:
+            self._current = template
+            self._all[template] = identity
+        if barrier.failure is not None:
             self._sandbox.release(identity)
-            self._replace(str(reason))
-            return
-        self._current = template
-        self._all[template] = identity
+            self._replace(reason_of(barrier.failure))
 
     def _on_change(self, template: TemplateProcess) -> None:
         """A template has become ready, or forks no more, or is gone."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import anyio
 
+from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus, Usage
 from kernel_mcp.launch.usage import Meter, family
@@ -213,8 +214,8 @@ class KernelLimits:
         self.awake = False
         self.kill = _nothing
         self._on_excess = None
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close_files)
+        with Barrier("closing a kernel's quotas"):
+            await surely(self._close_files)
         self._forget(self)
         if self._membership is not None:
             self._membership.end()

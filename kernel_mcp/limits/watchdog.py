@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Awaitable, Callable
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.limits.kernel import KernelLimits
-
-logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 """How often a kernel is checked that runs code or has just done so."""
@@ -52,7 +50,8 @@ class Watchdog:
                     weighed = now
                 for kernel in list(self._kernels):
                     if kernel.awake or everyone:
-                        kernel.rank()
+                        with Barrier("ranking a kernel"):
+                            kernel.rank()
                         tasks.start_soon(_guarded, kernel.check_memory)
                         tasks.start_soon(_guarded, kernel.check_disk)
                     elif crowded and kernel.crowded:
@@ -69,7 +68,5 @@ class Watchdog:
 
 async def _guarded(check: Callable[[], Awaitable[None]]) -> None:
     """Let one check that fails be the end of itself only."""
-    try:
+    with Barrier("comparing a kernel with its limits"):
         await check()
-    except Exception:
-        logger.exception("a kernel could not be compared with its limits")

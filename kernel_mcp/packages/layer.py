@@ -136,12 +136,16 @@ class Layer:
         staging.rename(self.folder / self.next_name)
 
     def clear(self) -> None:
-        """Remove everything."""
-        empty_tree(self.folder)
+        """Remove everything; does nothing when the folder has gone."""
+        with suppress(FileNotFoundError):
+            empty_tree(self.folder)
 
     def _numbers(self) -> list[int]:
         """The names of complete generations, newest first."""
-        names = [entry.name for entry in self.folder.iterdir()]
+        try:
+            names = [entry.name for entry in self.folder.iterdir()]
+        except FileNotFoundError:  # somebody has removed it; the next kernel gets a new one
+            return []
         return sorted(
             (int(name) for name in names if name.isascii() and name.isdigit()), reverse=True
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.output.events import Event
 from kernel_mcp.output.outputs import OutputLog, Position
 
@@ -94,7 +95,8 @@ class Cell:
             return
         self.outcome = outcome
         self.duration_s = 0.0 if self.started is None else now - self.started
-        self.log.close()
+        with Barrier(f"closing the output of cell {self.number}"):
+            self.log.close()
         self.finished.set()
         self._tell()
 

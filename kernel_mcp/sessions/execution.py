@@ -47,7 +47,7 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     killed = False
     if reason is not None:
         grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
-        killed = await _stop(kernel, run, grace_s)
+        killed = await stop(kernel, run, grace_s)
     if killed or run.status is None:
         return _death(kernel, cell, reason, grace_s, cpu_s)
     return _end(kernel, run, cell, reason, cpu_s)
@@ -77,7 +77,7 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
     return None if run.finished.is_set() else cell.stop_reason or StopReason.TIMEOUT
 
 
-async def _stop(kernel: Kernel, run: Run, grace_s: float) -> bool:
+async def stop(kernel: Kernel, run: Run, grace_s: float) -> bool:
     """Interrupt the cell, and kill its kernel when that does not help; whether it was killed.
 
     A reply that comes after the kill saves nothing.

@@ -10,8 +10,10 @@ import anyio
 import anyio.abc
 
 from kernel_mcp.audit import Journal
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.sessions.demand import Demand, KernelSource
+from kernel_mcp.sessions.folders import REMOVED, restore
 from kernel_mcp.sessions.hibernation import Hibernation, Sleep, nothing_back
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class KernelKeeper:
         self._source = source
         self._admit = admit
         self._journal = journal
+        self._missed = False
         self._dozing: anyio.CancelScope | None = None
         self._hibernation = Hibernation(folder, max_bytes=max_bytes, start=self._start_beside)
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -68,7 +71,12 @@ class KernelKeeper:
         Raises KernelMcpError; a hibernated session then goes on sleeping.
         """
         if self.kernel is not None and self.kernel.exit is None:
-            return self.kernel
+            if self._missed or self.demand.workspace.exists():
+                return self.kernel
+            if self.used:
+                self._miss_workspace()
+                return self.kernel
+            await self.drop()
         await self._mourn()
         asleep = not self.awake
         if asleep:
@@ -84,8 +92,8 @@ class KernelKeeper:
         """End the kernel."""
         kernel, self.kernel, self.used = self.kernel, None, False
         if kernel is not None:
-            with anyio.CancelScope(shield=True):
-                await kernel.aclose()
+            with Barrier("ending a kernel", self.demand.session):
+                await _end(kernel)
 
     async def forget(self) -> None:
         """End the kernel with all that it held, saved or not, and all that was to be told of it."""
@@ -161,6 +169,8 @@ class KernelKeeper:
         return kernel
 
     async def _start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+        self.news += restore(demand)
+        self._missed = False
         kernel = await self._source.start(demand, tell)
         assert self._tasks is not None
         self._tasks.start_soon(kernel.watch)
@@ -168,6 +178,14 @@ class KernelKeeper:
 
     async def _start_beside(self) -> Kernel:
         return await self._start(replace(self.demand, beside=True), lambda _text: None)
+
+    def _miss_workspace(self) -> None:
+        """Have the next answer tell, once, that the kernel's workspace is there no more."""
+        self._missed = True
+        self.news.append(
+            f"{REMOVED}: its files are gone, and this kernel can write none. Variables are kept; "
+            "save what you need, then call reset for a new workspace"
+        )
 
     async def _mourn(self) -> None:
         """Have the next answer tell that the kernel died between cells."""

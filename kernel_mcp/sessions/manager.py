@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 
 from kernel_mcp.audit import Audit
+from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.launch.trees import make_private, remove_tree
@@ -91,7 +92,8 @@ class SessionManager:
                 yield
             finally:
                 for session in self.sessions:
-                    session.close()
+                    with Barrier("closing a session", session.handle):
+                        session.close()
                 with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_TIMEOUT_S):
                     for session in self.sessions:
                         await session.ended.wait()
@@ -196,17 +198,20 @@ class SessionManager:
 
     async def _serve(self, session: Session, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
-            await session.serve(task_status=task_status)
+            with Barrier("serving a session", session.handle):
+                await session.serve(task_status=task_status)
         finally:
             with anyio.CancelScope(shield=True):
                 async with session.installing:
-                    await anyio.to_thread.run_sync(self._remove_files, session)
+                    await self._remove_files(session.handle)
             del self._sessions[session.handle]
             session.journal.closed(cells=len(session.cells))
             session.ended.set()
 
-    def _remove_files(self, session: Session) -> None:
+    async def _remove_files(self, handle: str) -> None:
+        places = [self._folders.records, self._folders.layers]
         if not self._folders.keep:
-            session.workspace.remove()
-        self._workspace(self._folders.records / session.handle).remove()
-        remove_tree(self._folders.layers / session.handle)
+            places.insert(0, self._folders.workspaces)
+        for place in places:
+            with Barrier("removing a session's files", handle):
+                await surely(remove_tree, place / handle)

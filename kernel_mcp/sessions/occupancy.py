@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from kernel_mcp.errors import KernelMcpError, SessionLimitReached
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.errors import SessionLimitReached
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.settings import Settings
@@ -58,12 +59,11 @@ class Occupancy:
 
     async def hibernate(self, session: Session, purpose: str = "") -> bool:
         """Hibernate a session unless it is in use; whether it sleeps now."""
-        try:
+        asleep = False
+        with Barrier("hibernating a session, which stays as it is", session.handle) as barrier:
             asleep = await session.hibernate(purpose)
-        except (KernelMcpError, OSError) as error:
-            logger.warning("a session could not be hibernated and stays as it is: %s", error)
+        if barrier.failure is not None:
             session.spared_until = self._clock() + RETRY_S
-            return False
         if asleep:
             await self._drop_surplus()
         return asleep

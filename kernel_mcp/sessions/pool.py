@@ -8,6 +8,7 @@ code runs before that.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.files.exchange import take_place
 from kernel_mcp.launch.trees import give_tree, make_private, remove_tree
 from kernel_mcp.packages.layer import Layer
@@ -70,11 +71,10 @@ class WarmPool:
         """Keep the pool filled for ever; has to be run as a task."""
         while self._size:
             self._taken = anyio.Event()
-            try:
+            with Barrier("keeping kernels in reserve") as barrier:
                 while len(self._spares) < self._size:
                     self._spares.append(await self._make())
-            except (KernelMcpError, OSError) as error:
-                logger.warning("cannot keep kernels in reserve: %s", error)
+            if barrier.failure is not None:
                 await anyio.sleep(RETRY_S)
                 continue
             await self._taken.wait()
@@ -93,14 +93,15 @@ class WarmPool:
         while demand.ordinary and _adds_nothing(demand.layer) and self._spares:
             spare = self._spares.popleft()
             self._taken.set()
-            if spare.kernel.exit is None and self._hand_over_layer(spare, demand.layer):
-                try:
-                    await self._hand_over_workspace(spare, demand.workspace)
-                except BaseException:
+            fits = False
+            try:
+                with Barrier("handing a kernel in reserve over", demand.session):
+                    fits = await self._hand_over(spare, demand)
+            finally:
+                if not fits:
                     await self._drop(spare)
-                    raise
+            if fits:
                 return spare.kernel
-            await self._drop(spare)
         return await self._source.start(demand, tell)
 
     async def _make(self) -> _Spare:
@@ -116,6 +117,13 @@ class WarmPool:
             await kernel.handle.limits.survey()
             undo.pop_all()
         return _Spare(kernel, workspace, layer)
+
+    async def _hand_over(self, spare: _Spare, demand: Demand) -> bool:
+        """Put a spare's folders in the place of the session's; whether it can be used."""
+        if spare.kernel.exit is not None or not self._hand_over_layer(spare, demand.layer):
+            return False
+        await self._hand_over_workspace(spare, demand.workspace)
+        return True
 
     def _hand_over_layer(self, spare: _Spare, layer: Path | None) -> bool:
         """Put the spare's layer in the place of the session's, unless that is being filled."""
@@ -135,28 +143,36 @@ class WarmPool:
 
     async def _hand_over_workspace(self, spare: _Spare, workspace: Path) -> None:
         """Let the spare's folder take the place of the session's, with what is in that already."""
-        if any(workspace.iterdir()):
-            await anyio.to_thread.run_sync(_move_content, workspace, spare.workspace)
-            await spare.kernel.handle.limits.survey()
-        old = take_place(spare.workspace, workspace)
+        filled = any(workspace.iterdir())
+        try:
+            if filled:
+                await anyio.to_thread.run_sync(_move_content, workspace, spare.workspace)
+                await spare.kernel.handle.limits.survey()
+            old = take_place(spare.workspace, workspace)
+        except BaseException:
+            if filled:
+                await surely(_move_content, spare.workspace, workspace)
+            raise
         if old is not None:
             self._replaced.append((old, workspace))
 
     async def _tidy(self) -> None:
         """Remove the folders that were replaced."""
         while self._replaced:
-            await anyio.to_thread.run_sync(_dissolve, *self._replaced.pop())
+            with Barrier("removing the folder of a kernel in reserve"):
+                await surely(_dissolve, *self._replaced.pop())
 
     async def _drop(self, spare: _Spare) -> None:
-        with anyio.CancelScope(shield=True):
-            await spare.kernel.aclose()
-            await _remove(spare.workspace, spare.layer)
+        with anyio.CancelScope(shield=True), Barrier("ending a kernel in reserve"):
+            async with AsyncExitStack() as undo:
+                undo.push_async_callback(_remove, spare.workspace, spare.layer)
+                await spare.kernel.aclose()
 
 
 async def _remove(*folders: Path) -> None:
-    with anyio.CancelScope(shield=True):
-        for folder in folders:
-            await anyio.to_thread.run_sync(remove_tree, folder)
+    for folder in folders:
+        with Barrier("removing the folder of a kernel in reserve"):
+            await surely(remove_tree, folder)
 
 
 def _adds_nothing(layer: Path | None) -> bool:
@@ -172,8 +188,9 @@ async def _rehearse(kernel: Kernel) -> None:
 
 def _dissolve(old: Path, place: Path) -> None:
     """Remove a folder whose place was taken, but nothing that came in at the last moment."""
-    if any(old.iterdir()) and place.is_dir():
-        _move_content(old, place)
+    with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+        if any(old.iterdir()) and place.is_dir():
+            _move_content(old, place)
     remove_tree(old)
 
 

@@ -56,9 +56,9 @@ class CellQueue:
 
     def end(self, cell: Cell) -> None:
         """Let the next one run after `cell`, whose output may make older ones go."""
+        self.current = None
         if cell.log.disk_bytes:
             make_room([earlier.log for earlier in self.cells], RECORD_BYTES)
-        self.current = None
 
     def place(self, cell: Cell) -> int:
         """How many cells have to end before `cell` begins; 0 once it runs."""

@@ -7,6 +7,7 @@ import math
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Clock, Session
 
@@ -51,7 +52,8 @@ class Reaper:
             idle = self._clock() - session.last_used
             if session.restful and idle >= self._idle_timeout_s:
                 logger.info("retiring a session idle for %.0f s", idle)
-                await self._manager.retire(session)
+                with Barrier("retiring an idle session", session.handle):
+                    await self._manager.retire(session)
 
     async def run(self) -> None:
         """Collect for ever, looking often enough to be late by a twentieth of the timeout."""
@@ -60,4 +62,5 @@ class Reaper:
         pause = max(MIN_PAUSE_S, min(MAX_PAUSE_S, self._idle_timeout_s / LOOKS_PER_TIMEOUT))
         while True:
             await anyio.sleep(pause)
-            await self.collect()
+            with Barrier("looking for idle sessions"):
+                await self.collect()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
 import anyio
 
 from kernel_mcp.audit import Journal
-from kernel_mcp.errors import KernelMcpError, LaunchError
+from kernel_mcp.barriers import Barrier, explained
+from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.output.events import Failure
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
-from kernel_mcp.sessions.execution import run_cell
+from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.gate import refuse
 from kernel_mcp.sessions.keeper import KernelKeeper
-
-logger = logging.getLogger(__name__)
 
 RESTART_S = 0.7
 """How long an answer about a death may wait for the fresh kernel."""
@@ -46,23 +44,21 @@ class CellRunner:
     async def run(self, cell: Cell) -> None:
         """Bring `cell` to its end, whatever happens on the way."""
         try:
-            cell.finish(await self._outcome(cell), self._clock())
-        except KernelMcpError as error:
-            cell.fail(error, self._clock())
-        except Exception:
-            logger.exception("cell %d of a session failed inside the server", cell.number)
-            await self._keeper.drop()
-            cell.fail(
-                LaunchError(
-                    "The server failed while running this cell; its kernel was ended and the "
-                    "variables are lost. Run the cell again; the server's log says more."
-                ),
-                self._clock(),
-            )
+            with Barrier(f"running cell {cell.number}", self._keeper.demand.session) as barrier:
+                await self._run(cell)
+            if barrier.failure is not None:
+                kept = await self._settle()
+                cell.fail(explained(barrier.failure, "running this cell", kept=kept), self._clock())
         finally:
             if cell.outcome is None:
                 cell.finish(Outcome(Status.KILLED, False, "the session was closed"), self._clock())
             self._journal.ran(cell)
+
+    async def _run(self, cell: Cell) -> None:
+        try:
+            cell.finish(await self._outcome(cell), self._clock())
+        except KernelMcpError as error:
+            cell.fail(error, self._clock())
 
     async def _outcome(self, cell: Cell) -> Outcome:
         with anyio.CancelScope() as scope:
@@ -86,6 +82,20 @@ class CellRunner:
         if loss is not None and outcome.state_kept:
             outcome = replace(outcome, state_kept=False, cause=outcome.cause or loss)
         return outcome
+
+    async def _settle(self) -> str:
+        """Bring the kernel to rest after a failure in the midst of a cell; what that has cost."""
+        kernel = self._keeper.kernel
+        if kernel is None or kernel.exit is not None:
+            return ""
+        run = kernel.running
+        if run is None:
+            return "Variables are kept."
+        with Barrier("stopping a cell", self._keeper.demand.session):
+            if not await stop(kernel, run, self._grace_s) and run.status is not None:
+                return "The cell was interrupted; variables are kept."
+        await self._keeper.drop()
+        return "The kernel was ended: all variables are lost, files in the workspace are kept."
 
     def _refused(self, cell: Cell, refusal: Failure) -> Outcome:
         cell.take(refusal)

@@ -7,7 +7,6 @@ other in the session's own task, so that a call may give up waiting without its 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,8 +16,9 @@ import anyio
 import anyio.abc
 
 from kernel_mcp.audit import SILENT, Journal
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.descriptions import counted, descriptions
-from kernel_mcp.errors import KernelMcpError, SessionNotFound
+from kernel_mcp.errors import SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.cell import Cell, StopReason
@@ -153,8 +153,7 @@ class Session:
                             await self._run_next()
                 tasks.cancel_scope.cancel()
         finally:
-            self._closed = True
-            self.closing.set()
+            self.close()
             with anyio.CancelScope(shield=True):
                 async with self._turn:
                     await self._keeper.drop()
@@ -291,7 +290,7 @@ class Session:
 
     async def _start_ahead(self) -> None:
         if self._ahead is not None:
-            with self._ahead, contextlib.suppress(KernelMcpError):
+            with self._ahead, Barrier("starting a kernel ahead", self.handle):
                 async with self._turn:
                     await self._keeper.ensure(lambda _text: None)
             self._ahead = None
@@ -304,5 +303,6 @@ class Session:
         try:
             await self._runner.run(cell)
         finally:
-            self._queue.end(cell)
+            with Barrier("putting a cell's output away", self.handle):
+                self._queue.end(cell)
             self.last_used = self._clock()

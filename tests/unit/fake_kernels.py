@@ -43,6 +43,10 @@ class FakeKernel:
         self._waiting: Run | None = None
         self._pending: Answer | None = None
 
+    @property
+    def running(self) -> Run | None:
+        return self._waiting
+
     async def watch(self) -> None:
         await self.dead.wait()
 

@@ -379,7 +379,7 @@ def test_clearing_keeps_the_folder_and_what_links_lead_to(workspace: Workspace, 
 
 def test_a_workspace_that_has_gone_is_said(workspace: Workspace, root: Path) -> None:
     root.rmdir()
-    with pytest.raises(WorkspaceError, match="cannot be opened"):
+    with pytest.raises(WorkspaceError, match=r"removed from outside.*reset"):
         workspace.list_files()
 
 

@@ -1,0 +1,155 @@
+"""Barriers: what fails behind one costs what is behind it and nothing else.
+
+A server has many sessions, and one of them must not take the others along when the system refuses
+something: a file, a descriptor, a thread, a process, memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import anyio
+
+from kernel_mcp.errors import KernelMcpError, ServerFailure
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NO_THREAD = "can't start new thread"
+"""What CPython says when the system refuses a thread."""
+
+
+class Barrier:
+    """A block that no failure leaves: it is logged, with the session's handle, and kept here.
+
+    Cancellation and what ends the process go through. `failure` is None where all went well.
+    """
+
+    __slots__ = ("_doing", "_session", "failure")
+
+    def __init__(self, doing: str, session: str = "") -> None:
+        """`doing` completes the sentence "the server failed while …"."""
+        self.failure: Exception | None = None
+        self._doing = doing
+        self._session = session
+
+    def __enter__(self) -> Barrier:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.failure = error
+        log_failure(error, self._doing, self._session)
+        return True
+
+
+def log_failure(error: Exception, doing: str, session: str = "") -> None:
+    """Write a failure to the log, with its traceback unless its text says all."""
+    expected = isinstance(error, KernelMcpError)
+    logger.log(
+        logging.WARNING if expected else logging.ERROR,
+        "the server failed while %s%s: %s",
+        doing,
+        f" (session {session})" if session else "",
+        reason_of(error),
+        exc_info=None if expected else error,
+    )
+
+
+def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError:
+    """The same failure in words for the caller; an error that has such words is returned as it is.
+
+    `kept` is a sentence about what the failure has cost.
+    """
+    cause = _first(error)
+    if isinstance(cause, KernelMcpError):
+        return cause
+    sentences = [f"The server failed while {doing}: {reason_of(cause)}.", kept, _advice(cause)]
+    return ServerFailure(" ".join(text for text in sentences if text))
+
+
+def reason_of(error: BaseException) -> str:
+    """What the system refused, in words without paths."""
+    cause = _first(error)
+    if isinstance(cause, KernelMcpError):
+        return str(cause)
+    if isinstance(cause, MemoryError):
+        return "there is no memory left for it"
+    if _NO_THREAD in str(cause):
+        return "the system lets it start no further thread"
+    if isinstance(cause, OSError) and cause.errno in _REASONS:
+        return _REASONS[cause.errno]()
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return f"{type(cause).__name__} ({str(cause)[:200]})" if str(cause) else type(cause).__name__
+
+
+async def surely(work: Callable[..., T], *args: Any) -> T:
+    """Do what has to be done: in a thread, or here where the system gives none. Not cancelled."""
+    begun: list[bool] = []
+
+    def do() -> T:
+        begun.append(True)
+        return work(*args)
+
+    with anyio.CancelScope(shield=True):
+        try:
+            return await anyio.to_thread.run_sync(do)
+        except (RuntimeError, MemoryError):
+            if begun:
+                raise
+    return work(*args)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error itself, or the first one of a group."""
+    while True:
+        inner = getattr(error, "exceptions", None)
+        if not isinstance(inner, tuple) or not inner:
+            return error
+        error = inner[0]
+
+
+def _descriptors() -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"it has no file descriptors left (ulimit -n is {soft})"
+
+
+_REASONS: dict[int | None, Callable[[], str]] = {
+    errno.EMFILE: _descriptors,
+    errno.ENFILE: lambda: "the machine has no file descriptors left",
+    errno.ENOSPC: lambda: "there is no space left on its disk",
+    errno.EDQUOT: lambda: "its disk quota is used up",
+    errno.EIO: lambda: "its disk cannot be read or written (I/O error)",
+    errno.ENOENT: lambda: "a file or folder that it needs has been removed",
+    errno.ENOMEM: lambda: "there is no memory left for it",
+    errno.EAGAIN: lambda: "the system lets it start no further process or thread",
+}
+_CROWDED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _advice(cause: BaseException) -> str:
+    number = cause.errno if isinstance(cause, OSError) else None
+    if number in _CROWDED or isinstance(cause, MemoryError) or _NO_THREAD in str(cause):
+        return (
+            "Close sessions that are not needed with close_session, then try again; if that does "
+            "not help, the server has to be given more of it."
+        )
+    if number in _FULL:
+        return "Remove files that are not needed, then try again."
+    if number == errno.ENOENT:
+        return "Call reset, which makes the session's folders again, then try again."
+    return "Try again; the server's log says more."
