@@ -2,12 +2,55 @@
 
 from __future__ import annotations
 
+import os
+from typing import NoReturn
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # how fast examples are made says something about the machine, not about them
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("here")
+
+REQUIRED = "KERNEL_MCP_TEST_REQUIRED"
+"""The variable that names, separated by commas, what no test may be skipped for."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Flags of this suite."""
+    group = parser.getgroup("kernel-mcp")
+    group.addoption("--full", action="store_true", help="run the tests that take long, too")
+    group.addoption(
+        "--require",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="let tests that lack WHAT (containers, node) fail instead of being skipped",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Markers, and what has to be there, which worker processes read as well."""
+    config.addinivalue_line("markers", "full: takes long; runs with --full only")
+    required = config.getoption("--require")
+    if required:
+        os.environ[REQUIRED] = ",".join(required)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long tests out, unless they are asked for."""
+    if config.getoption("--full"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def lacking(what: str, reason: str) -> NoReturn:
+    """Skip the test that lacks something, or fail it where that is required."""
+    if what in os.environ.get(REQUIRED, "").split(","):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.sandbox.engine import ENGINES
 from tests.escape.host import run_attacks
 from tests.escape.inside import ATTACKS
 from tests.integration import containers
@@ -16,7 +15,7 @@ STATED = {"podman": set[str](), "docker": {"read_the_boot_command_line"}}
 """What the report of the backend says that it does not protect from, by engine."""
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=containers.ENGINES)
 def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -21,7 +21,7 @@ import pytest
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox
-from kernel_mcp.sandbox.engine import ENGINES, LABEL
+from kernel_mcp.sandbox.engine import LABEL
 from kernel_mcp.sandbox.run import run_confined
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.selftest import require_boundary, thorough_checks
@@ -29,7 +29,10 @@ from kernel_mcp.settings import MIB, Limits
 from tests.integration import containers
 from tests.integration.limited_kernel import LimitedKernel, limited_kernel
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("sandbox", ENGINES, indirect=True)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize("sandbox", containers.ENGINES, indirect=True),
+]
 RUNTIME = [Path(sys.prefix), Path(sys.base_prefix)]
 
 
