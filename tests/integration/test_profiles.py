@@ -173,3 +173,19 @@ async def test_the_open_profile_refuses_nothing() -> None:
         )
         assert answer.text == "True"
         assert (await notebook.call("info")).data["allowed_imports"] == ["*"]
+
+
+WAYS_ROUND = (
+    "p = [__import__('pathlib')][0]; p.os.getcwd()",
+    "import random; vars(random)['_os'].getcwd()",
+    "import operator, random; operator.attrgetter('_os')(random).getcwd()",
+    "import timeit; timeit.timeit('import os; print(os.getcwd())', number=1)",
+    "import typing\nclass A: x: '__import__(\"os\").getcwd()'\ntyping.get_type_hints(A)",
+)
+"""Some of those that docs/policy.md owns up to."""
+
+
+async def test_the_ways_round_that_the_papers_name_are_ways_round_and_end_in_the_sandbox() -> None:
+    async with agent() as notebook:
+        for code in WAYS_ROUND:
+            assert "/workspace" in (await notebook.call("execute", code=code)).text, code
