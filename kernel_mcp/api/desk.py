@@ -279,7 +279,8 @@ def check_seconds(name: str, value: float, *, least: float) -> None:
 
 def _earlier(session: Session, cell: Cell) -> str:
     """A heading for an answer about a cell that is not the one that was started last."""
-    others = [f"cell {later.number}" for later in session.cells[cell.number :] if not later.told]
+    later = [other for other in session.cells.untold if other.number > cell.number]
+    others = [f"cell {other.number}" for other in later]
     more = f". Call wait again for {', '.join(others)}" if others else ""
     return f"[This is cell {cell.number}, which an earlier call had started{more}]"
 

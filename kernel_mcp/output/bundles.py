@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.output.jsontext import slices, utf8
+from kernel_mcp.output.jsontext import JSON_DEPTH, Shape, slices, utf8
 from kernel_mcp.output.markup import html_to_text
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Cut, cut
@@ -264,12 +264,16 @@ def readable(parts: tuple[Part, ...], limit: int) -> Cut:
 
 
 def bounded_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """`metadata`, or nothing when it is too large to keep."""
+    """`metadata`, or nothing when it is too large or too deep to keep."""
+    if not metadata:
+        return {}
     try:
-        fits = len(json.dumps(metadata)) <= METADATA_CHARS
+        text = json.dumps(metadata, allow_nan=False)
     except (RecursionError, ValueError):
-        fits = False
-    return metadata if fits else {}
+        return {}
+    shape = Shape()
+    shape.feed(text[: METADATA_CHARS + 1])
+    return metadata if len(text) <= METADATA_CHARS and shape.deepest <= JSON_DEPTH else {}
 
 
 def _types(data: Mapping[str, Any]) -> list[str]:

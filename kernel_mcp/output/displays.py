@@ -90,6 +90,23 @@ class Displays:
         self._count = self.dropped = 0
         return [shown.display_id for shown in displays if shown.display_id is not None]
 
+    def row(self) -> dict[str, int]:
+        """What is counted, as a JSON value; the displays themselves are in the transcript."""
+        shelf = self._shelf
+        return {
+            "dropped": self.dropped,
+            "count": self._count,
+            "numbers": self._numbers,
+            "in_memory": shelf.in_memory,
+            "on_disk": shelf.on_disk,
+        }
+
+    def restore(self, row: dict[str, int]) -> None:
+        """Be the displays that gave this row."""
+        self._settled = True
+        self.dropped, self._count, self._numbers = row["dropped"], row["count"], row["numbers"]
+        self._shelf.in_memory, self._shelf.on_disk = row["in_memory"], row["on_disk"]
+
     def _kept(self, number: int, event: Display) -> tuple[Part, ...]:
         parts = self._shelf.put(number, event.data)
         return self._shelf.settle(number, parts) if self._settled else parts

@@ -12,6 +12,8 @@ from kernel_mcp.settings import KIB
 
 SLICE_CHARS = 64 * KIB
 """What is worked on between two moments at which other threads may run."""
+JSON_DEPTH = 100
+"""Levels that are kept of a value; nbformat's own reader takes some 300."""
 
 _OTHER = re.compile(r"[^\[\]{}]+")
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from io import BytesIO
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from kernel_mcp.output.bundles import Part
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
-from kernel_mcp.output.jsontext import NotJson, Shape, checked, compact, slices, string
+from kernel_mcp.output.jsontext import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
 from kernel_mcp.output.text import omission
 
 NOTEBOOK_MIME = "application/x-ipynb+json"
@@ -27,8 +27,6 @@ STREAM_CHARS = 500_000
 """Text of one cell's streams at either end that goes into the notebook."""
 JSON_VALUES = 1_000_000
 """Values of all JSON displays that are looked at: a reader makes an object of each."""
-JSON_DEPTH = 100
-"""Levels of one JSON display; nbformat's own reader takes some 300."""
 
 _END_BYTES = 2048
 """Kept back for the end of the file, which says what was left out."""
@@ -199,7 +197,8 @@ class _Writer:
         pieces = [b'{"output_type":"display_data"']
         if item.result:
             pieces = [b'{"output_type":"execute_result","execution_count":', compact(count)]
-        pieces += [b',"metadata":', _metadata(item.metadata, missing), b',"data":{']
+        remarks = {"kernel-mcp": {"left_out": missing}} if missing else {}
+        pieces += [b',"metadata":', compact({**item.metadata, **remarks}), b',"data":{']
         for place, (mime, value) in enumerate(kinds.items()):
             pieces += [b"," if place else b"", compact(mime), b":", *value]
         pieces.append(b"}}")
@@ -259,14 +258,3 @@ def _error(item: FailureItem) -> list[bytes]:
             }
         )
     ]
-
-
-def _metadata(metadata: dict[str, Any], missing: list[str]) -> bytes:
-    """What came with a display, and what of it is not here."""
-    remarks = {"kernel-mcp": {"left_out": missing}} if missing else {}
-    try:
-        raw = compact({**metadata, **remarks})
-        list(checked([raw], Shape(), len(raw), JSON_DEPTH))
-    except (RecursionError, ValueError):
-        raw = compact(remarks)
-    return raw

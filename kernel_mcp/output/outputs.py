@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kernel_mcp.output.bundles import Part, Shelf, extension, primary
 from kernel_mcp.output.displayindex import DisplayIndex
 from kernel_mcp.output.displays import Displays
+from kernel_mcp.output.entryrows import entry_from, row_of
 from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
 from kernel_mcp.output.items import (
     FailureItem,
@@ -102,7 +104,7 @@ class OutputLog:
         self._generation = 0
         self._clear_pending = False
         self._closed = False
-        self._evicted = False
+        self._lost = ""
 
     @property
     def characters(self) -> int:
@@ -143,8 +145,8 @@ class OutputLog:
             for name in self._streams.order():
                 add_text(items, name, self._streams.live(name))
             dropped = self._displays.dropped if self._tick > mark.tick else 0
-            if self._evicted:
-                items.append(NoteItem(EVICTED))
+            if self._lost:
+                items.append(NoteItem(self._lost))
         items = without_shown(items, {"stdout": mark.shown[0], "stderr": mark.shown[1]})
         if dropped:
             kept = self._displays.most
@@ -176,8 +178,8 @@ class OutputLog:
             at_line_start = text.endswith("\n")
         for name in self._streams.order():
             yield self._streams.live(name)
-        if self._evicted:
-            yield f"{EVICTED}\n"
+        if self._lost:
+            yield f"{self._lost}\n"
 
     def output(self, key: str) -> Part | None:
         """The display `k`'s richest representation, or with `k.ext` the one of that kind."""
@@ -197,11 +199,32 @@ class OutputLog:
             self._closed = True
             self._displays.settle()
 
-    def evict(self) -> None:
-        """Forget everything, remove the files and say so to later readers."""
+    def evict(self, why: str = EVICTED) -> None:
+        """Forget everything, remove the files and say why to later readers."""
         with self._lock:
             self._clear()
-            self._evicted = True
+            self._lost = why
+
+    def row(self) -> dict[str, Any]:
+        """A log that is closed as a JSON value, from which `restored` makes it again."""
+        with self._lock:
+            return {
+                "text": self._transcript.text.row(),
+                "entries": [row_of(entry) for entry in self._transcript.entries],
+                "displays": self._displays.row(),
+                "log": [self._tick, self._generation, self._failures, self._lost],
+            }
+
+    @classmethod
+    def restored(cls, folder: Path, number: int, row: dict[str, Any]) -> OutputLog:
+        """The closed log that gave this row, with the same files; for reading."""
+        log = cls(folder, number)
+        log._transcript.text.restore(row["text"])
+        log._transcript.entries = [entry_from(entry, folder) for entry in row["entries"]]
+        log._displays.restore(row["displays"])
+        log._tick, log._generation, log._failures, log._lost = row["log"]
+        log._closed = True
+        return log
 
     def _add(self, event: Event) -> tuple[int, ...]:
         if isinstance(event, Clear):
@@ -269,18 +292,3 @@ class OutputLog:
             self._index.forget(display_id, self)
         self._transcript.clear()
         self._failures = 0
-
-
-def make_room(logs: Iterable[OutputLog], limit: int) -> None:
-    """Evict closed logs, the oldest first, until all of them have at most `limit` bytes of files.
-
-    The newest always stays.
-    """
-    filed = [log for log in logs if log.disk_bytes]
-    surplus = sum(log.disk_bytes for log in filed) - limit
-    for log in filed[:-1]:
-        if surplus <= 0:
-            break
-        if log.closed:
-            surplus -= log.disk_bytes
-            log.evict()

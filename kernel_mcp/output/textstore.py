@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 BLOCK_CHARS = 64 * 1024
 """Characters of one write to the file, and of one entry of its index."""
@@ -103,6 +104,22 @@ class TextStore:
         if self.disk_bytes:
             self.path.unlink(missing_ok=True)
         self._reset()
+
+    def row(self) -> dict[str, Any]:
+        """A text that is final as a JSON value; what is in the file stays there."""
+        return {
+            "total": self.total,
+            "disk_bytes": self.disk_bytes,
+            "blocks": [[b.start, b.end, b.offset, b.size, b.text] for b in self._blocks],
+            "recent": "".join(self._recent),
+        }
+
+    def restore(self, row: dict[str, Any]) -> None:
+        """Be the text that gave this row."""
+        self.total, self.disk_bytes = row["total"], row["disk_bytes"]
+        self._blocks = [_Block(*block) for block in row["blocks"]]
+        self._recent = deque(filter(None, [row["recent"]]))
+        self._recent_chars = len(row["recent"])
 
     def _newest(self, start: int, end: int) -> str:
         """A part of what is in memory."""

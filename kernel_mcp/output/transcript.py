@@ -23,7 +23,7 @@ PIECE_CHARS = 64 * KIB
 
 
 @dataclass(slots=True)
-class _Segment:
+class Segment:
     """Stream text from one position of the text to another."""
 
     name: StreamName
@@ -49,16 +49,16 @@ class Failed:
 
 
 class Transcript:
-    """What has become final of a cell's output, in order."""
+    """What has become final of a cell's output, in order: its `entries`."""
 
     def __init__(self, text: TextStore) -> None:
         self.text = text
-        self._entries: list[_Segment | Shown | Failed] = []
+        self.entries: list[Segment | Shown | Failed] = []
 
     @property
     def displays(self) -> list[Shown]:
         """The displays in order."""
-        return [entry for entry in self._entries if isinstance(entry, Shown)]
+        return [entry for entry in self.entries if isinstance(entry, Shown)]
 
     def write(self, name: StreamName, text: str) -> None:
         """Add stream text."""
@@ -66,22 +66,22 @@ class Transcript:
             return
         start = self.text.total
         self.text.append(text)
-        last = self._entries[-1] if self._entries else None
-        joins = isinstance(last, _Segment) and (
-            last.name == name or len(self._entries) >= MAX_SEGMENTS
+        last = self.entries[-1] if self.entries else None
+        joins = isinstance(last, Segment) and (
+            last.name == name or len(self.entries) >= MAX_SEGMENTS
         )
-        if isinstance(last, _Segment) and joins:
+        if isinstance(last, Segment) and joins:
             last.end = self.text.total
         else:
-            self._entries.append(_Segment(name, start, self.text.total))
+            self.entries.append(Segment(name, start, self.text.total))
 
     def place(self, entry: Shown | Failed) -> None:
         """Add a display or failure."""
-        self._entries.append(entry)
+        self.entries.append(entry)
 
     def clear(self) -> None:
         """Forget everything."""
-        self._entries.clear()
+        self.entries.clear()
         self.text.discard()
 
     def items(self, characters: int, tick: int, limit: int) -> list[Item]:
@@ -93,8 +93,8 @@ class Transcript:
         if first >= last:
             first = last = self.text.total
         items: list[Item] = []
-        for entry in self._entries:
-            if not isinstance(entry, _Segment):
+        for entry in self.entries:
+            if not isinstance(entry, Segment):
                 if entry.tick > tick:
                     items.append(entry.item)
             elif entry.end > characters:
@@ -106,8 +106,8 @@ class Transcript:
 
     def whole(self) -> Iterator[Item]:
         """Every item with all its text, long text in several."""
-        for entry in list(self._entries):
-            if not isinstance(entry, _Segment):
+        for entry in list(self.entries):
+            if not isinstance(entry, Segment):
                 yield entry.item
                 continue
             for start in range(entry.start, entry.end, PIECE_CHARS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -67,11 +68,22 @@ class Cell:
         self.notices: list[str] = []
         self.steps: list[str] = []
         self.told = False
+        self.listens = False
         self.reported = Position()
         self._stop: StopReason | None = None
         self._scope: anyio.CancelScope | None = None
         self._changes = 0
         self._heard: anyio.Event | None = None
+
+    @classmethod
+    def ended(
+        cls, number: int, code: str, log: OutputLog, outcome: Outcome, duration_s: float
+    ) -> Cell:
+        """A cell as it was when its end had been told."""
+        cell = cls(number, code, 0.0, log)
+        cell.outcome, cell.duration_s, cell.told = outcome, duration_s, True
+        cell.finished.set()
+        return cell
 
     @property
     def status(self) -> Status:
@@ -117,6 +129,11 @@ class Cell:
         self._scope = scope
         if scope is not None and self._stop is not None:
             scope.cancel()
+
+    def listen(self) -> Callable[[Event], None]:
+        """Where a kernel's output goes from now on: to this cell until another one listens."""
+        self.listens = True
+        return self.take
 
     def take(self, event: Event) -> None:
         """Add an output event."""

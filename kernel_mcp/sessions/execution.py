@@ -39,10 +39,10 @@ async def run_cell(
 
 
 async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:
-    run = kernel.submit(cell.code, cell.take)
+    run = kernel.submit(cell.code, cell.listen())
     reason = await _end_or_stop(kernel, run, cell, cpu_s)
     if reason is None and run.status == "aborted":
-        run = kernel.submit(cell.code, cell.take)
+        run = kernel.submit(cell.code, cell.listen())
         reason = await _end_or_stop(kernel, run, cell, cpu_s)
     killed = False
     if reason is not None:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernel_mcp.output.displayindex import DisplayIndex
-from kernel_mcp.output.outputs import OutputLog, make_room
+from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.history import History
 from kernel_mcp.settings import MIB
 
 RECORD_BYTES = 512 * MIB
-"""Files that the outputs of one session's cells may take; the oldest make room."""
+"""Files that one session's cells and their outputs may take; the oldest make room."""
 
 
 class CellQueue:
@@ -22,10 +23,10 @@ class CellQueue:
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
-        self.cells: list[Cell] = []
+        self._displays: DisplayIndex[OutputLog] = DisplayIndex()
+        self.cells = History(folder, self._displays)
         self.current: Cell | None = None
         self._folder = folder
-        self._displays: DisplayIndex[OutputLog] = DisplayIndex()
         self._waiting: deque[Cell] = deque()
         self._clock = clock
 
@@ -57,8 +58,7 @@ class CellQueue:
     def end(self, cell: Cell) -> None:
         """Let the next one run after `cell`, whose output may make older ones go."""
         self.current = None
-        if cell.log.disk_bytes:
-            make_room([earlier.log for earlier in self.cells], RECORD_BYTES)
+        self.cells.ended(cell, RECORD_BYTES)
 
     def place(self, cell: Cell) -> int:
         """How many cells have to end before `cell` begins; 0 once it runs."""

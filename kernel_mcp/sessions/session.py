@@ -126,7 +126,7 @@ class Session:
     @property
     def unreported(self) -> Cell | None:
         """The oldest cell whose end no answer has told of yet."""
-        return next((cell for cell in self.cells if not cell.told), None)
+        return next(iter(self.cells.untold), None)
 
     @property
     def queued(self) -> int:
@@ -217,6 +217,7 @@ class Session:
                 await held.enter_async_context(self.installing)
             await held.enter_async_context(self._turn)
             await self._keeper.forget()
+            self.cells.settle(kernel_gone=True)
             if files:
                 await anyio.to_thread.run_sync(self.workspace.clear)
             if packages and self.demand.layer is not None:

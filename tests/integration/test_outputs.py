@@ -151,6 +151,39 @@ async def test_a_notebook_of_hostile_displays_is_valid_and_costs_the_server_litt
         assert "the notebook has too many values" in crowds[-1]["data"]["text/plain"]
 
 
+async def test_the_record_of_a_session_reads_the_same_however_long_it_gets() -> None:
+    async with agent() as notebook:
+        handle = (await notebook.call("create_session")).data["session"]
+        first = await notebook.run("for n in range(5000): print('line', n)", session=handle)
+        await notebook.run("print('a')\n'r'", session=handle)
+        await notebook.run("1/0", session=handle)
+        shown = "from IPython.display import display\nh = display('old', display_id=True)"
+        await notebook.run(shown, session=handle)
+        for n in range(40):
+            await notebook.run(f"x = {n}", session=handle)
+        await notebook.run("h.update('new')", session=handle)
+
+        async def read(uri: str) -> str:
+            found = (await notebook.client.read_resource(f"kernel://{handle}/{uri}")).contents[0]
+            return str(found.text)  # type: ignore[union-attr]
+
+        whole = "".join(f"line {n}\n" for n in range(5000))
+        for _ in range(2):
+            assert await read("cells/1") == whole
+            assert await read("cells/2") == "a\n'r'\n"
+            assert "ZeroDivisionError" in await read("cells/3")
+            assert await read("cells/4") == "'new'\n"
+            page = await notebook.call(
+                "read_file", session=handle, path=first.links[0].uri, offset=4000, limit=1
+            )
+            assert page.text.startswith("line 4000")
+            book = json.loads(await read("notebook"))
+            assert [cell["id"] for cell in book["cells"]] == [f"cell-{n}" for n in range(1, 46)]
+            assert book["cells"][20]["source"] == "x = 16"
+            await notebook.call("reset", session=handle)
+        assert (await notebook.run("'x' in dir()", session=handle)).cell["cell"] == 46
+
+
 async def test_a_flood_leaves_other_sessions_responsive() -> None:
     async with agent("--grace", "1") as notebook:
         calm = (await notebook.call("create_session")).data["session"]

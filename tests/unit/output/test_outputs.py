@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernel_mcp.output.displayindex import DisplayIndex
 from kernel_mcp.output.events import Clear, Display, Failure, Stream
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, NoteItem, TextItem
-from kernel_mcp.output.outputs import LogCaps, OutputLog, Position, make_room
+from kernel_mcp.output.outputs import LogCaps, OutputLog, Position
 from kernel_mcp.output.text import is_plain
 
 STREAMS = st.lists(
@@ -262,20 +262,6 @@ def test_closing_moves_everything_large_to_files_and_reads_the_same(tmp_path: Pa
     assert not list(tmp_path.iterdir())
     assert brief(log.since()) == ["[… this output was removed to make room for later cells …]"]
     assert "".join(log.text()) == "[… this output was removed to make room for later cells …]\n"
-
-
-def test_the_oldest_outputs_make_room_for_the_newest(tmp_path: Path) -> None:
-    logs = [OutputLog(tmp_path, number) for number in range(1, 6)]
-    for log in logs:
-        log.add(out("x" * 20_000))
-        log.close()
-    running = OutputLog(tmp_path, 6)
-    running.add(out("x" * 300_000))
-    make_room([*logs, running], running.disk_bytes + 45_000)
-    assert [log.disk_bytes for log in logs] == [0, 0, 0, 20_000, 20_000]
-    make_room([*logs, running], 0)
-    assert [log.disk_bytes for log in logs] == [0] * 5
-    assert running.disk_bytes
 
 
 def test_outputs_are_found_by_number_and_kind(tmp_path: Path) -> None:

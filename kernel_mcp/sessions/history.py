@@ -1,0 +1,195 @@
+"""All cells of a session: what may still change in memory, the rest as rows on disk."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from kernel_mcp.output.displayindex import DisplayIndex
+from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.sessions.cell import Cell, Outcome, Status
+from kernel_mcp.sessions.rows import RowFiles
+
+BATCH = 16
+"""Cells that end between two looks at what can go to disk."""
+ROWS_SHARE = 4
+"""Rows may take the fourth part of what a record may take, files of outputs the rest."""
+
+_STATUSES = tuple(Status)
+_ABSENT = 2**64 - 1
+
+logger = logging.getLogger(__name__)
+
+
+class History(Sequence[Cell]):
+    """The cells of a session in order, number n at index n - 1.
+
+    A cell stays in memory until its end was told, the kernel's output goes to a later one, no
+    update can reach its displays and another has followed. Then it is a row on disk, from which
+    each look makes it anew, and some 20 bytes in memory. Any thread may read.
+    """
+
+    def __init__(self, folder: Path, displays: DisplayIndex[OutputLog]) -> None:
+        self._folder = folder
+        self._displays = displays
+        self._rows = RowFiles(folder)
+        self._live: dict[int, Cell] = {}
+        self._places = array("Q")
+        self._file_bytes = array("Q")
+        """Bytes in files of each cell on disk; 0 once they have been removed."""
+        self._filed_bytes = 0
+        self._statuses = bytearray()
+        self._ended = 0
+        self._emptied = 0
+        """Files of cells up to this number have been removed."""
+        self._begin = 0
+        """The first place whose row has not been removed."""
+        self._troubled = False
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Cell: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Cell]: ...
+    def __getitem__(self, index: int | slice) -> Cell | list[Cell]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        number = range(1, len(self) + 1)[index]
+        cell = self._live.get(number)
+        return self._restored(number) if cell is None else cell
+
+    @property
+    def untold(self) -> list[Cell]:
+        """The cells whose end no answer has told of yet, oldest first."""
+        return [cell for cell in self._live.values() if not cell.told]
+
+    @property
+    def in_memory(self) -> int:
+        """Cells that are not on disk."""
+        return len(self._live)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes in files: rows and outputs."""
+        return self._rows.disk_bytes + self._output_bytes()
+
+    def append(self, cell: Cell) -> None:
+        """Add the cell that is next in number."""
+        self._places.append(_ABSENT)
+        self._file_bytes.append(0)
+        self._statuses.append(0)
+        self._live[cell.number] = cell
+
+    def ended(self, cell: Cell, limit: int) -> None:
+        """Let earlier cells go to disk, and old ones from it when all take more than `limit`."""
+        self._ended += 1
+        if self._ended % BATCH == 0:
+            self.settle()
+        if cell.log.disk_bytes or self._ended % BATCH == 0:
+            self.make_room(limit, before=cell.number)
+
+    def settle(self, *, kernel_gone: bool = False) -> None:
+        """Move to disk what can change no more; with `kernel_gone` nothing can but the newest."""
+        if kernel_gone:
+            self._displays.clear()
+        listening = [number for number, cell in self._live.items() if cell.listens]
+        stay = {len(self), *([] if kernel_gone else listening[-1:])}
+        done = [
+            cell
+            for number, cell in self._live.items()
+            if cell.told
+            and cell.finished.is_set()
+            and number not in stay
+            and not self._displays.holds(cell.log)
+        ]
+        if not done:
+            return
+        try:
+            places = self._rows.append([_row(cell) for cell in done])
+        except OSError as error:
+            if not self._troubled:
+                logger.warning("cells stay in memory, as their record cannot be written: %s", error)
+            self._troubled = True
+            return
+        self._troubled = False
+        for cell, place in zip(done, places, strict=True):
+            self._statuses[cell.number - 1] = _STATUSES.index(cell.status)
+            self._file_bytes[cell.number - 1] = cell.log.disk_bytes
+            self._filed_bytes += cell.log.disk_bytes
+            self._places[cell.number - 1] = place
+            del self._live[cell.number]
+
+    def make_room(self, limit: int, *, before: int = 0) -> None:
+        """Remove the oldest outputs, then the oldest rows, until all take at most `limit` bytes.
+
+        What is in memory stays in the record, and outputs from cell `before` on: by default those
+        of the newest.
+        """
+        rows = limit // ROWS_SHARE
+        while self._rows.disk_bytes > rows and (end := self._rows.oldest_end) is not None:
+            for index, place in enumerate(self._places):
+                if place < end and self._file_bytes[index]:
+                    self._remove_outputs(index + 1)
+            self._begin = end
+            try:
+                self._rows.drop_oldest()
+            except OSError as error:
+                logger.warning("a part of a session's record cannot be removed: %s", error)
+                return
+        while self._output_bytes() > limit - rows and self._emptied + 1 < (before or len(self)):
+            number = self._emptied + 1
+            cell = self._live.get(number)
+            if cell is not None and not cell.log.closed:
+                return
+            self._remove_outputs(number)
+            self._emptied = number
+
+    def _remove_outputs(self, number: int) -> None:
+        if number in self._live:
+            if self._live[number].log.disk_bytes:
+                self._live[number].log.evict()
+        elif self._file_bytes[number - 1]:
+            self._restored(number).log.evict()
+            self._filed_bytes -= self._file_bytes[number - 1]
+            self._file_bytes[number - 1] = 0
+
+    def _output_bytes(self) -> int:
+        return self._filed_bytes + sum(cell.log.disk_bytes for cell in self._live.values())
+
+    def _restored(self, number: int) -> Cell:
+        """A cell from its row; when there is none any more, one that says so."""
+        place, filed = self._places[number - 1], self._file_bytes[number - 1]
+        code, outcome, duration = "", Outcome(_STATUSES[self._statuses[number - 1]]), 0.0
+        log = OutputLog(self._folder, number)
+        if place < self._begin:
+            log.evict()
+        else:
+            try:
+                row = self._rows.read(place)
+            except OSError as error:
+                why = error.strerror or "it is damaged"
+                log.evict(f"[… what was recorded of this cell cannot be read: {why} …]")
+            else:
+                code, duration = row["code"], row["duration_s"]
+                outcome = Outcome(outcome.status, *row["outcome"])
+                log = OutputLog.restored(self._folder, number, row["log"])
+                if log.disk_bytes and not filed:
+                    log.evict()
+        return Cell.ended(number, code, log, outcome, duration)
+
+
+def _row(cell: Cell) -> dict[str, Any]:
+    outcome = cell.outcome
+    assert outcome is not None
+    return {
+        "cell": cell.number,
+        "code": cell.code,
+        "outcome": [outcome.state_kept, outcome.cause, outcome.execution_count],
+        "duration_s": cell.duration_s,
+        "log": cell.log.row(),
+    }
