@@ -8,9 +8,11 @@ import stat
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from kernel_mcp.barriers import reason_of
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files.folders import Listing
 
+_SHORT = "the server is short of descriptors or memory just now. Try again"
 _SHOWN = 20
 """Names that a message about a missing file lists."""
 
@@ -44,6 +46,14 @@ def not_regular(path: str, mode: int) -> WorkspaceError:
     return WorkspaceError(f"{path!r} is a {kind}, not a regular file.")
 
 
+def unmeasured(error: OSError | MemoryError) -> WorkspaceError:
+    """The server could not see how full the workspace is."""
+    return WorkspaceError(
+        "The server could not measure the workspace, so nothing was written: "
+        f"{reason_of(error)}. Try again."
+    )
+
+
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
     """Turns OSError into WorkspaceError."""
@@ -66,6 +76,9 @@ def explanation(error: OSError, path: str) -> WorkspaceError:
         errno.EDQUOT: "the disk quota is used up",
         errno.EACCES: "its permissions forbid it",
         errno.EPERM: "its permissions forbid it",
+        errno.EMFILE: _SHORT,
+        errno.ENFILE: _SHORT,
+        errno.ENOMEM: _SHORT,
     }
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
     what = f"{path!r} cannot be used" if path else "The workspace cannot be changed"

@@ -19,10 +19,6 @@ from kernel_mcp.files.openat2 import Opener, open_beneath
 from kernel_mcp.output.text import one_line
 
 MAX_LISTED = 1000
-MAX_SCANNED = 200_000
-"""Entries that `disk_usage` looks at before it gives up."""
-MOST_STEPS = 2_000_000
-"""Path components that `disk_usage` resolves before it gives up: 2 000 folders in each other."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -46,15 +42,6 @@ class Listing:
     omitted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Disk space in bytes and number of entries; not `complete` when the scan was cut short."""
-
-    bytes: int
-    entries: int
-    complete: bool = True
-
-
 def listing_of(path: str, fd: int) -> Listing:
     """The entries of an open folder whose path is `path`."""
     count = 0
@@ -68,11 +55,17 @@ def listing_of(path: str, fd: int) -> Listing:
 
     first = heapq.nsmallest(MAX_LISTED, names())
     entries: list[Entry] = []
+    unknown = 0
     for name in first:
-        with contextlib.suppress(OSError):
+        try:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            entries.append(entry_of(f"{path}/{name}" if path else name, info))
-    return Listing(path, tuple(entries), count - len(first))
+        except FileNotFoundError:
+            continue
+        except PermissionError:  # a folder that may be read and not entered
+            unknown += 1
+            continue
+        entries.append(entry_of(f"{path}/{name}" if path else name, info))
+    return Listing(path, tuple(entries), count - len(first) + unknown)
 
 
 def entry_of(path: str, info: os.stat_result) -> Entry:
@@ -85,70 +78,6 @@ def entry_of(path: str, info: os.stat_result) -> Entry:
     elif stat.S_ISLNK(info.st_mode):
         kind = "link"
     return Entry(one_line(path, 1000), kind, info.st_size if kind == "file" else 0, info.st_mtime)
-
-
-def disk_usage(root: int, opener: Opener | None = None) -> Usage:
-    """Disk space of all that an open folder holds; links to one file count once."""
-    total = count = steps = 0
-    complete = True
-    seen: set[tuple[int, int]] = set()
-    pending: list[_Branch | None] = [None]
-    while pending:
-        branch = pending.pop()
-        names = _names(branch)
-        steps += len(names)
-        if steps > MOST_STEPS:
-            return Usage(total, count, complete=False)
-        try:
-            fd = open_beneath(root, names, FOLDER, opener=opener)
-        except PermissionError:
-            complete = False
-            continue
-        except OSError:
-            continue
-        try:
-            for name, info in _scan(fd):
-                count += 1
-                if count > MAX_SCANNED:
-                    return Usage(total, count, complete=False)
-                folder = stat.S_ISDIR(info.st_mode)
-                if folder:
-                    pending.append(_Branch(branch, name))
-                elif info.st_nlink > 1:
-                    key = (info.st_dev, info.st_ino)
-                    if key in seen:
-                        continue
-                    seen.add(key)
-                total += info.st_blocks * 512
-        finally:
-            os.close(fd)
-    return Usage(total, count, complete)
-
-
-@dataclass(frozen=True, slots=True)
-class _Branch:
-    """A folder in a tree of any depth."""
-
-    above: _Branch | None
-    name: str
-
-
-def _names(branch: _Branch | None) -> tuple[str, ...]:
-    names: list[str] = []
-    while branch is not None:
-        names.append(branch.name)
-        branch = branch.above
-    return tuple(reversed(names))
-
-
-def _scan(fd: int) -> Iterator[tuple[str, os.stat_result]]:
-    with os.scandir(fd) as entries:
-        for entry in entries:
-            try:
-                info = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            yield entry.name, info
 
 
 def make_folders(

@@ -124,14 +124,15 @@ def _check_device(fd: int, device: int) -> None:
 @cache
 def _default_opener() -> Opener:
     """openat2 where it works: some container runtimes forbid it with EPERM or ENOSYS."""
+    probe = os.open("/", _PATH_ONLY)
     try:
-        probe = os.open("/", _PATH_ONLY)
-        try:
-            os.close(with_openat2(probe, [b"."], _PATH_ONLY))
-        finally:
-            os.close(probe)
-    except OSError:
+        os.close(with_openat2(probe, [b"."], _PATH_ONLY))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise  # which says nothing of the system: ask again
         return by_walking
+    finally:
+        os.close(probe)
     return with_openat2
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import complaints, contents
@@ -19,14 +21,13 @@ from kernel_mcp.files.filekinds import PROBE_BYTES, binary_kind, foreign_encodin
 from kernel_mcp.files.folders import (
     FOLDER,
     Listing,
-    Usage,
-    disk_usage,
     entry_of,
     listing_of,
     make_folders,
     owner_of,
     replace_file,
 )
+from kernel_mcp.files.holding import Holding, entries_within, measure
 from kernel_mcp.files.openat2 import Opener, open_beneath
 from kernel_mcp.files.paging import Page
 from kernel_mcp.launch.trees import empty_tree, remove_tree
@@ -73,6 +74,7 @@ class Workspace:
         self._file_bytes = file_bytes
         self._disk_bytes = disk_bytes
         self._opener = opener
+        self._writing = Lock()
 
     def list_files(self, path: str = "") -> Listing:
         """The entries of a folder, or the one file `path` names."""
@@ -144,24 +146,22 @@ class Workspace:
         parts = self._parts(path)
         if not parts or path.endswith("/"):
             raise WorkspaceError(f"{path!r} names a folder. Give the path of a file to write.")
-        if self._disk_bytes and (used := self.usage().bytes) + len(data) > self._disk_bytes:
-            raise WorkspaceError(
-                f"The workspace is full: it holds {used:,} of {self._disk_bytes:,} bytes. Remove "
-                "files first."
-            )
-        with self._root() as root, complaints.explained(path):
-            owner = self._owner or owner_of(root)
-            folder = make_folders(root, parts[:-1], owner, self._opener)
-            try:
-                replace_file(folder, parts[-1], data, owner)
-            finally:
-                os.close(folder)
+        with self._root() as root, self._writing:  # one after the other, each sees those before
+            if self._disk_bytes:
+                self._check_room(root, len(data), len(parts))
+            with complaints.explained(path):
+                owner = self._owner or owner_of(root)
+                folder = make_folders(root, parts[:-1], owner, self._opener)
+                try:
+                    replace_file(folder, parts[-1], data, owner)
+                finally:
+                    os.close(folder)
         return len(data)
 
-    def usage(self) -> Usage:
-        """Disk space that the folder takes up."""
+    def usage(self) -> Holding:
+        """Disk space that the folder takes up, counted no further than beyond what it may hold."""
         with self._root() as root:
-            return disk_usage(root, self._opener)
+            return self._measured(root)
 
     def clear(self) -> None:
         """Remove all files and folders in it; does nothing when it has gone."""
@@ -202,6 +202,33 @@ class Workspace:
                 "'data/input.csv'; absolute paths may only begin with /workspace/."
             )
         return tuple(parts)
+
+    def _check_room(self, root: int, size: int, names: int) -> None:
+        """Raise WorkspaceError unless a file of `size` bytes with `names` folders fits in."""
+        held, entries = self._measured(root), entries_within(self._disk_bytes)
+        if held.bytes + size > self._disk_bytes or not held.complete:
+            more = "" if held.complete else "more than "
+            raise WorkspaceError(
+                f"The workspace is full: it holds {more}{held.bytes:,} of {self._disk_bytes:,} "
+                "bytes. Remove files first."
+            )
+        if held.entries + names > entries:
+            raise WorkspaceError(
+                f"The workspace is full: it holds {held.entries:,} of {entries:,} files and "
+                "folders. Remove some first."
+            )
+
+    def _measured(self, root: int) -> Holding:
+        most = self._disk_bytes or sys.maxsize
+        try:
+            return measure(
+                root,
+                most_entries=entries_within(most),
+                most_bytes=most,
+                opener=self._opener,
+            )
+        except (OSError, MemoryError) as error:
+            raise complaints.unmeasured(error) from None
 
     @contextlib.contextmanager
     def _root(self) -> Iterator[int]:

@@ -91,10 +91,14 @@ class ExitStatus:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a kernel and its children have used: processor seconds so far, resident bytes now."""
+    """What a kernel and its children have used: processor seconds so far, resident bytes now.
+
+    Not `measured` when the server could not look: then it is what was found before.
+    """
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
+    measured: bool = True
 
 
 class KernelHandle(Protocol):

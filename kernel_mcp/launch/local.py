@@ -70,7 +70,7 @@ class LocalLauncher:
             wanted = connection or ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
             if identity is not None:
                 await hand_over(request.workspace, identity)
-            limits = self._enforcer.open(request.limits, request.workspace, folder)
+            limits = self._enforcer.open(request.limits, request.workspace, folder, request.session)
             undo.push_async_callback(limits.aclose)
             channel = ReadinessChannel()
             undo.callback(channel.close)

@@ -148,7 +148,7 @@ class TemplateLauncher:
             if identity is not None:
                 await local.hand_over(request.workspace, identity)
             self._furnish(folder, request, connection, identity)
-            limits = self._enforcer.open(request.limits, request.workspace, folder)
+            limits = self._enforcer.open(request.limits, request.workspace, folder, request.session)
             undo.push_async_callback(limits.aclose)
             channel = ReadinessChannel()
             undo.callback(channel.close)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from threading import Lock
 
 from kernel_mcp.launch.base import Usage
+from kernel_mcp.limits.faults import absences
 from kernel_mcp.limits.threads import threads
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,7 +42,7 @@ class Meter:
             waited: dict[Process, int] = {}
             memory = 0
             for pid in dict.fromkeys((*asked, *(pid for pid, _ in self._own))):
-                with suppress(OSError):
+                with absences:
                     name, own_ticks, waited_ticks = _ticks(pid)
                     if pid in asked or name in self._own:
                         own[name], waited[name] = own_ticks, waited_ticks
@@ -85,7 +85,7 @@ def memory_lines(pid: int, file: str, names: Iterable[bytes]) -> dict[bytes, int
 
 def _lines(thread: int, file: str, names: tuple[bytes, ...]) -> dict[bytes, int]:
     found: dict[bytes, int] = {}
-    with suppress(OSError):
+    with absences:
         for line in Path(f"/proc/{thread}/{file}").read_bytes().splitlines():
             if line.startswith(names):
                 name, size, *_ = line.split()
@@ -133,20 +133,19 @@ def orphans(roots: Iterable[int]) -> Iterator[int]:
 def _children(pid: int) -> Iterator[int]:
     """What the threads of a process have started or taken in."""
     for thread in threads(pid):
-        with suppress(OSError):
+        with absences:
             yield from map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
 
 
 def _session(pid: int) -> int:
-    try:
+    with absences:
         return os.getsid(pid)
-    except OSError:
-        return 0
+    return 0
 
 
 def _ancestors(pid: int) -> Iterator[int]:
     """Those above a process."""
-    with suppress(OSError):
+    with absences:
         while pid > 1:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
             pid = int(stat.rpartition(b")")[2].split()[1])

@@ -68,8 +68,10 @@ class Enforcer:
         if weak := _listed(self._without_group(limits)):
             logger.warning("no cgroup limits %s of kernels: %s", weak, self._refusal)
 
-    def open(self, limits: Limits, workspace: Path, sockets: Path) -> KernelLimits:
-        """The limits of a new kernel, for processes still to be admitted.
+    def open(
+        self, limits: Limits, workspace: Path, sockets: Path, session: str = ""
+    ) -> KernelLimits:
+        """The limits of a new kernel of `session`, for processes still to be admitted.
 
         `workspace` and `sockets` are the folders on disk that it may write to. Raises OSError.
         """
@@ -99,6 +101,7 @@ class Enforcer:
             quotas=quotas,
             wake=self._watchdog.watch,
             forget=self._watchdog.forget,
+            session=session,
         )
 
     @asynccontextmanager

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from kernel_mcp.limits.faults import absences
 from kernel_mcp.settings import KIB
 
 MOST_BYTES = 64 * KIB
@@ -47,7 +48,8 @@ def remove(folder: Path) -> bool:
     """Remove a group, killing who is in it; whether it is gone."""
     if _removed(folder):
         return True
-    _kill(folder)
+    with contextlib.suppress(OSError):  # of descriptors, for example: there is another time
+        _kill(folder)
     return _removed(folder)
 
 
@@ -74,11 +76,13 @@ def _kill(folder: Path) -> None:
 
 
 def processes(folder: Path) -> list[int]:
-    """Who is in a group, as far as this process can see them; nobody when it is gone."""
-    try:
+    """Who is in a group, as far as this process can see them; nobody when it is gone.
+
+    Raises OSError when the server lacks what it takes to look.
+    """
+    with absences:
         return [pid for pid in map(int, (folder / "cgroup.procs").read_text().split()) if pid > 0]
-    except OSError:
-        return []
+    return []
 
 
 def table(file: Path) -> dict[str, int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.limits import files
+from kernel_mcp.limits.faults import absences
 from kernel_mcp.settings import MIB, Limits
 
 BACKSTOP = 1.2
@@ -121,20 +122,18 @@ class KernelGroup:
             return 0
         unified = "memory" in self._unified
         name = "memory.peak" if unified else "memory.max_usage_in_bytes"  # peak: Linux 5.19
-        try:
+        with absences:
             return int(files.read(self._folders["memory"] / name))
-        except OSError:
-            return 0
+        return 0
 
     def starved(self) -> int:
         """How many of its processes the system has killed for lack of memory."""
         if "memory" not in self._folders:
             return 0
         name = "memory.events" if "memory" in self._unified else "memory.oom_control"
-        try:
+        with absences:
             return files.table(self._folders["memory"] / name).get("oom_kill", 0)
-        except OSError:
-            return 0
+        return 0
 
     def processes(self) -> list[int]:
         """Who is in it, except threads."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,18 +11,16 @@ import anyio
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.launch.base import ExitStatus, Usage
-from kernel_mcp.launch.usage import Meter, family
-from kernel_mcp.limits.group import SHELL, backstop
+from kernel_mcp.launch.usage import family
+from kernel_mcp.limits.faults import Faults
+from kernel_mcp.limits.gauge import Gauge
+from kernel_mcp.limits.group import SHELL
 from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.sampling import Unmeasurable
 from kernel_mcp.limits.turns import Turns
-from kernel_mcp.limits.weighing import Scales
-from kernel_mcp.limits.words import amount
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.settings import Limits
-
-logger = logging.getLogger(__name__)
 
 RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""
@@ -47,8 +44,12 @@ class KernelLimits:
         quotas: Sequence[FolderQuota],
         wake: Callable[[KernelLimits], None],
         forget: Callable[[KernelLimits], None],
+        session: str = "",
     ) -> None:
-        """`wake` is called when the kernel is to be watched, `forget` when it has been closed."""
+        """`wake` is called when the kernel is to be watched, `forget` when it has been closed.
+
+        `session` is the handle that the log names.
+        """
         self.limits = limits
         self.group = membership.group if membership is not None else None
         self.quotas = quotas
@@ -60,12 +61,12 @@ class KernelLimits:
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []
-        self._meter = Meter()
-        self._scales = Scales(self._processes)
+        self._faults = Faults(session)
+        self._gauge = Gauge(
+            self.group, self._processes, budget=limits.memory_bytes, faults=self._faults
+        )
         self._on_excess: Callable[[], None] | None = None
         self._cause = ""
-        self._peak = 0
-        self._starved = 0
         self._cpu_s = 0.0
         self._known = False
         self._changed = False
@@ -79,7 +80,16 @@ class KernelLimits:
     @property
     def crowded(self) -> bool:
         """Whether it had processes beside its own when its memory was last looked at."""
-        return self._scales.crowded
+        return self._gauge.crowded
+
+    @property
+    def session(self) -> str:
+        """The handle of the session that the kernel is for, as the log names it."""
+        return self._faults.session
+
+    @session.setter
+    def session(self, handle: str) -> None:
+        self._faults.session = handle
 
     def admit(self, pids: Iterable[int]) -> None:
         """Begin to take processes in, and with them all that they start from then on."""
@@ -105,22 +115,12 @@ class KernelLimits:
         return replace(command, argv=[*self.group.entry(), *command.argv])
 
     def usage(self) -> Usage:
-        """What all processes of the kernel use; as much of it as somebody still tells."""
-        sample = self.group.sample() if self.group is not None else None
-        if sample is not None and sample.cpu_s is not None and sample.memory_bytes is not None:
-            return Usage(sample.cpu_s, sample.memory_bytes)
-        found = self._meter.usage(self._processes())
-        cpu_s, memory = found.cpu_s, found.memory_bytes
-        if sample is not None and sample.cpu_s is not None:
-            cpu_s = sample.cpu_s
-        if sample is not None and sample.memory_bytes is not None:
-            memory = sample.memory_bytes
-        return Usage(cpu_s, memory)
+        """What all processes of the kernel use, as the last look that succeeded found it."""
+        return self._gauge.usage()
 
     async def survey(self) -> None:
         """Measure the folders of a kernel that has run no code since they were filled."""
-        await self._look(processes=False)
-        self._known = True
+        self._known = await self._look(processes=False)
 
     async def begin(self, on_excess: Callable[[], None]) -> None:
         """A cell is about to run; `on_excess` is called when it has to stop because of `cause`.
@@ -149,24 +149,16 @@ class KernelLimits:
         """The cell has ended: what happened to its processes, in sentences."""
         self._on_excess = None
         self._stopped, self._cause = bool(self._cause), ""
-        starved = self.group.starved() if self.group is not None else 0
-        killed, self._starved = starved - self._starved, starved
-        if killed <= 0:
+        if (killed := self._gauge.forgive()) <= 0:
             return []
         which = "a process" if killed == 1 else f"{killed} processes"
-        return [f"The system killed {which} of this session: {self._out_of_memory()}"]
+        return [f"The system killed {which} of this session: {self._gauge.out_of_memory()}"]
 
     async def check_memory(self) -> None:
         """Compare the memory with its limit where no group does; called by the watchdog."""
-        budget = self.limits.memory_bytes
-        if not budget or (self.group is not None and "memory" in self.group.controllers):
-            return
-        most = backstop(budget)
         try:
-            held = await self._scales.weigh(most)
-            self._peak = max(self._peak, held)
-            if held > most:
-                self._cause = self._out_of_memory()
+            if await self._gauge.too_much():
+                self._cause = self._gauge.out_of_memory()
                 self.kill()
         except Unmeasurable as reason:
             self._cause = f"out of memory ({reason})"
@@ -186,17 +178,16 @@ class KernelLimits:
             return
         self._looking = True
         try:
-            cpu_s = (await self._used()).cpu_s
+            cpu_s = (await self._gauge.used()).cpu_s
             active = self._on_excess is not None or cpu_s - self._cpu_s > RESTING_CPU_S
             self._cpu_s = cpu_s
             self._changed = self._changed or active
             if self._changed and (not self.quotas or any(quota.due() for quota in self.quotas)):
-                self._changed = active  # one more look when it has come to rest
-                await self._look()
-                self._judge()
+                looked = await self._look()
+                self._changed = active or not looked  # one more look when it has come to rest
+                if looked:
+                    self._judge()
             self.awake = self._changed
-        except OSError as reason:
-            logger.debug("a kernel could not be checked: %s", reason)
         finally:
             self._looking = False
 
@@ -205,8 +196,8 @@ class KernelLimits:
         if exit_status.signal != signal.SIGKILL:
             return exit_status
         cause = self._cause
-        if not cause and self.group is not None and self.group.starved() > self._starved:
-            cause = self._out_of_memory()
+        if not cause and self._gauge.starved() > 0:
+            cause = self._gauge.out_of_memory()
         return replace(exit_status, cause=cause)
 
     async def aclose(self) -> None:
@@ -214,14 +205,17 @@ class KernelLimits:
         self.awake = False
         self.kill = _nothing
         self._on_excess = None
-        with Barrier("closing a kernel's quotas"):
+        with Barrier("closing a kernel's quotas", self.session):
             await surely(self._close_files)
         self._forget(self)
         if self._membership is not None:
             self._membership.end()
 
-    async def _look(self, *, processes: bool = True) -> None:
-        """Measure the folders, with what processes hold open unless they have run no code yet."""
+    async def _look(self, *, processes: bool = True) -> bool:
+        """Measure the folders, with what processes hold open unless they have run no code yet.
+
+        Whether that was possible: otherwise there is nothing new to judge by.
+        """
 
         def look() -> None:
             for number, quota in enumerate(self.quotas):
@@ -229,16 +223,16 @@ class KernelLimits:
                 quota.look(self._processes if processes and not number else tuple)
 
         if self.quotas:
-            await anyio.to_thread.run_sync(look)
+            with self._faults.kept("disk space"):
+                await anyio.to_thread.run_sync(look)
+                return True
+            return False
+        return True
 
     def _close_files(self) -> None:
         for quota in self.quotas:
             quota.close()
-        self._scales.close()
-
-    async def _used(self) -> Usage:
-        """As `usage`, without holding up the event loop where many processes have to be read."""
-        return self.usage() if self.group else await anyio.to_thread.run_sync(self.usage)
+        self._gauge.close()
 
     def _judge(self) -> None:
         """Stop what grows although it is too large."""
@@ -256,12 +250,6 @@ class KernelLimits:
             self._on_excess()
         if self._on_excess is None or quota.severe:
             self.kill()
-
-    def _out_of_memory(self) -> str:
-        peak = self.group.peak() if self.group is not None else 0
-        limit, peak = self.limits.memory_bytes, max(peak, self._peak)
-        told = f", peak {amount(peak)}" if peak else ""
-        return f"out of memory (limit {amount(limit)}{told})"
 
     def _processes(self) -> list[int]:
         """Who the kernel consists of: its group, or whom the admitted processes have started."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from kernel_mcp.limits.disk import Holding, measure
-from kernel_mcp.limits.unnamed import File, unlinked
+from kernel_mcp.files.holding import File, Holding, entries_within, measure
+from kernel_mcp.limits.unnamed import unlinked
 from kernel_mcp.limits.words import amount
-from kernel_mcp.settings import KIB, MIB
+from kernel_mcp.settings import MIB
 
 LEAST_PAUSE_S = 0.5
 SHARE = 20
@@ -27,9 +28,6 @@ SLACK_ENTRIES = 100
 SEVERE = 2
 SEVERE_BYTES = 512 * MIB
 """A folder with this many times its limit, and this much above it, takes no code any more."""
-MOST_ENTRIES = 100_000
-BYTES_PER_ENTRY = 8 * KIB
-LEAST_ENTRIES = 10_000
 
 
 class FolderQuota:
@@ -48,7 +46,7 @@ class FolderQuota:
         self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._name = name
         self._size = size
-        self._entries = min(max(size // BYTES_PER_ENTRY, LEAST_ENTRIES), MOST_ENTRIES)
+        self._entries = entries_within(size)
         self._far = max(SEVERE * size, size + SEVERE_BYTES)
         self._clock = clock
         self._next = 0.0
@@ -101,14 +99,23 @@ class FolderQuota:
         return self._free - self._free_now() > room // 2
 
     def look(self, processes: Callable[[], Iterable[int]] = tuple) -> None:
-        """Measure the folder and the files of it that `processes` hold without a name. Blocks."""
+        """Measure the folder and the files of it that `processes` hold without a name. Blocks.
+
+        Raises OSError and MemoryError when the server cannot; what was found before stays.
+        """
         with self._in_use:
-            if self._fd >= 0:
+            if self._fd < 0:
+                return
+            begin = self._clock()
+            try:
                 self._look(processes)
+            finally:
+                took = self._clock() - begin
+                self._soonest = begin + took * HURRIED_SHARE
+                self._next = begin + max(LEAST_PAUSE_S, took * SHARE)
 
     def _look(self, processes: Callable[[], Iterable[int]]) -> None:
-        begin = self._clock()
-        self._free = self._free_now()
+        free = self._free_now()
         large: dict[File, int] = {}
         found = measure(
             self._fd, most_entries=SEVERE * self._entries, most_bytes=self._far, large=large
@@ -116,10 +123,10 @@ class FolderQuota:
         device = os.fstat(self._fd).st_dev
         held = unlinked(processes(), self._known)
         hidden = sum(size for (place, _), size in held.files.items() if place == device)
-        self._known = large | held.files
-        self.measured = Holding(
-            found.bytes + hidden,
-            found.entries,
+        self._free, self._known = free, large | held.files
+        self.measured = replace(
+            found,
+            bytes=found.bytes + hidden,
             complete=found.complete and held.complete,
             crowded=not held.complete,
         )
@@ -127,9 +134,6 @@ class FolderQuota:
             min(self._lowest.bytes, self.measured.bytes),
             min(self._lowest.entries, self.measured.entries),
         )
-        took = self._clock() - begin
-        self._soonest = begin + took * HURRIED_SHARE
-        self._next = begin + max(LEAST_PAUSE_S, took * SHARE)
 
     def sentence(self) -> str:
         """What is wrong, as the cause of an end."""

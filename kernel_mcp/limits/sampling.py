@@ -1,19 +1,21 @@
 """The memory of some processes as /proc tells it, for systems that do not limit it themselves.
 
 What is counted: private and shared memory, files in memory that have no name, and files in the
-private folders for temporary ones, with their inodes. Everything here blocks.
+private folders for temporary ones, with their inodes. Everything here blocks, and raises OSError
+when the server lacks what it takes to look.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import repeat
 from pathlib import Path
 
 from kernel_mcp.launch.usage import memory_lines
+from kernel_mcp.limits.faults import absences
 from kernel_mcp.limits.unnamed import opened
 from kernel_mcp.settings import KIB
 
@@ -26,32 +28,41 @@ class Unmeasurable(Exception):
     """There is more than can be looked at; the text says of what."""
 
 
-def held_memory(processes: Sequence[int], *, closely: bool = False, segments: int = 0) -> int:
-    """Bytes that `processes` hold together; `segments` are in System V shared memory.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is in memory of one process in bytes: private, and shared with files or others."""
 
-    Looked at `closely`, what several of them share counts once; that takes the system longer, and
-    it waits for processes that are busy getting memory. Raises Unmeasurable.
+    private: int = 0
+    shared: int = 0
+
+
+def total(parts: Iterable[Memory], files: int) -> int:
+    """What processes hold together with `files` in memory, which they may have mapped."""
+    parts = tuple(parts)
+    return sum(part.private for part in parts) + max(sum(part.shared for part in parts), files)
+
+
+def plainly(pid: int) -> Memory:
+    """All that a process sees, whoever else does; nothing when it is gone."""
+    found = memory_lines(pid, "status", (b"RssAnon:", b"RssShmem:"))
+    return Memory(found.get(b"RssAnon:", 0), found.get(b"RssShmem:", 0))
+
+
+def closely(pid: int) -> Memory:
+    """The share of a process: what n of them see counts as an nth, so that it adds up to one.
+
+    As `plainly` where the system does not tell: before Linux 5.9, and of a program that nobody may
+    read. It takes the system some 10 ms for a gigabyte, and it waits for a process that is busy
+    getting memory.
     """
-    files = _files(processes) + segments
-    if closely:
-        private, shared = _sums(processes, "smaps_rollup", {b"Pss_Anon:": 0, b"Pss_Shmem:": 1})
-        if private:
-            return private + max(shared, files)
-    private, shared = _sums(processes, "status", {b"RssAnon:": 0, b"RssShmem:": 1})
-    return private + max(shared, files)
+    found = memory_lines(pid, "smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:"))
+    if found:
+        return Memory(found.get(b"Pss_Anon:", 0), found.get(b"Pss_Shmem:", 0))
+    return plainly(pid)
 
 
-def _sums(processes: Sequence[int], file: str, lines: dict[bytes, int]) -> tuple[int, int]:
-    """Add up lines of a file that each process has, in two sums of bytes."""
-    sums = [0, 0]
-    for pid in processes:
-        for name, size in memory_lines(pid, file, lines).items():
-            sums[lines[name]] += size
-    return sums[0], sums[1]
-
-
-def _files(processes: Sequence[int]) -> int:
-    """What files in memory take, those without a name among them."""
+def files_in_memory(processes: Sequence[int]) -> int:
+    """Bytes of files in memory, those without a name among them. Raises Unmeasurable."""
     unnamed, found = _device_of_memory(), opened(processes)
     if not found.complete:
         raise Unmeasurable("its processes hold more files than can be measured")
@@ -62,7 +73,7 @@ def _files(processes: Sequence[int]) -> int:
 def _temporary(name: str, processes: Sequence[int]) -> int:
     """What is in a private folder for temporary files, shown by any process that lives."""
     for pid in reversed(processes):
-        with contextlib.suppress(OSError):
+        with absences:
             folder = Path(f"/proc/{pid}/root/{name}")
             if folder.stat().st_dev not in _shared_devices():
                 found = os.statvfs(folder)

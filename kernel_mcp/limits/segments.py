@@ -7,14 +7,18 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+
+from kernel_mcp.limits.faults import absences
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
+RETRY = 100
+"""A table that could not be opened is not tried again for this many times as long as that took."""
 _TABLE_BYTES = 65_536
 _OPEN = """
 import ctypes, fcntl, os, socket, sys
@@ -41,33 +45,44 @@ class Segments:
     def __init__(self) -> None:
         self._in_use = Lock()
         self._table: int | None = None
-        self._tried = False
+        self._closed = False
+        self._next = 0.0
 
     def held(self, processes: Sequence[int]) -> int:
-        """Bytes in memory; 0 where the kernel has no namespace of its own. Blocks."""
+        """Bytes in memory; 0 where the kernel has no namespace of its own. Blocks.
+
+        A table that cannot be opened, as when the process that would show it ends meanwhile, is
+        tried again some seconds later. Raises OSError when the server lacks what it takes.
+        """
         with self._in_use:
-            if not self._tried and (member := _member(processes)):
-                self._tried = True
-                try:
-                    self._table = _opened(member)
-                except (OSError, subprocess.SubprocessError) as reason:
-                    logger.info("System V shared memory of a kernel is not counted: %s", reason)
+            if self._table is None and not self._closed and time.monotonic() >= self._next:
+                self._open(processes)
             return _sum(_content(self._table)) if self._table is not None else 0
 
     def close(self) -> None:
         """Give up the table; nothing counts any more."""
         with self._in_use:
-            self._tried = True
+            self._closed = True
             if self._table is not None:
                 os.close(self._table)
                 self._table = None
+
+    def _open(self, processes: Sequence[int]) -> None:
+        if not (member := _member(processes)):
+            return
+        begin = time.monotonic()
+        try:
+            self._table = _opened(member)
+        except (OSError, subprocess.SubprocessError) as reason:
+            logger.info("System V shared memory of a kernel is not counted yet: %s", reason)
+        self._next = begin + RETRY * (time.monotonic() - begin)
 
 
 def _member(processes: Sequence[int]) -> int:
     """A process in another IPC namespace than this one, or 0."""
     own = Path("/proc/self/ns/ipc").stat().st_ino
     for pid in reversed(processes):
-        with suppress(OSError):
+        with absences:
             if Path(f"/proc/{pid}/ns/ipc").stat().st_ino != own:
                 return pid
     return 0

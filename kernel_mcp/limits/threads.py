@@ -10,9 +10,9 @@ import ctypes
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache
 
+from kernel_mcp.limits.faults import absences
 from kernel_mcp.sandbox.syscalls import architecture
 
 _KCMP_FILES = 2
@@ -20,7 +20,7 @@ _KCMP_FILES = 2
 
 def threads(pid: int) -> list[int]:
     """All threads of a process, the first one first; none when it is gone."""
-    with suppress(FileNotFoundError, ProcessLookupError):
+    with absences:
         found = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  # called for each process
         return sorted(found, key=lambda thread: thread != pid)
     return []

@@ -26,10 +26,11 @@ class Turns:
         self._used: float | None = None
 
     def begin(self) -> None:
-        """A cell is about to run. Raises OSError."""
+        """A cell is about to run."""
         if self._behind and self._group is not None:
-            self._group.favour()
-        self._behind = False
+            with contextlib.suppress(OSError):
+                self._group.favour()
+                self._behind = False
         self._began = self._clock()
         self._used = None
 

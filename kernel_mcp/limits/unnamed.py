@@ -9,20 +9,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
+from kernel_mcp.files.holding import BLOCK, File
+from kernel_mcp.limits.faults import absences
 from kernel_mcp.limits.threads import tables, threads
 from kernel_mcp.settings import MIB
 
-File = tuple[int, int]
-"""Device and inode."""
 MOST_FILES = 50_000
 """How many descriptors, threads and mapped files one look takes in."""
 MOST_MAPPINGS = 32 * MIB
 """How much of the tables of mappings one look reads, in bytes: some 400,000 mappings."""
-BLOCK = 512
-"""Unit of `st_blocks`, whatever the file system."""
 _DELETED = b" (deleted)\n"
 _CHUNK = MIB
 
@@ -70,12 +67,12 @@ class _Look:
     def run(self, processes: Iterable[int], *, mapped: bool) -> None:
         try:
             for pid in processes:
-                with suppress(OSError):
+                with absences:
                     self._open_files(pid)
                 if mapped:
-                    with suppress(OSError):
+                    with absences:
                         self._running(pid)
-                    with suppress(OSError):
+                    with absences:
                         self._mapped(pid)
         except _TooMuch:
             self.found.complete = False
@@ -88,18 +85,18 @@ class _Look:
     def _open_files(self, pid: int) -> None:
         for thread in tables(pid):
             folder = f"/proc/{thread}/fd"
-            with suppress(OSError):
+            with absences:
                 names = os.listdir(folder)  # noqa: PTH208  # hostile code may have many
                 self._spend(1 + len(names))
                 for name in names:
-                    with suppress(OSError):
+                    with absences:
                         self._note(os.stat(f"{folder}/{name}"))  # noqa: PTH116  # the same
 
     def _running(self, pid: int) -> None:
         """The program of a process; the mappings of it can be undone."""
         for thread in threads(pid):
             self._spend(1)
-            with suppress(OSError):
+            with absences:
                 self._note(os.stat(f"/proc/{thread}/exe"))  # noqa: PTH116
                 return
 
@@ -123,19 +120,18 @@ class _Look:
         if not self._allowed:
             return False
         self._spend(1)
-        try:
-            self._note(os.stat(path))  # noqa: PTH116
-        except PermissionError:
-            self._allowed = False
-        except OSError:
-            pass  # unmapped meanwhile
+        with absences:  # unmapped meanwhile
+            try:
+                self._note(os.stat(path))  # noqa: PTH116
+            except PermissionError:
+                self._allowed = False
         return self._allowed
 
     def _mappings(self, pid: int) -> tuple[int, bytes]:
         """The table of mappings, and a thread that shows it."""
         for thread in threads(pid):
             self._spend(1)
-            with suppress(OSError):
+            with absences:
                 fd = os.open(f"/proc/{thread}/maps", os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     if text := self._read(fd):

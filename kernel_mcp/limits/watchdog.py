@@ -50,12 +50,12 @@ class Watchdog:
                     weighed = now
                 for kernel in list(self._kernels):
                     if kernel.awake or everyone:
-                        with Barrier("ranking a kernel"):
+                        with Barrier("ranking a kernel", kernel.session):
                             kernel.rank()
-                        tasks.start_soon(_guarded, kernel.check_memory)
-                        tasks.start_soon(_guarded, kernel.check_disk)
+                        tasks.start_soon(_guarded, kernel, kernel.check_memory)
+                        tasks.start_soon(_guarded, kernel, kernel.check_disk)
                     elif crowded and kernel.crowded:
-                        tasks.start_soon(_guarded, kernel.check_memory)
+                        tasks.start_soon(_guarded, kernel, kernel.check_memory)
 
     async def _pause(self, longest_s: float) -> None:
         """Wait for one tick, and before that until there is something to check."""
@@ -66,7 +66,7 @@ class Watchdog:
         await anyio.sleep(TICK_S)
 
 
-async def _guarded(check: Callable[[], Awaitable[None]]) -> None:
+async def _guarded(kernel: KernelLimits, check: Callable[[], Awaitable[None]]) -> None:
     """Let one check that fails be the end of itself only."""
-    with Barrier("comparing a kernel with its limits"):
+    with Barrier("comparing a kernel with its limits", kernel.session):
         await check()

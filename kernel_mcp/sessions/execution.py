@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel_mcp.launch.base import Usage
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ _MOST_GRACE_S = {**dict.fromkeys(_AT_ONCE, 0.0), StopReason.DISK: 1.0}
 
 async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> StopReason | None:
     """None when the cell ended by itself, else why it has to be stopped."""
-    used_before = kernel.handle.usage().cpu_s if cpu_s else 0.0
+    began = kernel.handle.usage() if cpu_s else Usage()
     try:
         with anyio.move_on_after(cell.timeout_s or None) as scope:
             cell.watch_stop(scope)
@@ -69,7 +70,10 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
             while not run.finished.is_set():
                 with anyio.move_on_after(CPU_CHECK_EVERY_S):
                     await run.finished.wait()
-                if kernel.handle.usage().cpu_s - used_before > cpu_s:
+                used = kernel.handle.usage()
+                if not began.measured:  # from when the server could look first
+                    began = used
+                elif used.cpu_s - began.cpu_s > cpu_s:
                     cell.stop(StopReason.CPU)
             return None
     finally:

@@ -101,6 +101,7 @@ class WarmPool:
                 if not fits:
                     await self._drop(spare)
             if fits:
+                spare.kernel.handle.limits.session = demand.session
                 return spare.kernel
         return await self._source.start(demand, tell)
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import os
 import socket
 import stat
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.files import folders
+from kernel_mcp.files import folders, holding
+from kernel_mcp.files import workspace as workspace_module
 from kernel_mcp.files.openat2 import Opener, by_walking, with_openat2
 from kernel_mcp.files.workspace import BINARY_BYTES, Workspace
+from kernel_mcp.settings import MIB
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -323,23 +328,47 @@ def test_disk_space_counts_blocks_and_links_once(workspace: Workspace, root: Pat
     assert (used.entries, used.complete) == (3, True)
 
 
-def test_a_count_of_too_many_entries_is_given_up(
-    workspace: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folders, "MAX_SCANNED", 10)
-    for number in range(20):
+def test_a_count_goes_no_further_than_what_a_workspace_may_hold(root: Path) -> None:
+    for number in range(10_050):
         (root / str(number)).touch()
-    assert workspace.usage().complete is False
+    used = Workspace(root, disk_bytes=MIB).usage()
+    assert (used.entries, used.complete) == (10_001, False)
 
 
-def test_a_count_of_too_deep_a_tree_is_given_up(
+def test_a_workspace_with_too_many_entries_takes_no_file(root: Path) -> None:
+    for number in range(9_998):
+        (root / str(number)).touch()
+    workspace = Workspace(root, disk_bytes=10 * MIB)
+    workspace.write_file("a/b", "x")
+    with pytest.raises(WorkspaceError, match="10,000 of 10,000 files and folders"):
+        workspace.write_file("c", "x")
+
+
+def test_files_written_at_once_do_not_share_the_same_room(root: Path) -> None:
+    workspace = Workspace(root, disk_bytes=4 * MIB)
+
+    def write(number: int) -> bool:
+        with contextlib.suppress(WorkspaceError):
+            workspace.write_file(f"{number}", "x" * MIB)
+            return True
+        return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(write, range(16))) <= 4
+    assert workspace.usage().bytes <= 4 * MIB
+
+
+def test_a_workspace_that_cannot_be_measured_takes_no_file(
     workspace: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (root / "1/2/3/4/5").mkdir(parents=True)
-    monkeypatch.setattr(folders, "MOST_STEPS", 15)
-    assert workspace.usage().complete
-    monkeypatch.setattr(folders, "MOST_STEPS", 14)
-    assert workspace.usage().complete is False
+    def failing(*_: object, **__: object) -> holding.Holding:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    limited = Workspace(root, disk_bytes=MIB)
+    monkeypatch.setattr(workspace_module, "measure", failing)
+    with pytest.raises(WorkspaceError, match=r"could not measure .* left .*\. Try again"):
+        limited.write_file("a", "x")
+    assert not list(root.iterdir())
 
 
 @pytest.fixture

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.launch import usage as usage_module
 from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.limits import files, unnamed, weighing
+from kernel_mcp.limits import kernel as kernel_module
 from kernel_mcp.limits import quota as quota_module
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.hierarchy import find_hierarchies
 from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.limits.sampling import Memory
+from kernel_mcp.limits.segments import Segments
 from kernel_mcp.sandbox.base import SandboxCommand, SandboxReport
 from kernel_mcp.settings import GIB, MIB, Limits
 from tests.unit.limits.conftest import FakeGroups
@@ -126,15 +133,32 @@ async def test_files_from_before_count_for_a_new_kernel(watched: Watched) -> Non
     assert watched.done == []
 
 
+class Processes:
+    """Processes as /proc tells of them: what each sees, and what its share of that is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, sees: int, share: int) -> None:
+        self.sees, self.share = sees, share
+        self.failure: Exception | None = None
+        monkeypatch.setattr(weighing, "plainly", lambda _pid: self._told(self.sees))
+        monkeypatch.setattr(weighing, "closely", lambda _pid: self._told(self.share))
+        monkeypatch.setattr(weighing, "files_in_memory", lambda _processes: 0)
+        monkeypatch.setattr(Segments, "held", lambda _self, _processes: 0)
+        monkeypatch.setattr(kernel_module, "family", lambda _roots: [1, 2, 3, 4])
+
+    def _told(self, size: int) -> Memory:
+        if self.failure is not None:
+            raise self.failure
+        return Memory(size)
+
+
 async def test_without_a_group_memory_is_weighed(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = [int(2.3 * GIB), int(2.5 * GIB)]
-    monkeypatch.setattr(weighing, "held_memory", lambda *_args, **_named: held[0])
+    found = Processes(monkeypatch, sees=int(2.3 * GIB / 4), share=int(2.3 * GIB / 4))
     await watched.begin()
     await watched.limits.check_memory()
     assert watched.done == []
-    held.pop(0)
+    found.sees = found.share = int(2.5 * GIB / 4)
     await watched.limits.check_memory()
     assert watched.done == ["kill"]
     assert watched.limits.explain(KILLED).describe() == (
@@ -142,15 +166,68 @@ async def test_without_a_group_memory_is_weighed(
     )
 
 
-async def test_shared_memory_is_looked_at_closely_before_anything_is_killed(
+async def test_shared_memory_counts_once_in_all_that_is_judged_and_told(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def held(*_args: object, closely: bool = False, **_named: object) -> int:
-        return GIB if closely else 9 * GIB
-
-    monkeypatch.setattr(weighing, "held_memory", held)
+    found = Processes(monkeypatch, sees=3 * GIB, share=GIB // 4)
+    await watched.begin()
     await watched.limits.check_memory()
     assert watched.done == []
+    assert watched.limits.usage().memory_bytes == GIB
+    found.share = 3 * GIB
+    await watched.limits.check_memory()
+    assert watched.done == ["kill"]
+    assert "peak 12 GiB" in watched.limits.explain(KILLED).describe()
+
+
+async def test_a_process_that_keeps_its_share_to_itself_counts_with_all_it_sees(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, sees=3 * GIB, share=0)
+    monkeypatch.setattr(weighing, "PATIENCE_S", 0.01)
+    held = threading.Event()
+    monkeypatch.setattr(weighing, "closely", lambda _pid: held.wait(10) and Memory())
+    await watched.limits.check_memory()
+    held.set()
+    assert watched.done == ["kill"]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [OSError(errno.EMFILE, "Too many open files"), MemoryError(), RuntimeError("no new thread")],
+)
+async def test_what_the_server_lacks_is_no_reason_to_end_anything(
+    watched: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    reason: Exception,
+) -> None:
+    watched.limits.session = "s-1"
+    watched.fill(5 * MIB)
+    found = Processes(monkeypatch, sees=GIB // 4, share=GIB // 4)
+    await watched.begin()
+    await watched.limits.check_memory()
+    await watched.limits.check_disk()
+    before = watched.limits.quotas[0].measured
+    monkeypatch.setattr(usage_module, "_ticks", lambda _pid: ((1, 1), 100, 0))
+    used = watched.limits.usage()
+
+    def failing(*_: object, **__: object) -> Any:
+        raise reason
+
+    found.failure = reason
+    monkeypatch.setattr(quota_module, "measure", failing)
+    monkeypatch.setattr(usage_module, "_ticks", failing)
+    for _ in range(3):
+        await watched.limits.check_memory()
+        await watched.limits.check_disk()
+        assert watched.limits.usage() == replace(used, measured=False)
+    assert watched.limits.quotas[0].measured == before
+    watched.limits.end()
+    await watched.begin()
+    assert watched.done == []
+    told = [text for text in caplog.messages if "session s-1 could not be measured" in text]
+    assert len(told) == len(set(told)) == 3, told
 
 
 async def test_what_cannot_be_weighed_is_too_much(
@@ -168,18 +245,30 @@ async def test_what_cannot_be_weighed_is_too_much(
 async def test_memory_that_takes_long_to_weigh_is_weighed_seldom(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weighed = []
-
-    def held(*_args: object, **_named: object) -> int:
-        weighed.append(1)
-        return 0
-
+    found = Processes(monkeypatch, sees=0, share=0)
     monkeypatch.setattr(weighing, "LONG_S", -1.0)
     monkeypatch.setattr(weighing, "REST", 1e9)
-    monkeypatch.setattr(weighing, "held_memory", held)
     await watched.limits.check_memory()
+    found.sees = found.share = 9 * GIB
     await watched.limits.check_memory()
-    assert weighed == [1]
+    assert watched.done == []
+
+
+async def test_what_ends_because_the_machine_is_out_of_memory_is_not_said_to_be_too_large(
+    groups: FakeGroups, workspace: Path
+) -> None:
+    groups.mount_v1("memory")
+    enforcer = with_groups(groups)
+    limits = enforcer.open(SMALL, workspace, workspace)
+    await limits.settled()
+    folder = groups.root / "memory" / "kernel-mcp-1-x" / "k-1"
+    (folder / "memory.oom_control").write_text("oom_kill 1\n")
+    (folder / "memory.max_usage_in_bytes").write_text(str(300 * MIB))
+    assert limits.explain(KILLED).cause == (
+        "the machine was out of memory; this session held 300 MiB at most"
+    )
+    await limits.aclose()
+    enforcer.close()
 
 
 async def test_the_system_s_kill_for_lack_of_memory_is_named(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kernel_mcp.launch.trees import empty_tree
-from kernel_mcp.limits import disk, quota, unnamed
-from kernel_mcp.limits.disk import measure
+from kernel_mcp.files.holding import Holding
+from kernel_mcp.limits import quota, unnamed
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.settings import MIB
-
-PLENTY: dict[str, Any] = {"most_entries": 10**6, "most_bytes": 10**12}
 
 
 class Clock:
@@ -44,70 +41,8 @@ def watched(folder: Path, clock: Clock) -> Iterator[FolderQuota]:
     found.close()
 
 
-@pytest.fixture
-def root(folder: Path) -> Iterator[int]:
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-    yield fd
-    os.close(fd)
-
-
 def fill(path: Path, size: int) -> None:
     path.write_bytes(b"x" * size)
-
-
-def test_bytes_on_disk_and_entries_are_counted(folder: Path, root: int) -> None:
-    (folder / "deep" / "er").mkdir(parents=True)
-    fill(folder / "deep" / "er" / "a", MIB)
-    (folder / "link").symlink_to("/usr")
-    os.truncate(folder / "deep" / "er" / "a", 100 * MIB)  # a hole takes no space
-    found = measure(root, **PLENTY)
-    assert MIB <= found.bytes < 2 * MIB
-    assert (found.entries, found.complete) == (4, True)
-
-
-def test_a_file_with_two_names_counts_once(folder: Path, root: int) -> None:
-    fill(folder / "a", MIB)
-    os.link(folder / "a", folder / "b")
-    assert MIB <= measure(root, **PLENTY).bytes < 2 * MIB
-
-
-def test_a_folder_without_rights_is_counted_all_the_same(folder: Path, root: int) -> None:
-    hidden = folder / "a" / "b"
-    hidden.mkdir(parents=True)
-    fill(hidden / "big", MIB)
-    hidden.chmod(0)
-    hidden.parent.chmod(0)
-    assert measure(root, **PLENTY).bytes >= MIB
-
-
-def test_a_scan_ends_when_there_is_too_much(folder: Path, root: int) -> None:
-    for number in range(50):
-        (folder / str(number)).touch()
-    found = measure(root, most_entries=10, most_bytes=10**12)
-    assert (found.entries, found.complete) == (11, False)
-
-
-def test_a_tree_that_is_too_deep_to_be_measured_is_told_apart(
-    folder: Path, root: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "MOST_STEPS", 50)
-    path = folder
-    for _ in range(15):
-        path = path / "d"
-        path.mkdir()
-    assert not measure(root, **PLENTY).complete
-
-
-def test_a_thousand_folders_in_each_other_are_measured(folder: Path, root: int) -> None:
-    inner = os.open(folder, os.O_RDONLY)
-    for _ in range(1000):
-        os.mkdir("d" * 20, dir_fd=inner)
-        deeper = os.open("d" * 20, os.O_RDONLY, dir_fd=inner)
-        os.close(inner)
-        inner = deeper
-    os.close(inner)
-    assert measure(root, **PLENTY).entries == 1000
-    empty_tree(folder)  # which pytest could not
 
 
 def test_a_folder_within_its_limit_is_left_alone(folder: Path, watched: FolderQuota) -> None:
@@ -194,9 +129,9 @@ def test_it_is_looked_at_twice_a_second_at_most(watched: FolderQuota, clock: Clo
 def test_what_takes_long_is_done_seldom(
     watched: FolderQuota, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(*_: object, **__: object) -> disk.Holding:
+    def slow(*_: object, **__: object) -> Holding:
         clock.now += 1
-        return disk.Holding()
+        return Holding()
 
     monkeypatch.setattr(quota, "measure", slow)
     watched.look()
@@ -250,4 +185,25 @@ def test_finding_the_processes_is_a_part_of_the_time_that_a_look_takes(
 
     watched.look(slow)
     clock.now += 10
+    assert not watched.due()
+
+
+@pytest.mark.parametrize("reason", [OSError(errno.EMFILE, "Too many open files"), MemoryError()])
+def test_a_look_that_fails_keeps_what_the_last_one_found(
+    folder: Path, watched: FolderQuota, monkeypatch: pytest.MonkeyPatch, reason: Exception
+) -> None:
+    fill(folder / "a", 5 * MIB)
+    watched.look()
+    watched.start()
+    before = watched.measured
+
+    def failing(*_: object, **__: object) -> Holding:
+        raise reason
+
+    monkeypatch.setattr(quota, "measure", failing)
+    with pytest.raises(type(reason)):
+        watched.look()
+    assert watched.measured == before
+    assert not watched.growing
+    assert not watched.severe
     assert not watched.due()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.files.holding import BLOCK
 from kernel_mcp.limits import threads as threads_module
 from kernel_mcp.limits import unnamed
 from kernel_mcp.limits.threads import tables, threads
@@ -107,7 +108,7 @@ def test_a_program_that_runs_counts_when_it_has_been_deleted(tmp_path: Path) -> 
     program.write_bytes(Path("/bin/sleep").read_bytes() + bytes(MIB))
     program.chmod(0o700)
     with subprocess.Popen([program, "60"]) as process:
-        size = program.stat().st_blocks * unnamed.BLOCK
+        size = program.stat().st_blocks * BLOCK
         program.unlink()
         look = unnamed._Look({})
         look._running(process.pid)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 class Resting:
     """A kernel between cells that has left processes behind, or has not."""
 
+    session = "s"
     awake = False
 
     def __init__(self, *, crowded: bool) -> None:

@@ -1,0 +1,245 @@
+"""How much a folder holds, measured while hostile code changes it: the one walk over such a tree.
+
+Everything is reached by descriptor and one name at a time, so that no link is followed, nothing
+depends on the depth, and few descriptors are open at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernel_mcp.files.openat2 import Opener, open_beneath
+from kernel_mcp.settings import KIB, MIB
+
+BLOCK = 512
+"""Unit of `st_blocks`, whatever the file system."""
+LARGE = MIB
+"""Files from this size on are told one by one."""
+MOST_STEPS = 2_000_000
+"""Path components that one walk resolves at most: some 2 000 folders within each other."""
+MOST_OPEN = 16
+"""Folders on the way down that are kept open; others are opened again on the way up."""
+ATTEMPTS = 16
+"""How often a folder is given its rights back that code takes away again and again."""
+MOST_ENTRIES = 100_000
+LEAST_ENTRIES = 10_000
+BYTES_PER_ENTRY = 8 * KIB
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+_NEEDED = stat.S_IRUSR | stat.S_IXUSR
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
+"""Moved, replaced, or another file system."""
+
+File = tuple[int, int]
+"""Device and inode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Bytes on disk and number of files and folders; `complete` unless there was too much.
+
+    `crowded` when processes hold more files than can be looked at. `unseen` folders belong to
+    others and cannot be read: what is in them is not counted.
+    """
+
+    bytes: int = 0
+    entries: int = 0
+    complete: bool = True
+    crowded: bool = False
+    unseen: int = 0
+
+
+def entries_within(size: int) -> int:
+    """How many files and folders a folder may hold that may hold `size` bytes."""
+    return min(max(size // BYTES_PER_ENTRY, LEAST_ENTRIES), MOST_ENTRIES)
+
+
+def measure(
+    root: int,
+    *,
+    most_entries: int,
+    most_bytes: int,
+    large: dict[File, int] | None = None,
+    opener: Opener | None = None,
+) -> Holding:
+    """Add up what the open folder `root` holds; links to one file count once. Blocks.
+
+    The walk ends early once there is more than either limit. Sizes of `LARGE` files are put into
+    `large`. Folders that their owner, this user, may not read are given the owner's rights back.
+    Raises OSError and MemoryError when the server lacks something, such as descriptors.
+    """
+    size = entries = 0
+    seen: set[File] = set()
+    walk = _Walk(root, opener)
+    try:
+        for info in walk.run():
+            entries += 1
+            held = info.st_blocks * BLOCK
+            if held >= LARGE or (info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode)):
+                key = (info.st_dev, info.st_ino)
+                if key in seen:
+                    continue  # another name of it, or it has been moved meanwhile
+                seen.add(key)
+                if large is not None and held >= LARGE:
+                    large[key] = held
+            size += held
+            if entries > most_entries or size > most_bytes:
+                raise _TooMuch
+    except _TooMuch:
+        return Holding(size, entries, complete=False, unseen=walk.unseen)
+    finally:
+        walk.close()
+    return Holding(size, entries, unseen=walk.unseen)
+
+
+class _TooMuch(Exception):
+    """There is more than one walk takes in, or code that works against it."""
+
+
+@dataclass(slots=True)
+class _Level:
+    """A folder on the way from the root: its folders still to be visited, and -1 when closed."""
+
+    name: str
+    fd: int
+    below: list[str] = field(default_factory=list)
+
+
+class _Walk:
+    """Visits each folder once, depth first; `unseen` counts those that cannot be read."""
+
+    def __init__(self, root: int, opener: Opener | None) -> None:
+        self.unseen = 0
+        self._root = root
+        self._opener = opener
+        self._levels: list[_Level] = []
+        self._steps = 0
+        self._seen: set[File] = set()
+
+    def run(self) -> Iterator[os.stat_result]:
+        """What is known of each entry. Raises _TooMuch and OSError."""
+        with _moving():
+            yield from self._visit(self._root, "")
+        while self._levels:
+            level = self._levels[-1]
+            if not level.below:
+                self._close(self._levels.pop())
+                continue
+            name = level.below.pop()
+            with _moving():
+                if level.fd < 0:
+                    level.fd = self._again()
+                yield from self._visit(level.fd, name)
+
+    def close(self) -> None:
+        """Close what is open."""
+        for level in self._levels:
+            self._close(level)
+
+    def _visit(self, parent: int, name: str) -> Iterator[os.stat_result]:
+        """The entries of a folder, which becomes the last level."""
+        if (fd := self._opened(parent, name)) < 0:
+            self.unseen += 1
+            return
+        level = _Level(name, fd)
+        self._levels.append(level)
+        if len(self._levels) > MOST_OPEN:
+            self._close(self._levels[-1 - MOST_OPEN])
+        info = os.fstat(fd)
+        if (info.st_dev, info.st_ino) in self._seen:
+            return  # it has been moved to here meanwhile
+        self._seen.add((info.st_dev, info.st_ino))
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                try:
+                    found = _looked_at(fd, entry)
+                except FileNotFoundError:
+                    continue
+                if found is None:
+                    self.unseen += 1
+                    return
+                if stat.S_ISDIR(found.st_mode):
+                    level.below.append(entry.name)
+                yield found
+
+    def _opened(self, parent: int, name: str) -> int:
+        """Open a folder; -1 when it belongs to others, who have closed it."""
+        names = (name,) if name else ()
+        self._spend(len(names))
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(PermissionError):
+                return open_beneath(parent, names, _FOLDER, opener=self._opener)
+            if not (_reclaimed(parent) and self._reclaim(parent, names)):
+                return -1
+        raise _TooMuch
+
+    def _again(self) -> int:
+        """The last level, opened once more from the root."""
+        names = [level.name for level in self._levels[1:]]
+        for _ in range(ATTEMPTS):
+            self._spend(len(names))
+            with contextlib.suppress(PermissionError):
+                return open_beneath(self._root, names, _FOLDER, opener=self._opener)
+            for depth in range(len(names) + 1):
+                self._spend(depth)
+                self._reclaim(self._root, names[:depth])
+        raise _TooMuch
+
+    def _reclaim(self, parent: int, names: Sequence[str]) -> bool:
+        """Give a folder below `parent` its owner's rights back; False when that is another."""
+        try:
+            handle = open_beneath(parent, names, _HANDLE, opener=self._opener)
+        except PermissionError:
+            return True  # taken away from those above it again
+        try:
+            return _reclaimed(handle)
+        finally:
+            os.close(handle)
+
+    def _spend(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > MOST_STEPS:
+            raise _TooMuch
+
+    @staticmethod
+    def _close(level: _Level) -> None:
+        if level.fd >= 0:
+            os.close(level.fd)
+            level.fd = -1
+
+
+@contextlib.contextmanager
+def _moving() -> Iterator[None]:
+    """Pass over what is moved or replaced while it is looked at."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+
+
+def _looked_at(folder: int, entry: os.DirEntry[str]) -> os.stat_result | None:
+    """An entry of an open folder; None when that folder belongs to others, who have closed it."""
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(PermissionError):
+            return entry.stat(follow_symlinks=False)
+        if not _reclaimed(folder):
+            return None
+    raise _TooMuch
+
+
+def _reclaimed(folder: int) -> bool:
+    """Let this user, if its owner, read and pass an open folder; False when that is another."""
+    info = os.fstat(folder)
+    if info.st_uid != os.geteuid():
+        return False
+    mode = stat.S_IMODE(info.st_mode)
+    if mode & _NEEDED != _NEEDED:
+        Path(f"/proc/self/fd/{folder}").chmod(mode | _NEEDED)
+    return True
