@@ -7,51 +7,124 @@ hangs when it is told to stop; here both ends are non-blocking pipes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import logging
 import os
 import select
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import anyio
 from anyio import AsyncFile, open_file
-from mcp.server.stdio import stdio_server
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
 
-MAX_LINE_BYTES = 256 * 1024 * 1024
-"""Longest request; file uploads arrive as one line."""
+from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.envelopes import END_BYTES, Refusal, line_of, message_of, oversized, undone
+from kernel_mcp.settings import KIB, MIB
+
+logger = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 160 * MIB
+"""Longest request: three times the largest file, which arrives as one line with its escapes. Of a
+longer one only the ends are kept."""
+READ_BYTES = 256 * KIB
+
+Line: TypeAlias = bytes | bytearray | Refusal
+Requests: TypeAlias = MemoryObjectReceiveStream[SessionMessage | Exception]
+Answers: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
 
-class _Lines:
-    """The lines of a byte stream as text; stands in for an async text file that is only read."""
+class Lines:
+    """The lines of a byte stream, each with its end; a longer one than allowed is a `Refusal`.
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader = reader
+    `read` returns what has come, and nothing at the end of the stream.
+    """
 
-    def __aiter__(self) -> AsyncIterator[str]:
+    def __init__(
+        self, read: Callable[[], Awaitable[bytes]], most_bytes: int = MAX_LINE_BYTES
+    ) -> None:
+        self._read = read
+        self._most = most_bytes
+        self._kept = bytearray()
+        self._searched = 0
+
+    def __aiter__(self) -> AsyncIterator[Line]:
         return self
 
-    async def __anext__(self) -> str:
-        line = await self._reader.readline()
-        if not line:
-            raise StopAsyncIteration
-        return line.decode("utf-8", "replace")
+    async def __anext__(self) -> Line:
+        while (end := self._kept.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._kept)
+            if self._searched > self._most:
+                return await self._skip()
+            piece = await self._read()
+            if not piece:
+                if not self._kept:
+                    raise StopAsyncIteration
+                return self._cut(len(self._kept))
+            try:
+                self._kept += piece
+            except MemoryError:
+                return await self._skip()
+        return self._cut(end + 1)
+
+    def _cut(self, end: int) -> bytearray:
+        """Take the first `end` bytes, which are all there are as a rule."""
+        self._searched = 0
+        if end == len(self._kept):
+            line, self._kept = self._kept, bytearray()
+        else:
+            line = self._kept[:end]
+            del self._kept[:end]
+        return line
+
+    async def _skip(self) -> Refusal:
+        """Drop a line up to its end, but for its own two ends."""
+        head, tail = bytes(self._kept[:END_BYTES]), self._kept[-END_BYTES:]
+        self._kept = bytearray()
+        self._searched = 0
+        while piece := await self._read():
+            rest, found, after = piece.partition(b"\n")
+            tail = (tail + rest)[-END_BYTES:]
+            if found:
+                self._kept += after
+                break
+        return oversized(head, bytes(tail), self._most)
 
 
-class _Writer:
-    """An async text file that is only written."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
+class Writer(Protocol):
+    """Where answers go."""
 
     async def write(self, text: str) -> None:
-        self._writer.write(text.encode("utf-8", "surrogatepass"))
+        """Write a line; returns when the client has room for more."""
 
-    async def flush(self) -> None:
+
+class _PipeWriter:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._turn = anyio.Lock(fast_acquire=True)
+
+    async def write(self, text: str) -> None:
+        self._writer.write(text.encode("utf-8", "replace") + b"\n")
         try:
-            await self._writer.drain()
+            async with self._turn:
+                await self._writer.drain()
         except ConnectionError as error:
             raise anyio.ClosedResourceError from error
+
+
+class _FileWriter:
+    def __init__(self, file: AsyncFile[bytes]) -> None:
+        self._file = file
+        self._turn = anyio.Lock(fast_acquire=True)
+
+    async def write(self, text: str) -> None:
+        async with self._turn:
+            await self._file.write(text.encode("utf-8", "replace") + b"\n")
+            await self._file.flush()
 
 
 class _Listener(asyncio.streams.FlowControlMixin):
@@ -67,7 +140,7 @@ class _Listener(asyncio.streams.FlowControlMixin):
 
 
 @asynccontextmanager
-async def stdio_streams() -> AsyncIterator[tuple[Any, Any]]:
+async def stdio_streams() -> AsyncIterator[tuple[Requests, Answers]]:
     """The SDK's read and write streams of this process.
 
     Meanwhile descriptor 0 is the null device and 1 is stderr, so that nothing else in the process
@@ -82,42 +155,72 @@ async def stdio_streams() -> AsyncIterator[tuple[Any, Any]]:
     async with (
         _reading(wire_in) as (lines, hang_up),
         _writing(wire_out, on_lost=hang_up) as writer,
-        stdio_server(cast(AsyncFile[str], lines), cast(AsyncFile[str], writer)) as streams,
+        anyio.create_task_group() as tasks,
     ):
-        yield streams
+        to_server, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
+        answers, to_client = anyio.create_memory_object_stream[SessionMessage]()
+        tasks.start_soon(_take, lines, to_server, writer)
+        tasks.start_soon(_give, to_client, writer)
+        yield requests, answers
+
+
+async def _take(
+    lines: Lines, to_server: MemoryObjectSendStream[SessionMessage | Exception], writer: Writer
+) -> None:
+    """Hand requests to the server, and refuse what is none."""
+    async with to_server:
+        with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+            async for line in lines:
+                with Barrier("reading a request") as barrier:
+                    message = line if isinstance(line, Refusal) else message_of(line)
+                if barrier.failure is not None:
+                    message = undone(line, reason_of(barrier.failure))
+                del line
+                if not isinstance(message, Refusal):
+                    await to_server.send(SessionMessage(message))
+                    continue
+                logger.warning("a line of the client was refused: %s", message.reason)
+                for answer in message.answers:
+                    await writer.write(answer)
+
+
+async def _give(to_client: MemoryObjectReceiveStream[SessionMessage], writer: Writer) -> None:
+    """Write what the server has to say."""
+    async with to_client:
+        with contextlib.suppress(anyio.ClosedResourceError):
+            async for said in to_client:
+                await writer.write(line_of(said.message))
 
 
 @asynccontextmanager
-async def _reading(fd: int) -> AsyncIterator[tuple[_Lines | AsyncFile[str], Callable[[], None]]]:
+async def _reading(fd: int) -> AsyncIterator[tuple[Lines, Callable[[], None]]]:
     """The requests, and what ends them before their end."""
     if not _pollable(fd):
-        async with await open_file(fd, encoding="utf-8", errors="replace") as file:
-            yield file, lambda: None  # a file comes to its end by itself
+        async with await open_file(fd, "rb") as file:
+            yield Lines(partial(file.read, READ_BYTES)), lambda: None  # a file ends by itself
         return
-    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    reader = asyncio.StreamReader(limit=READ_BYTES)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
     )
     try:
-        yield _Lines(reader), transport.close
+        yield Lines(partial(reader.read, READ_BYTES)), transport.close
     finally:
         transport.close()
 
 
 @asynccontextmanager
-async def _writing(
-    fd: int, *, on_lost: Callable[[], None]
-) -> AsyncIterator[_Writer | AsyncFile[str]]:
+async def _writing(fd: int, *, on_lost: Callable[[], None]) -> AsyncIterator[Writer]:
     if not _pollable(fd):
-        async with await open_file(fd, "w", encoding="utf-8") as file:
-            yield file
+        async with await open_file(fd, "wb") as file:
+            yield _FileWriter(file)
         return
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
         lambda: _Listener(on_lost), os.fdopen(fd, "wb", buffering=0)
     )
     try:
-        yield _Writer(asyncio.StreamWriter(transport, protocol, None, loop))
+        yield _PipeWriter(asyncio.StreamWriter(transport, protocol, None, loop))
     finally:
         transport.close()
 

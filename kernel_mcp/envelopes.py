@@ -1,0 +1,208 @@
+"""From a line of a client to a JSON-RPC message, or to the errors that answer it.
+
+Text that cannot be text is repaired: what is no UTF-8 and surrogates without their other half
+become U+FFFD. Everything else that cannot be served is refused under its own id where that can be
+read, so that no client waits for an answer that never comes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    jsonrpc_message_adapter,
+)
+
+from kernel_mcp.barriers import Barrier, reason_of
+
+EXAMINED_BYTES = 1024 * 1024
+"""A line up to this long is parsed once more to say what is wrong with it, of others the ends."""
+END_BYTES = 4096
+"""How much of either end of a line is searched for its id."""
+MOST_IDS = 100
+"""How many members of a batch are answered."""
+
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+_SUSPECT = re.compile(r"\\u[dD][89a-fA-F]")
+_ID = rb'"id"\s*:\s*(-?\d{1,40}(?:\.\d{1,40})?|"(?:[^"\\]|\\.){0,1000}")\s*'
+_SIMPLE = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{0,200}"\s*'
+_FIRST = re.compile(rb"\s*\{\s*(?:" + _SIMPLE + rb",\s*){0,2}" + _ID + rb"[,}]")
+_LAST = re.compile(rb",\s*" + _ID + rb"(?:,\s*" + _SIMPLE + rb"){0,2}\}\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A line that is no message: the answers it gets, each a line of JSON, and why, for the log."""
+
+    answers: tuple[str, ...]
+    reason: str
+
+
+def message_of(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
+    """The message in a line, its text repaired, or what is said instead."""
+    try:
+        message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        return _repaired(line)
+    if isinstance(message, JSONRPCNotification) and b'"id"' in line:
+        return _notification(message, line)
+    return message
+
+
+def oversized(head: bytes, tail: bytes, most_bytes: int) -> Refusal:
+    """What is said to a line of more than `most_bytes`, of which only its ends were kept."""
+    reason = (
+        f"Invalid request: a message may have {most_bytes:,} bytes and this one has more. Nothing "
+        "was done. Send large data in several parts."
+    )
+    return _refusal([_salvaged(head, tail)], INVALID_REQUEST, reason)
+
+
+def undone(line: bytes | bytearray | Refusal, reason: str) -> Refusal:
+    """What is said to a line that the server could not take in because of `reason`."""
+    if isinstance(line, Refusal):
+        return line
+    text = f"The server could not take this message in: {reason}. Nothing was done; try again."
+    number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
+    return _refusal([number], INTERNAL_ERROR, text)
+
+
+def error_line(number: object, code: int, message: str) -> str:
+    """A JSON-RPC error as a line without its end."""
+    error = {"code": code, "message": message}
+    return json.dumps({"jsonrpc": "2.0", "id": number, "error": error})
+
+
+def line_of(message: JSONRPCMessage) -> str:
+    """A message as a line without its end; an error in its place when that cannot be done."""
+    number = getattr(message, "id", None)
+    with Barrier("writing an answer") as barrier:
+        try:
+            return message.model_dump_json(by_alias=True, exclude_unset=True)
+        except ValueError:  # surrogates, which no UTF-8 has
+            content = message.model_dump(by_alias=True, exclude_unset=True)
+            return _well_formed(json.dumps(content))
+    reason = reason_of(barrier.failure) if barrier.failure is not None else ""
+    return error_line(number, INTERNAL_ERROR, f"The answer could not be written: {reason}.")
+
+
+def _well_formed(text: str) -> str:
+    """JSON with U+FFFD for every escaped surrogate that stands alone."""
+    if _SUSPECT.search(text) is None:
+        return text
+    return _ESCAPE.sub(lambda found: r"\ufffd" if found["lone"] else found[0], text)
+
+
+def _repaired(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
+    text = line.decode("utf-8", "replace").removeprefix("\ufeff")
+    try:
+        message = jsonrpc_message_adapter.validate_json(_well_formed(text), by_name=False)
+    except ValueError:
+        return _refused(line, text)
+    if isinstance(message, JSONRPCNotification) and b'"id"' in line:
+        return _notification(message, line)
+    return message
+
+
+def _notification(
+    message: JSONRPCNotification, line: bytes | bytearray
+) -> JSONRPCNotification | Refusal:
+    """A notification, unless it is a request with an id of a kind that requests may not have."""
+    content = _parsed(line.decode("utf-8", "replace")) if len(line) <= EXAMINED_BYTES else None
+    if not isinstance(content, dict) or "id" not in content:
+        return message
+    if content["id"] is None and message.method.startswith("notifications/"):
+        return message
+    return _refusal([content["id"]], INVALID_REQUEST, _fault(content))
+
+
+def _refused(line: bytes | bytearray, text: str) -> Refusal:
+    """What is said to a line that is no message."""
+    if len(line) > EXAMINED_BYTES:
+        number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
+        return _refusal([number], PARSE_ERROR, "Parse error: the message is no valid JSON-RPC.")
+    content = _parsed(text)
+    if isinstance(content, dict):
+        if "method" not in content and ("result" in content or "error" in content):
+            return Refusal((), "a response that is none of JSON-RPC's")
+        if "id" not in content and isinstance(content.get("method"), str):
+            return Refusal((), "a notification that is none of JSON-RPC's")
+        return _refusal([content.get("id")], INVALID_REQUEST, _fault(content))
+    if isinstance(content, list):
+        found = [each["id"] for each in content if isinstance(each, dict) and "id" in each]
+        reason = "Invalid request: batches are not supported. Send each message as a line."
+        return _refusal(found[:MOST_IDS] or [None], INVALID_REQUEST, reason)
+    if content is not _UNPARSABLE:
+        return _refusal([None], INVALID_REQUEST, "Invalid request: a message is a JSON object.")
+    if not text.strip():
+        return Refusal((), "an empty line")
+    number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
+    reason = "Parse error: the message is no valid JSON, or is nested too deeply."
+    return _refusal([number], PARSE_ERROR, reason)
+
+
+_UNPARSABLE = object()
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return _UNPARSABLE
+
+
+def _fault(content: dict[str, Any]) -> str:
+    """What is wrong with an object that was to be a request."""
+    number = content.get("id")
+    if content.get("jsonrpc") != "2.0":
+        fault = '"jsonrpc" has to be "2.0"'
+    elif isinstance(number, bool) or not isinstance(number, (str, int)):
+        fault = '"id" has to be a string or a whole number'
+    elif not isinstance(content.get("method"), str):
+        fault = '"method" has to be a string'
+    elif not isinstance(content.get("params"), (dict, type(None))):
+        fault = '"params" has to be an object'
+    else:
+        fault = "it is nested too deeply"
+    return f"Invalid request: {fault}."
+
+
+def _refusal(numbers: list[Any], code: int, reason: str) -> Refusal:
+    return Refusal(tuple(error_line(_usable(each), code, reason) for each in numbers), reason)
+
+
+def _usable(number: object) -> str | int | float | None:
+    """An id that an error can carry: JSON-RPC has texts and numbers, and null for all others."""
+    if isinstance(number, bool) or not isinstance(number, (str, int, float)):
+        return None
+    if isinstance(number, str):
+        return number.encode("utf-8", "replace").decode("utf-8")
+    return number if number == number and abs(number) != float("inf") else None
+
+
+def _salvaged(head: bytes, tail: bytes) -> object:
+    """The id that stands at the beginning or the end of a line; None where there is none."""
+    for found in _found(head, tail):
+        number = _parsed(found[1].decode("utf-8", "replace"))
+        if number is not _UNPARSABLE:
+            return number
+    return None
+
+
+def _found(head: bytes, tail: bytes) -> Iterator[re.Match[bytes]]:
+    for found in (_FIRST.match(head), _LAST.search(tail)):
+        if found is not None:
+            yield found
