@@ -5,6 +5,7 @@ KernelMcpError
 ├── SandboxUnavailable         the promised boundary cannot be put in force here
 ├── EnvironmentBuildError      a kernel environment could not be resolved or built
 ├── LaunchError                a kernel did not start
+│   └── BoundaryBroken         it started without what its sandbox promises, and was ended
 ├── InputError                 an argument of a tool call cannot be used
 │   ├── PolicyError            the code asks for something the policy refuses
 │   └── WorkspaceError         a path or file in the workspace cannot be used
@@ -40,6 +41,10 @@ class EnvironmentBuildError(KernelMcpError):
 
 class LaunchError(KernelMcpError):
     """A kernel process did not reach the point where it can run cells."""
+
+
+class BoundaryBroken(LaunchError):
+    """A kernel was ended before it ran any code, because its sandbox does not hold."""
 
 
 class InputError(KernelMcpError):

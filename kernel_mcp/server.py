@@ -33,6 +33,7 @@ from kernel_mcp.environments.sources import sources
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.launch.inspector import Inspector
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
@@ -42,7 +43,6 @@ from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
-from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.reaper import Reaper
@@ -91,13 +91,20 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             keep=settings.workspace is not None,
         )
         folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
+        inspector = Inspector(sandbox)
         cold = LocalLauncher(
-            sandbox, run, start_timeout_s=settings.start_timeout_s, enforcer=enforcer
+            sandbox,
+            run,
+            start_timeout_s=settings.start_timeout_s,
+            enforcer=enforcer,
+            inspector=inspector,
         )
         templates = None
-        if isinstance(sandbox, BwrapSandbox) and not settings.no_template:
+        if sandbox.forks and not settings.no_template:
             shared = [folders.workspaces, folders.layers]
-            templates = TemplateLauncher(sandbox, run, cold=cold, shared=shared, enforcer=enforcer)
+            templates = TemplateLauncher(
+                sandbox, run, cold=cold, shared=shared, enforcer=enforcer, inspector=inspector
+            )
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)
         environments = EnvironmentStore(settings.cache_dir, sources=sources(settings))

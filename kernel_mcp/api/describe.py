@@ -85,10 +85,14 @@ def server(
     *,
     sandbox: Sandbox,
     report: SandboxReport,
+    refusal: str,
     settings: Settings,
     audit: str,
 ) -> ServerInfo:
-    """The answer of `info`."""
+    """The answer of `info`; `refusal` is why kernels are not forked from a template, if so."""
+    found = list(session.kernel.handle.boundary) if session.kernel is not None else []
+    if refusal:
+        found.append(f"kernels are not forked, as their template was refused: {refusal}")
     limits = settings.limits
     folder = session.demand.workspace
     return ServerInfo(
@@ -101,6 +105,7 @@ def server(
         sandbox=report.backend,
         sandbox_enforces=list(report.enforced),
         sandbox_gaps=list(report.gaps),
+        sandbox_found=found,
         audit_log=audit,
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,

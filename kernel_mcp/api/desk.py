@@ -232,6 +232,7 @@ class Desk:
             policy,
             sandbox=self._sandbox,
             report=self._report,
+            refusal=self._factory.refusal(environment),
             settings=self._settings,
             audit=self._audit.state,
         )

@@ -125,6 +125,9 @@ class ServerInfo(BaseModel):
     sandbox: str
     sandbox_enforces: list[str]
     sandbox_gaps: list[str]
+    sandbox_found: list[str] = Field(
+        description="how the session's kernel was started, and what was read of its process then"
+    )
     audit_log: str = Field(description="on, off, or since when and why it fails")
     limits: LimitsModel
     workspace: str = Field(description="The kernel's working folder, as code sees it")

@@ -8,21 +8,28 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 
 from kernel_mcp import __version__
+from kernel_mcp.boundary import proven_sandbox
 from kernel_mcp.doctor.orphan import killed_server
 from kernel_mcp.doctor.trials import LIMITS, TRIALS, Patient, Trial
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
-from kernel_mcp.errors import EnvironmentBuildError, KernelMcpError, SandboxUnavailable
+from kernel_mcp.errors import (
+    EnvironmentBuildError,
+    KernelMcpError,
+    LaunchError,
+    SandboxUnavailable,
+)
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy
@@ -121,25 +128,58 @@ async def examine(
         report = enforcer.report(sandbox.report(), settings.limits)
         found = _summed_up(checks)
         if environment is not None:
-            hospital = _Hospital(sandbox, runs, enforcer, environment)
-            found += await hospital.perform_all()
+            cold = LocalLauncher(sandbox, runs, enforcer=enforcer)
+            found += await _Hospital(cold, runs.path, environment).perform_all()
+            if sandbox.forks and not settings.no_template:
+                found += await _through_template(sandbox, runs, enforcer, environment)
             orphan = partial(killed_server, name, environment, folder, options)
             found.append(await anyio.to_thread.run_sync(orphan))
     return Examination(name, checks=tuple(found), report=report)
 
 
+async def _through_template(
+    sandbox: Sandbox, runs: RunDirectory, enforcer: Enforcer, environment: KernelEnvironment
+) -> list[Check]:
+    """The self-test and the trials in kernels that a template forks, as most sessions get them."""
+    folder = runs.path / "f"
+    launcher = TemplateLauncher(
+        sandbox, runs, cold=_ForkedOnly(), shared=(folder,), enforcer=enforcer
+    )
+    try:
+        launcher.prepare(environment)
+        if await launcher.ready(environment):
+            found = _summed_up(list(launcher.checks(environment)))
+            found += await _Hospital(launcher, folder, environment).perform_all()
+        else:
+            refusal = launcher.refusal(environment)
+            told = refusal or "none became ready here, so that all kernels start cold"
+            found = [Check("a template is confined", not refusal, told, _FORKED_REMEDY)]
+    finally:
+        with anyio.CancelScope(shield=True):
+            await launcher.aclose()
+    return [replace(check, name=f"forked: {check.name}") for check in found]
+
+
+_FORKED_REMEDY = "start the server with --no-template, and report this as a defect"
+
+
+class _ForkedOnly:
+    """Takes the place of cold starts where they would hide that nothing can be forked."""
+
+    async def launch(self, request: KernelRequest) -> KernelHandle:
+        """Raises LaunchError."""
+        raise LaunchError("the template could not fork a kernel")
+
+    async def aclose(self) -> None:
+        """There is nothing to release."""
+
+
 class _Hospital:
     """Starts kernels and puts them through the trials."""
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        runs: RunDirectory,
-        enforcer: Enforcer,
-        environment: KernelEnvironment,
-    ) -> None:
-        self._launcher = LocalLauncher(sandbox, runs, enforcer=enforcer)
-        self._folder = runs.path
+    def __init__(self, launcher: Launcher, folder: Path, environment: KernelEnvironment) -> None:
+        self._launcher = launcher
+        self._folder = folder
         self._environment = environment
         self._count = 0
 
@@ -158,7 +198,7 @@ class _Hospital:
     async def _patient(self) -> AsyncIterator[Patient]:
         self._count += 1
         workspace = self._folder / f"w{self._count}"
-        workspace.mkdir(mode=0o700)
+        workspace.mkdir(mode=0o700, parents=True)
         policy = Policy.for_allow(("*",))
         handle = await self._launcher.launch(
             KernelRequest(
@@ -182,7 +222,7 @@ class _Hospital:
 
 def _used(settings: Settings) -> tuple[str, str]:
     try:
-        sandbox = select_sandbox(
+        sandbox = proven_sandbox(
             settings.sandbox,
             allow_weaker=settings.allow_weaker_sandbox,
             container=ContainerOptions.of(settings),

@@ -16,6 +16,7 @@ import anyio
 
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, FILTER_MODE, read_facts
 from kernel_mcp.sandbox.selftest import Check, listeners
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
@@ -146,21 +147,20 @@ async def reach(patient: Patient) -> list[Check]:
 
 
 async def identity(patient: Patient) -> list[Check]:
-    """The kernel's process as the host sees it: who it is, and what binds it."""
-    text = Path(f"/proc/{patient.kernel.handle.pid}/status").read_text()
-    status = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
-    users = set(map(int, status["Uid"].split()))
-    capabilities = {name: status[name] for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")}
-    harmful = {name for name, value in capabilities.items() if int(value, 16) & ~_READ_SEARCH}
+    """The kernel's process as the host sees it; its start was refused if a promise did not hold."""
+    found = read_facts(patient.kernel.handle.pid)
+    users = set(map(int, found.status["Uid"].split()))
+    harmful = found.capabilities & ~CAP_DAC_READ_SEARCH
     return [
         Check("the kernel is not root", 0 not in users, f"host user {_all(users)}"),
-        Check("the kernel has no capability to change anything", not harmful, _all(harmful)),
-        Check("the kernel has no new privileges", status["NoNewPrivs"] == "1", ""),
-        Check("the kernel is under a system call filter", status["Seccomp"] == "2", ""),
+        Check("the kernel has no capability to change anything", not harmful, f"{harmful:#x}"),
+        Check("the kernel has no new privileges", found.status.get("NoNewPrivs") == "1", ""),
+        Check(
+            "the kernel is under a system call filter",
+            found.status.get("Seccomp") == FILTER_MODE,
+            "; ".join(patient.kernel.handle.boundary),
+        ),
     ]
-
-
-_READ_SEARCH = 1 << 2
 
 
 async def interrupt(patient: Patient) -> list[Check]:

@@ -68,6 +68,9 @@ class Templates(Protocol):
     async def ready(self, environment: KernelEnvironment) -> bool:
         """Wait until that template is ready or has failed; whether it can fork."""
 
+    def refusal(self, environment: KernelEnvironment) -> str:
+        """Why that template may not be used, because what it forks is not confined."""
+
 
 class KernelFactory:
     """The one implementation of `KernelSource`: builds what is missing, then launches."""
@@ -137,6 +140,10 @@ class KernelFactory:
         environment, _ = await self.environment(_NOBODY, logger.info)
         if self._templates is not None:
             await self._templates.ready(environment)
+
+    def refusal(self, environment: KernelEnvironment) -> str:
+        """Why kernels of `environment` are not forked from its template, if it was refused."""
+        return "" if self._templates is None else self._templates.refusal(environment)
 
     def prepared(self, demand: Demand) -> bool:
         """Whether a kernel could start now, without waiting for an environment to be built."""

@@ -113,6 +113,10 @@ class KernelHandle(Protocol):
         """Where its channels listen."""
 
     @property
+    def boundary(self) -> tuple[str, ...]:
+        """How it was started, and what the server has found of its boundary, for people."""
+
+    @property
     def exit(self) -> ExitStatus | None:
         """How it ended, or None while it lives."""
 

@@ -38,6 +38,7 @@ class LaunchedKernel:
         *,
         pid: int,
         connection: ConnectionInfo,
+        boundary: tuple[str, ...],
         process: KernelProcess,
         limits: KernelLimits,
         recorder: Recorder,
@@ -46,6 +47,7 @@ class LaunchedKernel:
         self.process = process
         self._pid = pid
         self._connection = connection
+        self._boundary = boundary
         self._limits = limits
         self._recorder = recorder
         self._resources = resources
@@ -59,6 +61,11 @@ class LaunchedKernel:
     def connection(self) -> ConnectionInfo:
         """Where its channels listen, in host paths."""
         return self._connection
+
+    @property
+    def boundary(self) -> tuple[str, ...]:
+        """How it was started, and what the server has found of its boundary."""
+        return self._boundary
 
     @property
     def exit(self) -> ExitStatus | None:

@@ -14,6 +14,7 @@ from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest
 from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
+from kernel_mcp.launch.inspector import Inspector
 from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import ReadinessChannel
@@ -38,9 +39,11 @@ class LocalLauncher:
         *,
         start_timeout_s: float = 60.0,
         enforcer: Enforcer | None = None,
+        inspector: Inspector | None = None,
     ) -> None:
         """Without an `enforcer` kernels have rlimits only, and those of their sandbox."""
         self._enforcer = enforcer or Enforcer()
+        self._inspector = inspector or Inspector(sandbox)
         self._sandbox = sandbox
         self._runs = runs
         self._start_timeout_s = start_timeout_s
@@ -82,6 +85,8 @@ class LocalLauncher:
             undo.push_async_callback(process.aclose)
             limits.kill = process.kill
             pid = await self._ready(process, channel)
+            inspected = self._inspector.inspect(pid, process.pidfd, identity)
+            undo.callback(inspected.forget)
             limits.admit(process.pids)
             await limits.settled()
             channel.close()
@@ -90,6 +95,7 @@ class LocalLauncher:
             return LaunchedKernel(
                 pid=pid,
                 connection=wanted,
+                boundary=("started cold", *inspected.words),
                 process=process,
                 limits=limits,
                 recorder=recorder,

@@ -79,6 +79,11 @@ class ConfinedProcess:
         known = (self._outer, self._first, self._kernel)
         return [watched.pid for watched in known if watched is not None]
 
+    @property
+    def pidfd(self) -> int:
+        """Stands for the kernel itself from `adopt` on, -1 before."""
+        return self._kernel.pidfd if self._kernel is not None else -1
+
     def adopt(self, pid: int) -> None:
         """Take `pid` as the process to interrupt. Raises LaunchError when it is not of this tree.
 

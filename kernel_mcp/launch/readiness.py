@@ -31,6 +31,8 @@ class ReadinessChannel:
         self._host.setblocking(False)
         self.guest_fd = guest.detach()
         """To be passed to the process and closed by whoever starts it."""
+        self.said: dict[str, Any] = {}
+        """All that came with the word."""
 
     async def wait(self) -> int:
         """Return the host's process id of the ready kernel.
@@ -50,6 +52,7 @@ class ReadinessChannel:
             raise LaunchError(f"the kernel could not start: {str(said.get('error'))[:2000]}")
         for level, kind, data in extra:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                self.said = said
                 return int(_CREDENTIALS.unpack(data)[0])
         raise LaunchError("the kernel's readiness came without credentials")
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.errors import LaunchError
+from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import guest, local, template_outer
 from kernel_mcp.launch.base import (
     ConnectionInfo,
@@ -23,6 +23,7 @@ from kernel_mcp.launch.base import (
     KernelRequest,
     Launcher,
 )
+from kernel_mcp.launch.inspector import Inspector
 from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.recorder import Recorder
@@ -32,13 +33,13 @@ from kernel_mcp.launch.template_kernel import ForkedProcess
 from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
 from kernel_mcp.launch.template_supervisor import TemplateSupervisor
 from kernel_mcp.launch.template_trees import detached
+from kernel_mcp.launch.template_trial import Prover
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.sandbox.base import Identity, Sandbox
+from kernel_mcp.sandbox.selftest import Check
 
 logger = logging.getLogger(__name__)
 
-READY_S = 15.0
-"""A forked kernel is ready after some 20 ms; past this a cold start is tried."""
 FORKS_PER_PROCESSOR = 2
 """How many kernels may be on their way at a time: more would only make all of them late."""
 READY_FD, RECORDER_FD = 3, 4
@@ -61,6 +62,7 @@ class TemplateLauncher:
         shared: Sequence[Path],
         templates: int = 4,
         enforcer: Enforcer | None = None,
+        inspector: Inspector | None = None,
     ) -> None:
         """`shared` are the folders below which all workspaces and package layers are.
 
@@ -69,6 +71,8 @@ class TemplateLauncher:
         When more than `templates` environments were prepared, the least recently used lose theirs.
         """
         self._enforcer = enforcer or Enforcer()
+        self._inspector = inspector or Inspector(sandbox)
+        self._prover = Prover(sandbox, runs, self._inspector, self._start)
         self._sandbox = sandbox
         self._runs = runs
         self._cold = cold
@@ -100,9 +104,30 @@ class TemplateLauncher:
         return None if supervisor is None else supervisor.template
 
     async def ready(self, environment: KernelEnvironment) -> bool:
-        """Wait until the template of `environment` is ready or has failed; whether it can fork."""
+        """Wait until the template of `environment` is ready and tried, or has failed.
+
+        Whether it can fork.
+        """
         supervisor = self._supervisors.get(environment)
-        return supervisor is not None and await supervisor.ready()
+        if supervisor is None or not await supervisor.ready():
+            return False
+        template = supervisor.template
+        if template is not None:
+            with Barrier("trying what a template forks") as barrier:
+                await self._prover.proven(template, environment)
+            if isinstance(barrier.failure, BoundaryBroken):
+                supervisor.refuse(str(barrier.failure))
+        return supervisor.template is not None
+
+    def checks(self, environment: KernelEnvironment) -> tuple[Check, ...]:
+        """What the trial of the template of `environment` has found, once it was tried."""
+        template = self.template(environment)
+        return () if template is None else template.proof.checks
+
+    def refusal(self, environment: KernelEnvironment) -> str:
+        """Why the template of `environment` may not be used, if that is so."""
+        supervisor = self._supervisors.get(environment)
+        return "" if supervisor is None else supervisor.refusal
 
     async def launch(self, request: KernelRequest) -> KernelHandle:
         """Fork a kernel, or start it cold when there is no template for it.
@@ -114,12 +139,16 @@ class TemplateLauncher:
             self._supervisors[request.environment] = supervisor  # now the last to lose its template
             template = supervisor.template
             if template is not None:
-                with Barrier("forking a kernel, which starts cold instead", request.session):
+                doing = "forking a kernel, which starts cold instead"
+                with Barrier(doing, request.session) as barrier:
                     async with self._turns:
                         kernel = await self._fork(template, request)
                     supervisor.forked()
                     return kernel
-                supervisor.failed()
+                if isinstance(barrier.failure, BoundaryBroken):
+                    supervisor.refuse(str(barrier.failure))
+                else:
+                    supervisor.failed()
         return await self._cold.launch(request)
 
     async def aclose(self) -> None:
@@ -139,6 +168,7 @@ class TemplateLauncher:
 
         Raises LaunchError, OSError.
         """
+        proof = await self._prover.proven(template, request.environment)
         async with AsyncExitStack() as undo:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
@@ -159,7 +189,11 @@ class TemplateLauncher:
             undo.push_async_callback(process.aclose)
             process.explain, limits.kill = limits.explain, process.kill
             limits.admit((process.init_pid, process.pid))
-            await _ready(process, channel)
+            await process.ready(channel)
+            inspected = self._inspector.inspect(
+                process.pid, process.pidfd, identity, forked=True, others=proof.namespaces
+            )
+            undo.callback(inspected.forget)
             await limits.settled()
             channel.close()
             if identity is not None:
@@ -167,6 +201,7 @@ class TemplateLauncher:
             return LaunchedKernel(
                 pid=process.pid,
                 connection=connection,
+                boundary=("forked from a template that was tried", *inspected.words),
                 process=process,
                 limits=limits,
                 recorder=recorder,
@@ -180,6 +215,7 @@ class TemplateLauncher:
         folder: Path,
         identity: Identity | None,
         inherited: tuple[int, int],
+        trial: Mapping[str, Any] | None = None,
     ) -> ForkedProcess:
         with ExitStack() as sent, ExitStack() as undo:
             for fd in inherited:
@@ -193,6 +229,7 @@ class TemplateLauncher:
                 "hostname": template_outer.HOSTNAME,
                 "tmp_bytes": request.limits.tmp_bytes,
                 "places": places,
+                "trial": trial,
             }
             fork = await template.fork(message, [*inherited, write, *trees])
             undo.pop_all()
@@ -245,19 +282,3 @@ class TemplateLauncher:
         guest.write_files(folder, contents, identity)
         if identity is not None:
             os.chown(folder, identity.uid, identity.gid)
-
-
-async def _ready(process: ForkedProcess, channel: ReadinessChannel) -> None:
-    """Wait for the kernel's word. Raises LaunchError with the end of what it wrote."""
-    try:
-        with anyio.fail_after(READY_S):
-            pid = await channel.wait()
-        if pid == process.pid:
-            return
-        reason = f"its readiness came from process {pid} instead of {process.pid}"
-    except TimeoutError:
-        reason = f"the kernel was not ready after {READY_S:g} s"
-    except LaunchError as failure:
-        reason = str(failure)
-    output = process.output.strip()
-    raise LaunchError(f"{reason}. It wrote:\n{output}" if output else f"{reason}.")

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import anyio
 
+from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.launch.process import fatal_line
+from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.launch.template_process import Fork
 from kernel_mcp.launch.watched import PIDFD_SIGNAL_PROCESS_GROUP
 
+READY_S = 15.0
+"""A forked kernel is ready after some 20 ms; past this a cold start is tried."""
 STATUS_S = 1.0
 """How long after its end the word on how a kernel ended may take."""
 
@@ -45,6 +49,26 @@ class ForkedProcess:
     def output(self) -> str:
         """The last that it wrote to its standard output and error."""
         return self._tail.text()
+
+    @property
+    def pidfd(self) -> int:
+        """Stands for the kernel itself."""
+        return self._fork.kernel
+
+    async def ready(self, channel: ReadinessChannel) -> None:
+        """Wait for the kernel's word. Raises LaunchError with the end of what it wrote."""
+        try:
+            with anyio.fail_after(READY_S):
+                pid = await channel.wait()
+            if pid == self.pid:
+                return
+            reason = f"its readiness came from process {pid} instead of {self.pid}"
+        except TimeoutError:
+            reason = f"the kernel was not ready after {READY_S:g} s"
+        except LaunchError as failure:
+            reason = str(failure)
+        output = self.output.strip()
+        raise LaunchError(f"{reason}. It wrote:\n{output}" if output else f"{reason}.")
 
     def interrupt(self) -> None:
         """SIGINT to the kernel's process group."""

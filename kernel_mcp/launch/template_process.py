@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.sandbox.selftest import Check
 from kernel_specs.template import packets
 
 ANSWER_S = 10.0
@@ -64,6 +65,28 @@ class _Answer:
             self.given.set()
 
 
+class Proof:
+    """That a template forks confined processes: what the trial of one has found.
+
+    `namespaces` are those of the processes that the template consists of. Who tries it holds
+    `lock`.
+    """
+
+    def __init__(self) -> None:
+        self.lock = anyio.Lock()
+        self.checks: tuple[Check, ...] = ()
+        self.namespaces: frozenset[str] = frozenset()
+
+    @property
+    def tried(self) -> bool:
+        """Whether the template may be used."""
+        return bool(self.checks)
+
+    def take(self, checks: Iterable[Check], namespaces: frozenset[str]) -> None:
+        """Note that it has passed."""
+        self.checks, self.namespaces = tuple(checks), namespaces
+
+
 class TemplateProcess:
     """One template. Has to be made and used on the event loop's thread, as it dies with it."""
 
@@ -86,6 +109,7 @@ class TemplateProcess:
         self.usable = False
         self.missing: dict[str, str] = {}
         self.gone = anyio.Event()
+        self.proof = Proof()
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
         self._control, theirs = socket.socketpair(socket.AF_UNIX, kind)
         self._control.setblocking(False)

@@ -43,6 +43,8 @@ class TemplateSupervisor:
         self._again: asyncio.TimerHandle | None = None
         self._pause_s = FIRST_PAUSE_S
         self._failures = 0
+        self.refusal = ""
+        """Why no template of this environment may be used, if that is so."""
         self._start()
 
     @property
@@ -71,6 +73,18 @@ class TemplateSupervisor:
         if self._failures >= MOST_FAILURES and self._current is not None:
             self._current.retire()
             self._replace(f"{self._failures} kernels in a row could not be forked")
+
+    def refuse(self, reason: str) -> None:
+        """What it forks is not confined: use none for this environment any more."""
+        if not self.refusal:
+            self.refusal = reason
+            logger.error(
+                "the template of %s is refused and kernels start cold, as %s. Run `kernel-mcp "
+                "doctor` and report this as a defect.",
+                self.environment.python,
+                reason,
+            )
+        self.retire()
 
     def retire(self) -> None:
         """Fork no more and start no other; kernels that run go on."""

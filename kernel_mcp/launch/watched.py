@@ -28,6 +28,11 @@ class Watched:
         self._fd = os.pidfd_open(pid)
         loop.add_reader(self._fd, self._ended)
 
+    @property
+    def pidfd(self) -> int:
+        """Stands for the process until `close`."""
+        return self._fd
+
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens when the process has ended."""
         with contextlib.suppress(ProcessLookupError):

@@ -6,10 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import kernel_specs
 from kernel_mcp.settings import Limits
+
+if TYPE_CHECKING:
+    from kernel_mcp.sandbox.promise import Promise
 
 BOOT_FOLDER = Path(kernel_specs.__file__).parent
 """The installed package that kernels boot from."""
@@ -122,6 +125,16 @@ class Sandbox(Protocol):
 
         The caller starts it, then calls `close_passed` and owns `status_fd`. On an error the
         caller keeps `request.inherit`. Raises LaunchError for folders that cannot be bound.
+        """
+
+    @property
+    def forks(self) -> bool:
+        """Whether kernels in this sandbox can be forked from a template."""
+
+    def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise | None:
+        """What /proc has to tell of a kernel of `identity`, or None where nothing is promised.
+
+        `forked`: of one that was forked from a template instead of started cold.
         """
 
     def report(self) -> SandboxReport:

@@ -24,6 +24,7 @@ from kernel_mcp.sandbox.base import (
 )
 from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.passed import Passed
+from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
@@ -50,6 +51,7 @@ class BwrapSandbox(KernelUsers):
     """One bubblewrap per kernel."""
 
     name = "bwrap"
+    forks = True
 
     def __init__(
         self,
@@ -163,6 +165,12 @@ class BwrapSandbox(KernelUsers):
                 env=request.env,
                 status_fd=status_read,
             )
+
+    def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
+        """All namespaces; a root server's cold kernels alone have no user namespace."""
+        shared = ("user",) if self._identities is not None and not forked else ()
+        own = tuple(name for name in NAMESPACES if name not in shared)
+        return Promise(user_of(identity), filters=1, namespaces=own)
 
     def report(self) -> SandboxReport:
         """What bubblewrap puts in force here."""

@@ -32,6 +32,7 @@ from kernel_mcp.sandbox.folders import private_folder, runtime_folder
 from kernel_mcp.sandbox.furniture import Furniture, outermost
 from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.passed import Passed
+from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
@@ -59,6 +60,7 @@ class ContainerSandbox(KernelUsers):
     """One container per kernel."""
 
     name = "container"
+    forks = False
 
     def __init__(
         self,
@@ -156,6 +158,12 @@ class ContainerSandbox(KernelUsers):
                 status_fd=status_read,
                 detached=True,
             )
+
+    def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
+        """The engine's namespaces, its system call filter and ours."""
+        shared = () if self.engine.rootless else ("user",)
+        own = tuple(name for name in NAMESPACES if name not in shared)
+        return Promise(user_of(identity), filters=2, namespaces=own, inherits=False)
 
     def report(self) -> SandboxReport:
         """What the engine and our filter put in force here."""

@@ -37,6 +37,7 @@ from kernel_mcp.sandbox.landlock_rules import (
     closed_folder,
 )
 from kernel_mcp.sandbox.passed import Passed
+from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
@@ -64,6 +65,7 @@ class LandlockSandbox(KernelUsers):
     """One Landlock domain per kernel; the started process is the kernel itself."""
 
     name = "landlock"
+    forks = False
 
     def __init__(
         self,
@@ -133,6 +135,11 @@ class LandlockSandbox(KernelUsers):
                 pass_fds=[*passed.keep(), *request.inherit],
                 env={**request.env, "TMPDIR": str(scratch)},
             )
+
+    def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
+        """Its user and filters; the rules of Landlock itself do not show in /proc."""
+        kept = 0 if identity is None else CAP_DAC_READ_SEARCH
+        return Promise(user_of(identity), filters=len(self._filters), capabilities=kept)
 
     def report(self) -> SandboxReport:
         """What Landlock and the filters put in force here."""

@@ -19,6 +19,7 @@ class NoSandbox:
     """Kernels are plain child processes of the server, with its rights."""
 
     name = "none"
+    forks = False
 
     def __init__(self, boot: Path = BOOT_FOLDER) -> None:
         self._boot = str(boot)
@@ -39,6 +40,10 @@ class NoSandbox:
         return SandboxCommand(
             argv=[*tie_to_server(), *request.argv], pass_fds=[*request.inherit], env=request.env
         )
+
+    def promise(self, identity: Identity | None, *, forked: bool = False) -> None:
+        """Nothing is promised."""
+        return
 
     def report(self) -> SandboxReport:
         """Everything is a gap."""

@@ -8,7 +8,7 @@ import platform
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -17,13 +17,12 @@ from typing import Any
 
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, gainable
 from kernel_mcp.sandbox.run import run_confined
 from kernel_mcp.sandbox.syscalls import REFUSED, architecture
 from kernel_mcp.settings import Limits
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
-_CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-_CAP_DAC_READ_SEARCH = 1 << 2
 REFUSED_CALL = " refused"
 """How the names of checks of single system calls end."""
 _UPDATE = "update bubblewrap and the Linux kernel, then run `kernel-mcp doctor`"
@@ -59,22 +58,12 @@ def quick_checks(sandbox: Sandbox) -> list[Check]:
 
     Raises SandboxUnavailable when the sandboxed process does not report.
     """
-    return _evaluate(*_run(sandbox, calls={}))
+    return _run(sandbox, calls=False)
 
 
 def thorough_checks(sandbox: Sandbox) -> list[Check]:
     """The quick checks and refused system calls, one by one. Raises SandboxUnavailable."""
-    calls = _refused_calls()
-    expected, facts = _run(sandbox, calls=calls)
-    answers = facts.get("calls", {})
-    return _evaluate(expected, facts) + [
-        Check(
-            f"system call {name}{REFUSED_CALL}",
-            answers.get(name) == "EPERM",
-            answers.get(name, "not tried: there is no filter"),
-        )
-        for name in calls
-    ]
+    return _run(sandbox, calls=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,48 +75,82 @@ class _Host:
     tmp_bytes: int
 
 
-def _run(sandbox: Sandbox, *, calls: dict[str, list[int]]) -> tuple[_Host, dict[str, Any]]:
-    limits = Limits()
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One run of the self-test: the task for `kernel_specs.selftest`, and what to make of it."""
+
+    task: dict[str, Any]
+    _host: _Host
+
+    def checks(self, facts: dict[str, Any]) -> list[Check]:
+        """What the facts mean. Raises KeyError, TypeError, ValueError for what are none."""
+        found = _evaluate(self._host, facts)
+        answers = facts.get("calls", {})
+        return found + [
+            Check(
+                f"system call {name}{REFUSED_CALL}",
+                answers.get(name) == "EPERM",
+                str(answers.get(name, "not tried: there is no filter")),
+            )
+            for name in self.task["calls"]
+        ]
+
+
+@contextmanager
+def probing(shown: Sequence[Path], *, calls: bool, limits: Limits | None = None) -> Iterator[Probe]:
+    """What to try in a sandbox that has to show the folders `shown`; blocks for a millisecond.
+
+    With `calls` the refused system calls are tried, too. Servers listen meanwhile. The task lacks
+    the `workspace`, as the sandbox shows it.
+    """
     host = _Host(
         environ=Path("/proc/self/environ").read_bytes().hex(),
         namespaces={name: os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES},  # noqa: PTH115
-        tmp_bytes=limits.tmp_bytes,
+        tmp_bytes=(limits or Limits()).tmp_bytes,
     )
-    source = resources.files("kernel_mcp.sandbox").joinpath("inside.py").read_text("utf-8")
-    prefixes = sorted({sys.prefix, sys.base_prefix, sys.base_exec_prefix})
+    hidden = ["/etc/shadow", "/etc/ssh", "/var/log", "/sys/kernel", *_at_home(shown)]
     with listeners() as addresses:
         task = {
-            "hidden": ["/etc/shadow", "/etc/ssh", "/var/log", "/sys/kernel", *_at_home(prefixes)],
+            "hidden": hidden,
             "unwritable": ["/", "/usr", "/etc", "/dev", "/opt", "/run", "/var/tmp"],
             "addresses": addresses,
             "namespaces": _NAMESPACES,
             "processes": [os.getpid(), os.getppid()],
-            "calls": calls,
+            "calls": _refused_calls() if calls else {},
         }
+        yield Probe(task, host)
+
+
+def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
+    source = resources.files("kernel_specs").joinpath("selftest.py").read_text("utf-8")
+    limits = Limits()
+    prefixes = [Path(path) for path in {sys.prefix, sys.base_prefix, sys.base_exec_prefix}]
+    with probing(prefixes, calls=calls, limits=limits) as probe:
         done = run_confined(
             sandbox,
             [sys.executable, "-I", "-S", "-c", source],
-            readonly=[Path(prefix) for prefix in prefixes],
+            readonly=sorted(prefixes),
             limits=limits,
-            stdin=lambda paths: json.dumps({**task, "workspace": paths.workspace}),
+            stdin=lambda paths: json.dumps({**probe.task, "workspace": paths.workspace}),
         )
-    try:
-        return host, json.loads(done.stdout)
-    except ValueError:
-        said = done.stderr.strip()[-400:]
-        raise SandboxUnavailable(
-            f"the self-test could not run in the {sandbox.name} sandbox "
-            f"(exit code {done.returncode}): {said}"
-        ) from None
+        try:
+            return probe.checks(json.loads(done.stdout))
+        except (ValueError, KeyError, TypeError):
+            said = done.stderr.strip()[-400:]
+            raise SandboxUnavailable(
+                f"the self-test could not run in the {sandbox.name} sandbox "
+                f"(exit code {done.returncode}): {said}"
+            ) from None
 
 
-def _at_home(shown: list[str]) -> list[str]:
+def _at_home(shown: Sequence[Path]) -> list[str]:
     """Some of the home folder, without the way to what the interpreter needs."""
+    places = [place for path in shown for place in (str(path), os.path.realpath(path))]
     try:
         entries = [str(entry) for entry in Path.home().iterdir()]
     except (OSError, RuntimeError):
         return []
-    return [entry for entry in entries if not any(path.startswith(entry) for path in shown)][:32]
+    return [entry for entry in entries if not any(place.startswith(entry) for place in places)][:32]
 
 
 @contextmanager
@@ -145,8 +168,8 @@ def listeners() -> Iterator[list[str | list[str | int]]]:
 def _evaluate(host: _Host, facts: dict[str, Any]) -> list[Check]:
     status = facts["status"]
     shared = [name for name in _NAMESPACES if facts["namespaces"][name] == host.namespaces[name]]
-    capabilities = {name: status.get(name, "?") for name in _CAPABILITY_SETS}
-    held = _listed(f"{name} {value}" for name, value in capabilities.items() if int(value, 16))
+    held = gainable(status)
+    told = f"{held:#x}" if held else "none"
     own, server = set(facts["ids"]), {os.geteuid(), os.getegid()}
     same_user = os.geteuid() == 0 and bool(own & server)
     return [
@@ -162,22 +185,14 @@ def _evaluate(host: _Host, facts: dict[str, Any]) -> list[Check]:
         Check("network empty", set(facts["interfaces"]) <= {"lo"}, _listed(facts["interfaces"])),
         Check("not root", 0 not in own and not same_user, f"user and group ids {sorted(own)}"),
         Check("no groups of the server", 0 not in facts["groups"], f"groups {facts['groups']}"),
-        Check(
-            "no capabilities",
-            all(not int(value, 16) for value in capabilities.values()),
-            held,
-        ),
-        Check(
-            "no capability to change anything",
-            all(not int(value, 16) & ~_CAP_DAC_READ_SEARCH for value in capabilities.values()),
-            held,
-        ),
+        Check("no capabilities", not held, told),
+        Check("no capability to change anything", not held & ~CAP_DAC_READ_SEARCH, told),
         Check("no new privileges", status.get("NoNewPrivs") == "1", status.get("NoNewPrivs", "?")),
         Check("system call filter", status.get("Seccomp") == "2", f"mode {status.get('Seccomp')}"),
         Check("socket families limited", facts["vsock"] == "ENOTSUP", facts["vsock"]),
         Check("own namespaces", not shared, f"shared: {_listed(shared)}"),
         Check("other processes hidden", facts["processes"] <= 3, f"{facts['processes']} visible"),
-        Check("no descriptors leaked", facts["descriptors"] <= 3, f"{facts['descriptors']} open"),
+        Check("no descriptors leaked", not facts["descriptors"], _listed(facts["descriptors"])),
         Check(
             "/tmp limited",
             facts["tmp_bytes"] <= host.tmp_bytes,

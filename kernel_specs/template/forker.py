@@ -14,10 +14,12 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
+from kernel_specs import selftest
 from kernel_specs.restricted import config, confine, host
 from kernel_specs.template import cell, heirlooms, linux, packets, pools, warmup
 from kernel_specs.template.children import ChildWatch
@@ -31,12 +33,16 @@ EXIT_CODE = 70  # EX_SOFTWARE
 
 @dataclass(frozen=True)
 class Job:
-    """What a fresh child is given: its sandbox and the descriptors from `READY_FD` on."""
+    """What a fresh child is given: its sandbox and the descriptors from `READY_FD` on.
+
+    With `trial` it is no kernel: it tries that in a kernel's place and tells what came of it.
+    """
 
     sandbox: cell.Joining
     ready: int
     recorder: int
     output: int
+    trial: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,18 +74,19 @@ class Forker:
         poll.register(self._keeper.fileno(), select.POLLIN)
         poll.register(self._children.fileno(), select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if self._children.fileno() in ready:
+            readable = {fd for fd, _ in poll.poll()}
+            if self._children.fileno() in readable:
                 for pid, status in self._children.ended():
                     self._on_ended(pid, status)
-            if self._keeper.fileno() not in ready:
+            if self._keeper.fileno() not in readable:
                 continue
             received = packets.receive(self._keeper)
             if received is None:
                 return None
             message, fds = received
-            init, done, *streams = fds
-            job = Job(cell.Joining(message["uid"], init, done), *streams)
+            init, done, ready, recorder, output = fds
+            sandbox = cell.Joining(message["uid"], init, done)
+            job = Job(sandbox, ready, recorder, output, message.get("trial"))
             try:
                 pid = self._fork(job)
                 if pid == 0:
@@ -154,11 +161,11 @@ def _arrange(job: Job) -> Job:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RECORDER_FD + 1)
 
     sandbox = job.sandbox
-    arranged = Job(
-        cell.Joining(sandbox.uid, moved(sandbox.init), moved(sandbox.done)),
-        moved(job.ready),
-        moved(job.recorder),
-        job.output,
+    arranged = replace(
+        job,
+        sandbox=cell.Joining(sandbox.uid, moved(sandbox.init), moved(sandbox.done)),
+        ready=moved(job.ready),
+        recorder=moved(job.recorder),
     )
     os.dup2(job.output, 1)
     os.dup2(job.output, 2)
@@ -176,11 +183,24 @@ def _close_all_but(files: Sequence[int]) -> None:
     linux.close_range(first)
 
 
+def _try(trial: dict[str, Any], files: Sequence[int]) -> NoReturn:
+    """Try what a kernel must not be able to do, tell the host, and wait to be looked at and killed.
+
+    What can be reached here is what code of a kernel can: the same process has come the same way.
+    """
+    facts = selftest.gather(trial, inherited=(0, 1, 2, *RESERVED_FDS, *files))
+    host.send_packet(READY_FD, {"ready": True, "facts": facts})
+    while True:
+        signal.pause()
+
+
 def _serve(kernel: host.KernelHost, inherited: Inheritance) -> int:
     """Be a kernel: enter the sandbox, then do what the entry point of a cold start does."""
     try:
         cell.join(inherited.job.sandbox, inherited.ground)
         _close_all_but(inherited.files)
+        if inherited.job.trial is not None:
+            _try(inherited.job.trial, inherited.files)
         linux.set_name("python")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = [""]

@@ -2,8 +2,9 @@
 
 The server's requests, one packet each:
 
-    {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […]}
-        with descriptors: ready socket, recorder, output pipe, then the mounts of `places`
+    {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …}
+        with descriptors: ready socket, recorder, output pipe, then the mounts of `places`;
+        `trial` is what to try in the kernel's place, if it is there
 
 What goes back:
 
@@ -147,7 +148,8 @@ class Keeper:
         request, fds = received
         number = int(request["id"])
         try:
-            self._fork(number, cell.Cell.parse(request, fds[_STREAMS:]), fds[:_STREAMS])
+            wanted = cell.Cell.parse(request, fds[_STREAMS:])
+            self._fork(number, wanted, fds[:_STREAMS], request.get("trial"))
         except (OSError, KeyError, ValueError) as error:
             self._tell({"op": "failed", "id": number, "error": f"{type(error).__name__}: {error}"})
             self._over(number)
@@ -155,7 +157,7 @@ class Keeper:
             packets.close_all(fds)
         return True
 
-    def _fork(self, number: int, wanted: cell.Cell, streams: Sequence[int]) -> None:
+    def _fork(self, number: int, wanted: cell.Cell, streams: Sequence[int], trial: object) -> None:
         if not self._forker_pid:
             raise OSError("the template has ended")
         done_read, done_write = os.pipe()
@@ -169,7 +171,7 @@ class Keeper:
             session = self._sessions[number] = _Session(init, os.pidfd_open(init))
             packets.send(
                 self._forker,
-                {"id": number, "uid": wanted.uid},
+                {"id": number, "uid": wanted.uid, "trial": trial},
                 [session.init_pidfd, done_read, *streams],
             )
         finally:

@@ -50,6 +50,7 @@ class HostileHandle:
             [sys.executable, "-I", str(PROGRAM), *arguments], stdout=subprocess.PIPE
         )
         self.pid = self._process.pid
+        self.boundary: tuple[str, ...] = ()
         self.exit: ExitStatus | None = None
         self.limits: KernelLimits = Enforcer().open(NO_LIMITS, folder, folder)
         self._ended = anyio.Event()

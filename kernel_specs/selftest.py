@@ -1,7 +1,8 @@
-"""The self-test's half that runs inside the sandbox: its source is passed to a bare interpreter.
+"""The self-test's half that runs inside the sandbox.
 
-Reads what to try as JSON from standard input and prints what it found as JSON. It imports nothing
-but small parts of the standard library, so that it starts in milliseconds.
+Its source is passed to a bare interpreter, which reads what to try as JSON from standard input and
+prints what it found as JSON; in a process that a template has forked `gather` is called. It imports
+nothing but small parts of the standard library, so that it starts in milliseconds.
 """
 
 # importing pathlib would double the start-up time
@@ -13,10 +14,18 @@ import os
 import socket
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing would take longer than all of the rest
+    from typing import Any
+
 
 def main() -> None:
-    """Gather every fact."""
-    task = json.load(sys.stdin)
+    """Tell every fact."""
+    json.dump(gather(json.load(sys.stdin), inherited=(0, 1, 2)), sys.stdout)
+
+
+def gather(task: "dict[str, Any]", *, inherited: "tuple[int, ...]") -> "dict[str, Any]":
+    """Try all of the task; `inherited` are the descriptors that this process may have."""
     status = _status()
     confined = status.get("Seccomp") == "2"
     facts = {
@@ -35,12 +44,16 @@ def main() -> None:
         "tmp_bytes": _size("/tmp"),
         "workspace_writable": _writable(task["workspace"], True),
         "vsock": _socket_family(40),
-        "descriptors": len([name for name in _names("/proc/self/fd") if _foreign(name)]),
+        "descriptors": [
+            name
+            for name in _names("/proc/self/fd")
+            if int(name) not in inherited and _foreign(name)
+        ],
     }
     # without the filter some of them would be carried out
     if task["calls"] and confined:
         facts["calls"] = _calls(task["calls"])
-    json.dump(facts, sys.stdout)
+    return facts
 
 
 def _status() -> "dict[str, str]":

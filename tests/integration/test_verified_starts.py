@@ -1,0 +1,186 @@
+"""What does not hold is refused, wherever in a kernel's start it was lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mcp.client import Client
+
+import kernel_specs
+from kernel_mcp.errors import BoundaryBroken
+from kernel_mcp.launch import template_outer
+from kernel_mcp.launch.base import KernelRequest
+from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.policy import Policy
+from kernel_mcp.sandbox.base import Identity, SandboxCommand, SandboxRequest
+from kernel_mcp.sandbox.bwrap import BwrapSandbox
+from kernel_mcp.settings import Limits
+from tests.integration.agent import Agent, agent, command
+from tests.integration.test_template import ENVIRONMENT, bench, descendants, is_forked, run
+
+pytestmark = pytest.mark.anyio
+
+ALLOW_ALL = r'b"\x06\0\0\0\0\0\xff\x7f"'
+"""One `struct sock_filter`: BPF_RET | BPF_K with SECCOMP_RET_ALLOW."""
+SABOTAGE = {
+    "no filter": (
+        ("privileges.py", "    linux.install_filter(filter_program)\n", ""),
+        "0 system call filters instead of",
+    ),
+    "a filter that allows everything": (
+        ("privileges.py", "install_filter(filter_program)", f"install_filter({ALLOW_ALL})"),
+        "system call keyctl refused",
+    ),
+    "capabilities kept": (
+        ("privileges.py", "    linux.clear_capabilities()\n", ""),
+        "it has capabilities",
+    ),
+    "the network of the template": (
+        ("cell.py", "    | linux.CLONE_NEWNET\n)\n_INERT", ")\n_INERT"),
+        "it shares namespaces with others: net",
+    ),
+    "the mounts of the template": (
+        ("cell.py", "    linux.CLONE_NEWNS\n    | linux.CLONE_NEWIPC", "    linux.CLONE_NEWIPC"),
+        "it shares namespaces with others: mnt",
+    ),
+    "the ipc of the template": (
+        ("cell.py", "    | linux.CLONE_NEWIPC\n", ""),
+        "it shares namespaces with others: ipc",
+    ),
+}
+
+
+def sabotaged(folder: Path, name: str, old: str, new: str) -> Path:
+    """A copy of the guest's package in which one file of the template is changed."""
+    copy = folder / "kernel_specs"
+    shutil.copytree(
+        Path(kernel_specs.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    file = copy / "template" / name
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    return copy
+
+
+@pytest.mark.parametrize(("change", "words"), SABOTAGE.values(), ids=SABOTAGE)
+async def test_a_template_whose_kernels_are_not_confined_is_refused(
+    change: tuple[str, str, str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(template_outer, "BOOT_FOLDER", sabotaged(tmp_path, *change))
+    async with bench(ready=False) as b:
+        b.launcher.prepare(ENVIRONMENT)
+        assert not await b.launcher.ready(ENVIRONMENT)
+        first = await b.kernel()
+        assert not is_forked(first)
+        assert await run(first, "print(6 * 7)") == "42\n"
+        assert words in b.launcher.refusal(ENVIRONMENT)
+        assert first.handle.boundary[0] == "started cold"
+    assert any(words in record.message for record in caplog.records if record.levelname == "ERROR")
+
+
+@pytest.fixture
+def without_filter(tmp_path: Path) -> Path:
+    """A folder from which programs use a package whose template installs no filter."""
+    change, _ = SABOTAGE["no filter"]
+    sabotaged(tmp_path, *change)
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path
+
+
+def test_the_doctor_fails_when_the_template_lacks_its_filter(without_filter: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kernel_mcp", "doctor", "--json", "--sandbox", "bwrap"],
+        env={**os.environ, "PYTHONPATH": str(without_filter)},
+        cwd=without_filter / "elsewhere",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads(done.stdout)
+    failed = [c for c in report["backends"][0]["checks"] if c["state"] == "fails"]
+    assert (done.returncode, report["holds"]) == (1, False)
+    assert [check["name"] for check in failed] == ["forked: a template is confined"]
+    assert "system call filters" in failed[0]["found"]
+
+
+async def found_in(notebook: Agent, words: str) -> list[str]:
+    """What `info` tells once it says these words; templates get ready beside the first sessions."""
+    found: list[str] = []
+    for _ in range(1000):
+        session = (await notebook.call("create_session")).data["session"]
+        await notebook.run("1", session=session)
+        found = (await notebook.call("info", session=session)).data["sandbox_found"]
+        await notebook.call("close_session", session=session)
+        if any(words in text for text in found):
+            break
+    return found
+
+
+async def test_info_tells_of_a_template_that_is_refused(without_filter: Path) -> None:
+    start = command("--sandbox", "bwrap", "--warm", "0", env={"PYTHONPATH": str(without_filter)})
+    async with Client(start.model_copy(update={"cwd": without_filter / "elsewhere"})) as client:
+        found = await found_in(Agent(client), "0 system call filters")
+        assert found[0] == "started cold"
+        assert found[-1].startswith("kernels are not forked, as their template was refused: ")
+        assert "0 system call filters" in found[-1]
+
+
+async def test_info_tells_what_was_read_of_the_kernels_process() -> None:
+    async with agent("--sandbox", "bwrap", "--warm", "1") as notebook:
+        found = await found_in(notebook, "forked")
+        assert found[0] == "forked from a template that was tried"
+        assert {"no capabilities", "no new privileges"} <= set(found)
+        assert found[-1] == "namespaces of its own: net mnt pid ipc uts cgroup user"
+
+
+class Sabotaged(BwrapSandbox):
+    """Bubblewrap without some of its options; of some, the next word is left out, too."""
+
+    missing: str
+    words: int = 1
+
+    def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
+        made = super().command(request, identity)
+        options = int(made.argv[made.argv.index("--args") + 1])
+        words = os.pread(options, 1 << 20, 0).decode().split("\0")
+        at = words.index(self.missing)
+        del words[at : at + self.words]
+        os.ftruncate(options, 0)
+        os.pwrite(options, "\0".join(words).encode(), 0)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "told"),
+    [
+        ("--seccomp", 2, "0 system call filters instead of"),
+        ("--unshare-net", 1, "it shares namespaces with others: net"),
+        ("--unshare-ipc", 1, "it shares namespaces with others: ipc"),
+        ("--unshare-cgroup-try", 1, "it shares namespaces with others: cgroup"),
+    ],
+)
+async def test_a_cold_kernel_that_is_not_confined_is_ended_before_it_runs_code(
+    missing: str, words: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sandbox = Sabotaged.detect()
+    assert isinstance(sandbox, Sabotaged)
+    sandbox.missing, sandbox.words = missing, words
+    with RunDirectory.create(Path("/tmp", f"kmv-{os.getpid()}")) as runs:
+        request = KernelRequest("s", ENVIRONMENT, Policy.for_allow(()), Limits(), tmp_path)
+        with pytest.raises(BoundaryBroken, match=told):
+            await LocalLauncher(sandbox, runs).launch(request)
+        assert list(runs.kernels.iterdir()) == []
+    assert descendants(os.getpid()) == []
+    assert told in caplog.text

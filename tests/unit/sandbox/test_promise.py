@@ -1,0 +1,86 @@
+"""What is read of a kernel's process, and what counts as a broken promise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from kernel_mcp.sandbox.base import Identity
+from kernel_mcp.sandbox.promise import NAMESPACES, Facts, Promise, broken, gainable, read_facts
+
+SERVER = Facts({}, {name: f"{name}:[1]" for name in NAMESPACES})
+SOUND = Facts(
+    {
+        "Uid": "7\t7\t7\t7",
+        "Gid": "7\t7\t7\t7",
+        "Groups": "",
+        "NoNewPrivs": "1",
+        "Seccomp": "2",
+        "Seccomp_filters": "1",
+        **dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0000000000000000"),
+    },
+    {name: f"{name}:[2]" for name in NAMESPACES},
+)
+PROMISE = Promise(Identity(7, 7), filters=1, namespaces=NAMESPACES)
+
+
+def found(**status: str) -> Facts:
+    return replace(SOUND, status={**SOUND.status, **status})
+
+
+def test_a_sound_kernel_breaks_nothing() -> None:
+    assert broken(PROMISE, SOUND, SERVER) == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (found(Uid="0\t7\t7\t7"), "runs as host user 0 7"),
+        (found(Gid="7\t7\t0\t7"), "instead of 7"),
+        (found(Groups="27"), "in the groups 27"),
+        (found(CapEff="0000000000000400"), "0x400"),
+        (found(CapAmb="0000000000000001"), "0x1"),
+        (found(NoNewPrivs="0"), "may gain privileges"),
+        (found(Seccomp="0", Seccomp_filters="0"), "0 system call filters instead of 1"),
+        (replace(SOUND, namespaces={**SOUND.namespaces, "net": "net:[1]"}), "others: net"),
+        (replace(SOUND, namespaces={**SOUND.namespaces, "ipc": "ipc:[9]"}), "others: ipc"),
+    ],
+)
+def test_each_thing_that_does_not_hold_is_told(facts: Facts, words: str) -> None:
+    (told,) = broken(PROMISE, facts, SERVER, {"ipc:[9]"})
+    assert words in told
+
+
+def test_filters_that_the_server_has_itself_do_not_count() -> None:
+    server = replace(SERVER, status={"Seccomp": "2", "Seccomp_filters": "1"})
+    assert "1 system call filters instead of 2" in broken(PROMISE, SOUND, server)[0]
+    assert broken(PROMISE, found(Seccomp_filters="2"), server) == ()
+    assert broken(replace(PROMISE, inherits=False), SOUND, server) == ()
+
+
+def test_the_full_bounding_set_of_ordinary_users_gives_nothing_without_new_privileges() -> None:
+    full = {**SOUND.status, "CapBnd": "000001ffffffffff"}
+    assert gainable(full) == 0
+    assert gainable({**full, "NoNewPrivs": "0"}) == 0x1FFFFFFFFFF
+    assert gainable({**full, "CapInh": "0000000000000004"}) == 4
+
+
+def test_facts_are_those_of_the_process_and_of_no_later_one() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            facts = read_facts(process.pid, pidfd)
+            assert facts.parent == os.getpid()
+            assert facts.namespaces == read_facts(os.getpid()).namespaces
+            process.kill()
+            process.wait()
+            with pytest.raises(ProcessLookupError):
+                read_facts(process.pid, pidfd)
+            # the number means somebody else now, as far as anybody can tell
+            with pytest.raises(ProcessLookupError):
+                read_facts(os.getpid(), pidfd)
+        finally:
+            os.close(pidfd)
