@@ -18,6 +18,7 @@ from kernel_mcp.configuration import load, nearest
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.options import OPTIONS, Option
 from kernel_mcp.settings import Settings
+from kernel_mcp.signals import plain_signals
 from kernel_mcp.values import entries, places
 
 EXIT_FAILED = 1
@@ -70,6 +71,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors are one line on stderr. Exit codes: 0, 1 failed, 2 wrong usage."""
+    plain_signals()
     words = list(sys.argv[1:] if argv is None else argv)
     command = _COMMANDS.get(words[0]) if words else None
     try:

@@ -53,7 +53,8 @@ from kernel_mcp.stdio import stdio_streams
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 2.5
-"""Clients send SIGKILL some seconds after SIGTERM: be gone before."""
+"""Clients send SIGKILL some seconds after SIGTERM or the end of input: be gone before."""
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SWITCH_S = 0.0005
 """How long a thread that looks at files or processes may keep the event loop waiting."""
 
@@ -197,7 +198,7 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
         mcp = build_mcp(built)
         greeted = anyio.Event()
         mcp.middleware.append(_tell_when_answered(greeted))
-        async with anyio.create_task_group() as tasks, stdio_streams() as (read, write):
+        async with anyio.create_task_group() as tasks, stdio_streams(_end_soon) as (read, write):
             tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
             tasks.start_soon(_warm_up, built, greeted)
@@ -224,11 +225,16 @@ def _tell_when_answered(event: anyio.Event) -> ServerMiddleware[Any]:
 
 
 async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with anyio.open_signal_receiver(*ENDING) as signals:
         async for number in signals:
             logger.info("stopping on %s", signal.Signals(number).name)
-            signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_S)
+            _end_soon()
             scope.cancel()
+
+
+def _end_soon() -> None:
+    """From here on the server has `SHUTDOWN_S` to end by itself; then SIGALRM ends it."""
+    signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_S)
 
 
 def _allow_many_files() -> None:

@@ -140,8 +140,10 @@ class _Listener(asyncio.streams.FlowControlMixin):
 
 
 @asynccontextmanager
-async def stdio_streams() -> AsyncIterator[tuple[Requests, Answers]]:
-    """The SDK's read and write streams of this process.
+async def stdio_streams(
+    on_end: Callable[[], None] = lambda: None,
+) -> AsyncIterator[tuple[Requests, Answers]]:
+    """The SDK's read and write streams of this process; `on_end` is called when the input ends.
 
     Meanwhile descriptor 0 is the null device and 1 is stderr, so that nothing else in the process
     or its children can read from or write into the protocol.
@@ -159,13 +161,16 @@ async def stdio_streams() -> AsyncIterator[tuple[Requests, Answers]]:
     ):
         to_server, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
         answers, to_client = anyio.create_memory_object_stream[SessionMessage]()
-        tasks.start_soon(_take, lines, to_server, writer)
+        tasks.start_soon(_take, lines, to_server, writer, on_end)
         tasks.start_soon(_give, to_client, writer)
         yield requests, answers
 
 
 async def _take(
-    lines: Lines, to_server: MemoryObjectSendStream[SessionMessage | Exception], writer: Writer
+    lines: Lines,
+    to_server: MemoryObjectSendStream[SessionMessage | Exception],
+    writer: Writer,
+    on_end: Callable[[], None],
 ) -> None:
     """Hand requests to the server, and refuse what is none."""
     async with to_server:
@@ -182,6 +187,7 @@ async def _take(
                 logger.warning("a line of the client was refused: %s", message.reason)
                 for answer in message.answers:
                     await writer.write(answer)
+        on_end()
 
 
 async def _give(to_client: MemoryObjectReceiveStream[SessionMessage], writer: Writer) -> None:

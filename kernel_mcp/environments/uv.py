@@ -136,6 +136,9 @@ async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:
 
 def _with_pyenv(environ: Mapping[str, str]) -> str:
     """PATH with every Python of pyenv in front of its shims, which refuse inactive versions."""
-    root = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = [str(python.parent) for python in (root / "versions").glob("3.*/bin/python3")]
+    try:
+        root = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+        found = [str(python.parent) for python in (root / "versions").glob("3.*/bin/python3")]
+    except (OSError, RuntimeError):  # somebody else's folder, as after `su`; no home at all
+        found = []
     return os.pathsep.join([*sorted(found, reverse=True), environ.get("PATH", os.defpath)])

@@ -28,7 +28,7 @@ from kernel_mcp.sandbox.base import (
 )
 from kernel_mcp.sandbox.container_report import container_report
 from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine, container_name, mount
-from kernel_mcp.sandbox.folders import private_folder, runtime_folder
+from kernel_mcp.sandbox.folders import runtime_folder
 from kernel_mcp.sandbox.furniture import Furniture, outermost
 from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.passed import Passed
@@ -76,7 +76,7 @@ class ContainerSandbox(KernelUsers):
         self.filter = base64.b64encode(seccomp_filter).decode()
         super().__init__(identities)
         self._boot = boot
-        self._furniture = Furniture(private_folder(runtime_folder() / "container"))
+        self._furniture = Furniture(runtime_folder("container"))
         self._interpreter = Path(os.path.realpath(sys.executable))
         self._prefixes = tuple(sorted({Path(sys.base_prefix), Path(sys.base_exec_prefix)}))
 

@@ -13,6 +13,11 @@ import pwd
 import stat
 from pathlib import Path
 
+from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.sandbox.base import Identity
+
+SCRATCH = "tmp"
+"""What the folder for a kernel's temporary files is called, beside its sockets."""
 MOST_LINKS = 40
 """As Linux follows in one path."""
 _WHOLE_MACHINE = ["0", "0", "4294967295"]
@@ -55,13 +60,40 @@ def own_folder(path: Path, *, mode: int = 0o755) -> Path:
     return path
 
 
-def runtime_folder() -> Path:
-    """Where this user's servers meet: /run for root, else XDG_RUNTIME_DIR, else below /tmp."""
+def scratch_folder(sockets: Path, owner: Identity | None = None) -> Path:
+    """A folder for the temporary files of a kernel that sees the host's own paths.
+
+    It lies beside the kernel's sockets: names in /tmp, which it would look for settings under,
+    could be prepared by others. Raises LaunchError when something else is in its place.
+    """
+    path = sockets / SCRATCH
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        if owner is not None:
+            os.chown(path, owner.uid, owner.gid)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != (owner.uid if owner else os.geteuid()):
+        raise LaunchError(f"{path} is in the way of the kernel's temporary files; remove it")
+    return path
+
+
+def runtime_folder(name: str = "") -> Path:
+    """Where this user's servers meet: /run for root, else XDG_RUNTIME_DIR, else below /tmp.
+
+    With `name`, a private folder in there. Raises SandboxUnavailable.
+    """
     user = os.geteuid()
     given = "/run" if user == 0 else os.environ.get("XDG_RUNTIME_DIR", "")
-    if given.startswith("/") and os.access(given, os.W_OK | os.X_OK):
-        return private_folder(Path(given) / "kernel-mcp")
-    return private_folder(Path(f"/tmp/kernel-mcp-{user}"))
+    usable = given.startswith("/") and os.access(given, os.W_OK | os.X_OK)
+    path = Path(given, "kernel-mcp") if usable else Path(f"/tmp/kernel-mcp-{user}")
+    try:
+        private_folder(path)
+        return private_folder(path / name) if name else path
+    except OSError as reason:
+        raise SandboxUnavailable(
+            f"this user's servers cannot meet in {path}: {reason}; or set XDG_RUNTIME_DIR to a "
+            "folder of this user"
+        ) from reason
 
 
 def _require_unshared(path: Path) -> None:

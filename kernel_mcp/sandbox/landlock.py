@@ -11,7 +11,6 @@ import marshal
 import os
 import platform
 import resource
-import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from kernel_mcp.sandbox.base import (
     SandboxReport,
     SandboxRequest,
 )
+from kernel_mcp.sandbox.folders import SCRATCH, scratch_folder
 from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.landlock_abi import Access, Ruleset, unavailable
 from kernel_mcp.sandbox.landlock_filter import compile_landlock_filter
@@ -45,8 +45,6 @@ from kernel_mcp.settings import GIB, Limits
 from kernel_specs.restricted.confine import PENDING_SIGNALS
 
 _ENTER = BOOT_FOLDER / "landlock" / "enter.py"
-_SCRATCH = "tmp"
-"""The kernel's folder for temporary files, below that of its sockets."""
 ADDRESS_SPACE_RESERVE = 1 * GIB
 """Above the memory limit: the kernel itself sets a lower one, which counts what numpy maps."""
 
@@ -103,7 +101,7 @@ class LandlockSandbox(KernelUsers):
             workspace=str(workspace),
             sockets=str(sockets),
             boot=str(self._boot),
-            tmp=str(sockets / _SCRATCH),
+            tmp=str(sockets / SCRATCH),
             own_process_count=self._identities is not None,
         )
 
@@ -112,7 +110,7 @@ class LandlockSandbox(KernelUsers):
 
         Has to be started by this process, which it dies with.
         """
-        scratch = _make_scratch(request.sockets / _SCRATCH, identity)
+        scratch = scratch_folder(request.sockets, identity)
         with Passed() as passed:
             rules = Ruleset()
             passed.add(rules.fd)
@@ -207,19 +205,6 @@ def _threads_of(uid: int) -> int:
                     found = Path(entry.path, "task").stat()
                     count += found.st_nlink - 2 if found.st_uid == uid else 0
     return count
-
-
-def _make_scratch(path: Path, identity: Identity | None) -> Path:
-    """A folder of the kernel's alone. Raises LaunchError when something else is in its place."""
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-        if identity is not None:
-            os.chown(path, identity.uid, identity.gid)
-    owner = os.geteuid() if identity is None else identity.uid
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != owner:
-        raise LaunchError(f"{path} is in the way of the kernel's temporary files; remove it")
-    return path
 
 
 def _may_search_everywhere() -> bool:

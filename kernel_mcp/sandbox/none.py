@@ -13,6 +13,7 @@ from kernel_mcp.sandbox.base import (
     SandboxReport,
     SandboxRequest,
 )
+from kernel_mcp.sandbox.folders import SCRATCH, scratch_folder
 
 
 class NoSandbox:
@@ -25,8 +26,13 @@ class NoSandbox:
         self._boot = str(boot)
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
-        """The host's own paths."""
-        return GuestPaths(workspace=str(workspace), sockets=str(sockets), boot=self._boot)
+        """The host's own paths; temporary files go to a folder beside the sockets."""
+        return GuestPaths(
+            workspace=str(workspace),
+            sockets=str(sockets),
+            boot=self._boot,
+            tmp=str(sockets / SCRATCH),
+        )
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
         """Kernels keep the server's user."""
@@ -37,6 +43,7 @@ class NoSandbox:
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """The command itself; setpriv, where there is one, ties its life to the server's."""
+        scratch_folder(request.sockets)
         return SandboxCommand(
             argv=[*tie_to_server(), *request.argv], pass_fds=[*request.inherit], env=request.env
         )

@@ -46,7 +46,7 @@ def reservable_ids(*, unless_nested: bool = False) -> IdentityPool | None:
     users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
     block = find_block(users, groups)
     if block is not None:
-        return IdentityPool(block, runtime_folder() / "uids")
+        return IdentityPool(block, runtime_folder("uids"))
     if unless_nested and not users.maps_root_to_root:
         return None
     raise SandboxUnavailable(

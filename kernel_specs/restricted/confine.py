@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +33,7 @@ MESSAGE_QUEUE_BYTES = 256 * 1024
 
 def confine(config: BootConfig) -> None:
     """Make the process what the host decided; a stock start without boot.json is left alone."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever has started the server blocks
     if os.getsid(0) != os.getpid():
         with contextlib.suppress(PermissionError):  # leads a process group already
             os.setsid()

@@ -111,7 +111,7 @@ class Console:
         sys.stderr = sys.__stderr__ = self._streams["stderr"]  # type: ignore[misc]
         os.register_at_fork(
             before=self._before_fork,
-            after_in_parent=self._iopub.lock.release,
+            after_in_parent=self._after_fork_in_parent,
             after_in_child=self._after_fork,
         )
         sys.addaudithook(self._audit)
@@ -263,6 +263,9 @@ class Console:
     def _before_fork(self) -> None:
         self.hand_over()
         self._iopub.lock.acquire()
+
+    def _after_fork_in_parent(self) -> None:
+        self._iopub.lock.release()  # a child that forks again has one of its own
 
     def _after_fork(self) -> None:
         """In a forked child: lines go straight to the inherited file descriptors."""

@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import IO
@@ -37,10 +37,17 @@ HELLO = [
 class RawServer:
     """The server as a subprocess whose stdin and stdout the test holds."""
 
-    def __init__(self, state: Path, *flags: str, stderr: IO[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        state: Path,
+        *flags: str,
+        stderr: IO[bytes] | None = None,
+        through: Sequence[str] = (),
+    ) -> None:
+        """`through` is the beginning of a command line that starts the rest of it."""
         self.state = state
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kernel_mcp", *flags],
+            [*through, sys.executable, "-m", "kernel_mcp", *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -126,6 +133,8 @@ WAYS: dict[str, Callable[[RawServer], object]] = {
     "stdin closed": close_stdin,
     "SIGTERM": lambda server: server.process.send_signal(signal.SIGTERM),
     "SIGINT": lambda server: server.process.send_signal(signal.SIGINT),
+    "SIGHUP": lambda server: server.process.send_signal(signal.SIGHUP),
+    "SIGQUIT": lambda server: server.process.send_signal(signal.SIGQUIT),
     "SIGKILL": lambda server: server.process.send_signal(signal.SIGKILL),
 }
 
@@ -193,3 +202,33 @@ def test_a_server_whose_input_ends_at_once_ends_too(tmp_path: Path, stdin: objec
     assert b"Traceback" not in done.stderr
     if stdin == "a file":
         assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "kernel-mcp"
+
+
+DEAF = """
+import os, signal, sys
+for number in (*signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE},):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("start", ["cold", "forked"])
+def test_signals_work_whatever_the_one_that_starts_the_server_has_done_to_them(
+    tmp_path: Path, start: str
+) -> None:
+    flags = ("--no-template", "--warm", "0") if start == "cold" else ()
+    server = RawServer(tmp_path / "s", *flags, through=[sys.executable, "-c", DEAF])
+    try:
+        server.execute(2, "kept = 'kept'")
+        server.execute(3, "print('on the way')\nwhile True: pass", answer=False)
+        interrupt = {"name": "interrupt", "arguments": {}}
+        server.send({"jsonrpc": "2.0", "id": 4, "method": "tools/call", "params": interrupt})
+        assert "KeyboardInterrupt" in json.dumps(server.read(3))
+        server.execute(5, "kept", answer=False)
+        assert "'kept'" in json.dumps(server.read(5))
+        server.execute(6, "import subprocess; subprocess.run(['false']).returncode", answer=False)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=GONE_S) == 0
+    finally:
+        server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -203,3 +204,29 @@ def test_all_that_a_pipe_holds_is_taken(console: Console, collector: Collector) 
             console.hand_over()
         console.hand_over()
     assert sum(len(text) for _, text in collector.pieces) == 150_000
+
+
+def test_a_child_that_forks_again_says_nothing_about_it() -> None:
+    """The lock of a child is its own: what the parent held cannot be released there."""
+    code = """
+import os, threading
+from kernel_specs.restricted.console import Console
+class Quiet:
+    def __init__(self):
+        self.lock = threading.RLock()
+    def forget(self):
+        self.lock = threading.RLock()
+    def nothing(self, *_):
+        pass
+    put_text = pump = wait = nothing
+Console(Quiet()).install()
+if os.fork() == 0:
+    for _ in range(3):
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+    os._exit(0)
+os.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.sandbox.folders import own_folder, private_folder
+from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.sandbox.folders import own_folder, private_folder, runtime_folder
 
 STRANGER = 12_399
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -107,3 +108,13 @@ def test_a_group_of_others_may_not_write_but_roots_may(tmp_path: Path) -> None:
     (tmp_path / "g").chmod(0o770)
     with pytest.raises(PermissionError, match="others may write"):
         own_folder(tmp_path / "g")
+
+
+def test_a_meeting_place_that_somebody_else_has_prepared_is_refused_in_words(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
+    with pytest.raises(SandboxUnavailable, match="set XDG_RUNTIME_DIR to a folder of this user"):
+        runtime_folder("uids")
+    assert list(shared.iterdir()) == []
