@@ -17,12 +17,15 @@ def proven_sandbox(
 ) -> Sandbox:
     """The backend `name`, after its promises were checked; blocks for some 40 ms.
 
-    A container takes a second. `none` promises nothing. Raises SandboxUnavailable, ConfigError.
+    A container takes a second. `none` promises nothing. `auto` goes on to a weaker backend only
+    where that is allowed. Raises SandboxUnavailable, ConfigError.
     """
-    sandbox = select_sandbox(name, allow_weaker=allow_weaker, container=container)
+    return select_sandbox(name, allow_weaker=allow_weaker, container=container, prove=_prove)
+
+
+def _prove(sandbox: Sandbox) -> None:
     if sandbox.name != UNCONFINED:
         require_boundary(sandbox)
-    return sandbox
 
 
 def begin_proof(

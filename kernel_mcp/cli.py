@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +158,11 @@ def _help(option: Option) -> str:
 def _serve(argv: Sequence[str]) -> int:
     epilog = f"{_EPILOG}\n{_COMMANDS_HELP}"
     settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog), argv)
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
     from kernel_mcp.boundary import begin_proof
     from kernel_mcp.sandbox.engine import ContainerOptions
 

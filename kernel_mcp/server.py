@@ -245,11 +245,6 @@ def _allow_many_files() -> None:
 
 def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
     """Run the server until it is told to stop; the process's exit code."""
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
     _allow_many_files()
     sys.setswitchinterval(SWITCH_S)
     try:

@@ -16,13 +16,13 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Int, List, Unicode
 
+from kernel_mcp.boundary import proven_sandbox
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
 from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy
-from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.settings import MIB, Limits
 
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
@@ -61,7 +61,7 @@ class SandboxProvisioner(KernelProvisionerBase):
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Move the manager to ipc and write its connection file."""
         if self._run is None:
-            sandbox = await anyio.to_thread.run_sync(select_sandbox, self.sandbox)
+            sandbox = await anyio.to_thread.run_sync(proven_sandbox, self.sandbox)
             self._run = self._resources.enter_context(RunDirectory.create())
             enforcer = Enforcer.create(self._run.path, sandbox.report())
             self._resources.callback(enforcer.close)

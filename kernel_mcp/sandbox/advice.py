@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,11 @@ _INSTALL = {
     "alpine": "apk add {}",
 }
 AT_OWN_RISK = "`--sandbox none` runs kernels without any confinement, at your own risk."
+
+AS_ORDINARY_USER = (
+    "Run the server as an ordinary user first of all (in a container: --user 1000, or USER in its "
+    "file): a root server needs rights over the machine that containers withhold. "
+)
 
 _RESTRICTED_BY_APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 _USERNS_CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
@@ -43,8 +49,10 @@ def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
 def diagnose(stderr: str) -> str:
     """Why bubblewrap could not start a process and what to do about it."""
     said = " ".join(stderr.split())[-400:] or "nothing"
+    first = AS_ORDINARY_USER if os.geteuid() == 0 else ""
     return (
-        f"bubblewrap cannot start a process here (it said: {said}). {_remedy(stderr)} {AT_OWN_RISK}"
+        f"bubblewrap cannot start a process here (it said: {said}). {first}{_remedy(stderr)} "
+        f"{AT_OWN_RISK}"
     )
 
 

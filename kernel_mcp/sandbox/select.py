@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -12,6 +13,8 @@ from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.none import NoSandbox
 from kernel_mcp.sandbox.run import run_confined
+
+logger = logging.getLogger(__name__)
 
 AUTOMATIC = ("bwrap",)
 """Backends that `auto` may choose, best first."""
@@ -44,44 +47,58 @@ BACKENDS: Mapping[str, Callable[[], Sandbox]] = MappingProxyType(
 
 
 def select_sandbox(
-    name: str = "auto", *, allow_weaker: bool = False, container: ContainerOptions | None = None
+    name: str = "auto",
+    *,
+    allow_weaker: bool = False,
+    container: ContainerOptions | None = None,
+    prove: Callable[[Sandbox], None] = lambda _sandbox: None,
 ) -> Sandbox:
     """The backend of that name, proven by a process that ran in it; blocks for some 10 ms.
 
-    `auto` is the strongest that works, one of `WEAKER` only with `allow_weaker`. `container` is
-    for the backend of that name, which takes half a second. Raises SandboxUnavailable with the
-    remedy, ConfigError for an unknown name.
+    `auto` is the strongest that works, one of `WEAKER` only with `allow_weaker` and with a warning
+    in the log. `container` is for the backend of that name, which takes half a second. `prove` may
+    ask more of a backend and raise SandboxUnavailable. Raises SandboxUnavailable with the remedy,
+    ConfigError for an unknown name.
     """
     if name == "auto":
-        return _first_that_works(allow_weaker=allow_weaker)
+        return _first_that_works(prove, allow_weaker=allow_weaker)
     if name not in BACKENDS:
         known = ", ".join(["auto", *BACKENDS])
         raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
     sandbox = _container(container) if name == "container" and container else BACKENDS[name]()
     _probe(sandbox)
+    prove(sandbox)
     return sandbox
 
 
-def _first_that_works(*, allow_weaker: bool) -> Sandbox:
+def _first_that_works(prove: Callable[[Sandbox], None], *, allow_weaker: bool) -> Sandbox:
     refusals: list[str] = []
     for name in (*AUTOMATIC, *WEAKER) if allow_weaker else AUTOMATIC:
-        found = _try(name)
+        found = _try(name, prove)
         if not isinstance(found, SandboxUnavailable):
+            if refusals:
+                logger.warning(
+                    "kernels get the weaker %s sandbox (%s), with the gaps that `info` lists, "
+                    "because a stronger one cannot be used. %s",
+                    name,
+                    WEAKER_FLAG,
+                    " ".join(refusals),
+                )
             return found
-        refusals.append(str(found))
+        refusals.append(f"{name}: {found}")
     if not allow_weaker:
         refusals += [
             f"The {name} sandbox works here: {WEAKER_FLAG} takes it instead, with the gaps that "
             f"`kernel-mcp doctor --sandbox {name}` lists."
             for name in WEAKER
-            if not isinstance(_try(name), SandboxUnavailable)
+            if not isinstance(_try(name, prove), SandboxUnavailable)
         ]
     raise SandboxUnavailable("\n".join(refusals))
 
 
-def _try(name: str) -> Sandbox | SandboxUnavailable:
+def _try(name: str, prove: Callable[[Sandbox], None]) -> Sandbox | SandboxUnavailable:
     try:
-        return select_sandbox(name)
+        return select_sandbox(name, prove=prove)
     except SandboxUnavailable as refusal:
         return refusal
 

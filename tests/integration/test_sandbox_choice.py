@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from mcp.client import Client
 
 from kernel_mcp.sandbox.landlock import landlock_available
 from tests.integration.agent import Agent, agent, command
+from tests.integration.unprivileged import as_ordinary_user
 
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
 pytestmark = [pytest.mark.anyio]
 NEEDS_LANDLOCK = pytest.mark.skipif(
     (reason := landlock_available()) is not None, reason=str(reason)
@@ -73,3 +77,31 @@ def test_without_bubblewrap_a_server_refuses_and_says_what_to_do(
     assert "bubblewrap is not installed" in done.stderr
     assert "Install" in done.stderr
     assert ("--allow-weaker-sandbox" in done.stderr) == (landlock_available() is None)
+
+
+@NEEDS_LANDLOCK
+@AS_ROOT
+def test_an_ordinary_user_with_a_full_bounding_set_gets_a_weaker_sandbox_that_holds() -> None:
+    script = (
+        "import logging, os, sys\n"
+        "from pathlib import Path\n"
+        "from kernel_mcp.boundary import proven_sandbox\n"
+        "from kernel_mcp.sandbox.selftest import thorough_checks\n"
+        "status = Path('/proc/self/status').read_text()\n"
+        "assert int(status.partition('CapBnd:')[2].split()[0], 16), 'no ordinary user has this'\n"
+        "os.environ['PATH'] = '/nowhere'\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "sandbox = proven_sandbox('auto', allow_weaker=True)\n"
+        "excused = sandbox.report().unpromised\n"
+        "failed = [c for c in thorough_checks(sandbox) if not c.passed and c.name not in excused]\n"
+        "print(sandbox.name, failed)\n"
+    )
+    done = subprocess.run(
+        as_ordinary_user([sys.executable, "-c", script]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["landlock []"], done.stderr
+    assert "WARNING:kernel_mcp.sandbox.select:kernels get the weaker landlock" in done.stdout
+    assert "bubblewrap is not installed" in done.stdout

@@ -39,7 +39,7 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
     return [
         *("bwrap", "--dev-bind", "/", "/", *options, "--chdir", str(REPOSITORY), "--"),
         *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
-        *("--inh-caps=-all", "--bounding-set=-all", "--"),
+        *("--inh-caps=-all", "--"),  # the bounding set of ordinary users is full
         *("env", "-i", "HOME=/var/tmp", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
         *(f"PYTHONPATH={REPOSITORY}", f"LOGNAME=kernel-mcp-{USER}"),
         *argv,

@@ -37,5 +37,17 @@ def test_a_container_without_namespaces_is_recognised() -> None:
     assert "--sandbox none" in text
 
 
+def test_the_first_advice_for_root_is_to_be_an_ordinary_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "bwrap: Creating new namespace failed: Operation not permitted"
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    _, _, advice = diagnose(said).partition("). ")
+    assert advice.startswith("Run the server as an ordinary user")
+    assert "seccomp=unconfined" in advice
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "as an ordinary user" not in diagnose(said)
+
+
 def test_what_bubblewrap_said_is_cut() -> None:
     assert len(diagnose("x" * 10_000)) < 2000

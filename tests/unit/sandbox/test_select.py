@@ -8,6 +8,7 @@ import pytest
 
 from kernel_mcp.boundary import proven_sandbox
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.landlock import landlock_available
 from kernel_mcp.sandbox.select import select_sandbox
 
@@ -77,6 +78,36 @@ def test_a_weaker_sandbox_is_taken_only_where_it_was_accepted(
         select_sandbox("auto")
     assert "--allow-weaker-sandbox" in str(refusal.value)
     assert select_sandbox("auto", allow_weaker=True).name == "landlock"
+
+
+@NEEDS_LANDLOCK
+def test_taking_a_weaker_sandbox_is_a_warning_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert proven_sandbox("auto", allow_weaker=True).name == "landlock"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "the weaker landlock sandbox (--allow-weaker-sandbox)" in record.getMessage()
+    assert "bubblewrap is not installed" in record.getMessage()
+
+
+@NEEDS_LANDLOCK
+def test_why_the_strongest_failed_is_told_where_a_weaker_one_fails_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(sandbox: Sandbox) -> None:
+        raise SandboxUnavailable(f"the {sandbox.name} sandbox does not hold here: no filter")
+
+    with pytest.raises(SandboxUnavailable) as refusal:
+        select_sandbox("auto", allow_weaker=True, prove=refuse)
+    first, second = str(refusal.value).splitlines()
+    assert "the bwrap sandbox does not hold" in first
+    assert "the landlock sandbox does not hold" in second
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxUnavailable) as refusal:
+        select_sandbox("auto", allow_weaker=True, prove=refuse)
+    assert str(refusal.value).startswith("bwrap: bubblewrap is not installed")
 
 
 @NEEDS_LANDLOCK
