@@ -204,6 +204,7 @@ class IOPub:
     def _send_first(self) -> bool:
         if self._publisher.full:
             self._publisher.flush()
+            self._publisher.shed()
             if self._publisher.full:
                 return False
         item = self._queue[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ LINGER_SECONDS = 1.0
 """How long the end of a kernel waits for a reader to take what is left."""
 STALL_SECONDS = 30.0
 """A reader that takes nothing for this long is gone."""
+BEHIND_SECONDS = 0.5
+"""How long one reader may hold up another: a cell is interrupted within seconds, or killed."""
 
 
 class Router:
@@ -70,6 +73,8 @@ class Publisher:
         """Take over a socket that listens; it is full at `high_water` bytes for one reader."""
         self._listener = Listener(b"XPUB", listening)
         self._high_water = high_water
+        self._behind: dict[Peer, float] = {}
+        """Since when readers have held up others."""
 
     def fileno(self) -> int:
         """Readable when `subscribed` or `flush` has something to do."""
@@ -96,6 +101,20 @@ class Publisher:
         """Send as much as goes at once."""
         for peer in self._readers():
             self._listener.flush(peer)
+
+    def shed(self) -> None:
+        """Hang up on readers that have held up another one for too long; they may come again."""
+        readers = self._readers()
+        held_up = any(not peer.waiting for peer in readers)
+        since = {
+            peer: self._behind.get(peer, time.monotonic())
+            for peer in readers
+            if held_up and peer.waiting >= self._high_water // (2 if peer in self._behind else 1)
+        }
+        self._behind = since
+        for peer, began in since.items():
+            if time.monotonic() - began > BEHIND_SECONDS:
+                self._listener.drop(peer)
 
     def subscribed(self) -> list[bytes]:
         """The topics that have been subscribed to since the last call."""

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from kernel_specs.restricted import sockets
-from kernel_specs.restricted.sockets import Router, listen
+from kernel_specs.restricted.sockets import Publisher, Router, listen
 from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
 
 SECONDS = 60
@@ -310,3 +310,41 @@ def test_a_port_that_is_given_is_taken_from_the_kernel_before(tmp_path: Path) ->
     assert port == 1
     for each in (first, second, third):
         each.close()
+
+
+def test_a_reader_that_holds_up_another_is_hung_up_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening, port = listen("ipc", str(tmp_path / "s"), 0)
+    publisher = Publisher(listening, 1_000_000)
+    readers = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    try:
+        for reader in readers:
+            reader.connect(f"{tmp_path / 's'}-{port}")
+            reader.sendall(GREETING + ready(b"SUB") + encode([b"\x01"]))
+            reader.setblocking(False)
+        topics: list[bytes] = []
+        while len(topics) < 2:
+            select.select([publisher], [], [], SECONDS)
+            topics += publisher.subscribed()
+        while not publisher.full:
+            publisher.put([b"topic", b"x" * 100_000])
+            publisher.flush()
+        monkeypatch.setattr(sockets, "BEHIND_SECONDS", -1.0)
+        publisher.shed()
+        assert publisher.full, "all are slow: who prints has to wait"
+        while all(peer.waiting for peer in publisher._readers()):
+            with suppress(BlockingIOError):
+                readers[0].recv(1 << 20)
+            publisher.flush()
+        monkeypatch.setattr(sockets, "BEHIND_SECONDS", SECONDS)
+        publisher.shed()
+        assert publisher.full, "it gets some time"
+        monkeypatch.setattr(sockets, "BEHIND_SECONDS", -1.0)
+        publisher.shed()
+        assert not publisher.full
+        assert not publisher.waiting
+    finally:
+        for reader in readers:
+            reader.close()
+        publisher.close()
