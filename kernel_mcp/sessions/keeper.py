@@ -102,17 +102,19 @@ class KernelKeeper:
         self.news.clear()
         self.loss = None
 
-    async def hibernate(self, sleep: Sleep) -> bool:
+    async def hibernate(self, sleep: Sleep, *, forced: bool) -> bool:
         """Save what the kernel holds and end it, unless `disturb` is called before that is done.
 
-        Raises KernelMcpError or OSError when the server cannot do it now; the kernel lives on.
+        Raises HibernationError when something would be lost and nothing is `forced`, KernelMcpError
+        or OSError when the server cannot do it now; the kernel lives on.
         """
         with anyio.CancelScope() as scope:
             self._dozing = scope
             try:
                 if self.kernel is not None and self.kernel.exit is not None:
                     await self._mourn()
-                sleep = await self._hibernation.prepare(self.kernel if self.used else None, sleep)
+                kernel = self.kernel if self.used else None
+                sleep = await self._hibernation.prepare(kernel, sleep, forced=forced)
             finally:
                 self._dozing = None
         if scope.cancel_called:
@@ -121,7 +123,7 @@ class KernelKeeper:
         self._hibernation.sleep = sleep
         self.awake = False
         saved = len(sleep.dump.names) if sleep.dump is not None else 0
-        self._journal.hibernated(saved, len(sleep.lost), sleep.size, sleep.failure)
+        self._journal.hibernated(saved, len(sleep.gone), sleep.size, sleep.failure)
         await self.drop()
         return True
 
@@ -161,7 +163,7 @@ class KernelKeeper:
             await _end(kernel)
             raise
         await self._hibernation.end()
-        self._journal.woke(waking.back, waking.lost)
+        self._journal.woke(waking.back, len(waking.lost))
         self.used = waking.restored
         if waking.notice:
             self.news.append(waking.notice)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -79,7 +80,11 @@ class SessionManager:
         self._defaults: dict[tuple[str, str], str] = {}
         self._default_lock = anyio.Lock()
         self._occupancy = Occupancy(
-            settings, sessions=lambda: self.sessions, drop=self._drop, clock=clock
+            settings,
+            sessions=lambda: self.sessions,
+            drop=self._drop,
+            spawn=self._spawn,
+            clock=clock,
         )
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -188,6 +193,10 @@ class SessionManager:
         session.close()
         with anyio.move_on_after(CLOSE_TIMEOUT_S):
             await session.ended.wait()
+
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(work)
 
     async def _drop(self, session: Session) -> None:
         """End a session that its owner has not asked to end."""

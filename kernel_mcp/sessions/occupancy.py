@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import anyio
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.errors import SessionLimitReached
+from kernel_mcp.errors import HibernationError, SessionLimitReached
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.settings import Settings
@@ -18,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 ROOM_S = 30.0
 """How long a new session may wait until others have been hibernated for it."""
-RETRY_S = 60.0
-"""A session that could not be hibernated is left alone for so long."""
+SLOW_S = 10.0
+"""How long one session may take until the next one is hibernated as well."""
 
 
 class Occupancy:
@@ -31,11 +33,15 @@ class Occupancy:
         *,
         sessions: Callable[[], Iterable[Session]],
         drop: Callable[[Session], Awaitable[None]],
+        spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         clock: Clock,
     ) -> None:
+        """`spawn` runs something for as long as there are sessions."""
         self._settings = settings
         self._sessions = sessions
         self._drop = drop
+        self._spawn = spawn
+        self._forced: dict[str, anyio.Event] = {}
         self._clock = clock
         self._one_at_a_time = anyio.Lock()
 
@@ -61,21 +67,37 @@ class Occupancy:
         """Hibernate a session unless it is in use; whether it sleeps now."""
         asleep = False
         with Barrier("hibernating a session, which stays as it is", session.handle) as barrier:
-            asleep = await session.hibernate(purpose)
+            try:
+                asleep = await session.hibernate(purpose)
+            except HibernationError as error:
+                logger.info("session %s keeps its kernel: %s", session.handle, error)
+                session.spare()
         if barrier.failure is not None:
-            session.spared_until = self._clock() + RETRY_S
+            session.spare()
         if asleep:
             await self._drop_surplus()
         return asleep
 
     async def _make_room(self) -> None:
+        if self._forced:
+            await _one_of(self._forced)
         tried: set[str] = set()
         while self._awake() >= self._settings.max_sessions:
             session = self._longest_idle(without=tried)
-            if session is None:
+            if session is not None:
+                tried.add(session.handle)
+                self._forced[session.handle] = anyio.Event()
+                self._spawn(partial(self._force, session))
+            elif not self._forced:
                 break
-            tried.add(session.handle)
+            await _one_of(self._forced)
+
+    async def _force(self, session: Session) -> None:
+        """Hibernate a session to the end, also when nobody waits for the room any more."""
+        try:
             await self.hibernate(session, MAKE_ROOM)
+        finally:
+            self._forced.pop(session.handle).set()
 
     def _awake(self) -> int:
         return sum(session.awake for session in self._sessions())
@@ -97,11 +119,23 @@ class Occupancy:
             await self._drop(session)
 
     def _full(self) -> SessionLimitReached:
+        if self._forced:
+            return SessionLimitReached(
+                f"All {self._settings.max_sessions} sessions that this server may run at once "
+                "(--max-sessions) have kernels. One of them is being hibernated, which takes "
+                "unusually long. Try again in a minute, or end a session with close_session."
+            )
         return SessionLimitReached(
             f"All {self._settings.max_sessions} sessions that this server may run at once "
             "(--max-sessions) are in use, and none of them is idle and can be hibernated. Wait for "
             "a cell to end, or end a session with close_session; list_sessions shows yours."
         )
+
+
+async def _one_of(forced: dict[str, anyio.Event]) -> None:
+    """Wait until the newest of them has been hibernated, for `SLOW_S` at most."""
+    with anyio.move_on_after(SLOW_S):
+        await forced[next(reversed(forced))].wait()
 
 
 def surplus(asleep: Sequence[Session], *, most: int, most_bytes: int) -> list[Session]:

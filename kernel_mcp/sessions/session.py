@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 VARIABLES_TIMEOUT_S = 5.0
+RETRY_S = 60.0
+"""A session that could not be hibernated is left alone for so long, then for twice as long."""
+RETRY_MOST_S = 3600.0
 
 
 class Session:
@@ -68,6 +71,7 @@ class Session:
         self.installing = anyio.Lock()
         self.created = self.last_used = clock()
         self.spared_until = 0.0
+        self._spared_s = 0.0
         self._queue = CellQueue(cells_dir, clock)
         self.cells = self._queue.cells
         self._keeper = KernelKeeper(
@@ -243,13 +247,23 @@ class Session:
     async def hibernate(self, purpose: str = "") -> bool:
         """Save the variables and end the kernel; False when the session is in use, or is by now.
 
-        Raises KernelMcpError or OSError when the server cannot do that now; nothing is lost then.
+        A `purpose` forces it, whatever is lost. Raises HibernationError when there is none and
+        something would be lost, KernelMcpError or OSError when the server cannot do it now; nothing
+        is lost then.
         """
         if not self.restful:
             return False
         now = self._clock()
         async with self._turn:
-            return await self._keeper.hibernate(Sleep(now, now - self.last_used, purpose))
+            sleep = Sleep(now, now - self.last_used, purpose)
+            return await self._keeper.hibernate(sleep, forced=bool(purpose))
+
+    def spare(self) -> None:
+        """Leave a session alone that could not be hibernated; longer each time it is not used."""
+        now = self._clock()
+        unused = self.last_used < self.spared_until
+        self._spared_s = min(2 * self._spared_s, RETRY_MOST_S) if unused else RETRY_S
+        self.spared_until = now + self._spared_s
 
     def rouse(self) -> None:
         """Count as awake from now on, because room was made for a kernel."""

@@ -17,6 +17,7 @@ import anyio
 
 from kernel_mcp.descriptions import descriptions
 from kernel_mcp.errors import HibernationError, LaunchError
+from kernel_mcp.kernels.wire import whole_number
 from kernel_mcp.output.text import one_line
 from kernel_mcp.settings import MIB
 
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.wire import Message
 
 SECONDS = 20.0
-"""Time the kernel gives itself for all variables together."""
+"""Processor time the kernel gives itself for all variables together, and again for imports."""
 ANSWER_S = 5.0
-"""How much later its answer may come, and how long any other answer may take."""
-TRANSFER_S = 60.0
+"""How much more its answer may take, and how much any other answer."""
+PATIENCE = 10
+"""How many times as long all that may take on a clock: a machine may be busy."""
+LOOK_S = 0.5
+"""How often the processor time of a late kernel is looked at."""
+TRANSFER_S = 600.0
 """How long all parts of a dump may take together."""
 SETTLE_S = 0.2
 INTERRUPTS = 4
@@ -36,7 +41,7 @@ INTERRUPTS = 4
 PART_BYTES = 4 * MIB
 EXTRA_BYTES = 32 * MIB
 """Room for what is not variables: code of cells, names."""
-MAX_NAMES = 2100
+MAX_NAMES = 25_000
 MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 200
 
@@ -45,7 +50,9 @@ MAX_REASON_CHARS = 200
 class Dump:
     """Variables in a file of `size` bytes.
 
-    `lost` maps names that are not in it to reasons, `variables` describes those that are.
+    `names` are in the order of definition; `stored` are in that of the file, with results of cells.
+    `lost` maps names that are not in it to reasons, `variables` describes those that are. `copies`
+    names arrays that shared memory and will not. `files` lie in folders that are the kernel's own.
     """
 
     path: Path
@@ -53,15 +60,23 @@ class Dump:
     names: tuple[str, ...]
     lost: Mapping[str, str]
     variables: tuple[Mapping[str, Any], ...]
+    stored: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a kernel has brought back, and what not: `lost` for a reason, `behind` because of it."""
+    """What a kernel has brought back, and what not: `lost` for a reason, `behind` because of it.
+
+    `left` variables have not been tried, `missing` files of the dump are not there.
+    """
 
     names: tuple[str, ...]
     lost: Mapping[str, str]
     behind: tuple[str, ...]
+    left: int = 0
+    missing: tuple[str, ...] = ()
 
 
 async def take(
@@ -97,24 +112,49 @@ async def take(
         names=_names(reply.get("names")),
         lost=_reasons(reply.get("lost")),
         variables=descriptions(reply.get("variables")),
+        stored=_names(reply.get("stored")),
+        copies=_names(reply.get("copies")),
+        files=_names(reply.get("files")),
     )
 
 
-async def give(kernel: Kernel, dump: Dump, *, leave: Iterable[str] = ()) -> Loaded:
-    """Bring the variables of a dump back in `kernel`, without those named in `leave`.
+async def give(kernel: Kernel, dump: Dump) -> Loaded:
+    """Bring the variables of a dump back in `kernel`.
 
     Raises HibernationError for what is the kernel's fault, OSError.
     """
+    await hand_over(kernel, dump)
+    return await load(kernel, dump)
+
+
+async def hand_over(kernel: Kernel, dump: Dump) -> None:
+    """Send a dump to `kernel`. Raises HibernationError for what is the kernel's fault, OSError."""
     descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         while part := await anyio.to_thread.run_sync(file.read, PART_BYTES):
             await _ask(kernel, "kernel_mcp_load_part_request", {}, ANSWER_S, part)
-    content: dict[str, Any] = {"seconds": SECONDS, "leave": sorted(leave)}
-    reply = (await _ask(kernel, "kernel_mcp_load_request", content, SECONDS + ANSWER_S)).content
+
+
+async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[str] = ()) -> Loaded:
+    """Load the next `count` variables of a dump that was handed over; 0 for all that are left.
+
+    Names in `leave` are passed over, now and later, in a dump that was taken apart. Raises
+    HibernationError.
+    """
+    content: dict[str, Any] = {
+        "seconds": SECONDS,
+        "count": count,
+        "leave": sorted(leave),
+        "files": list(dump.files),
+    }
+    seconds = 2 * SECONDS + ANSWER_S
+    reply = (await _ask(kernel, "kernel_mcp_load_request", content, seconds)).content
     return Loaded(
         names=_names(reply.get("names")),
         lost=_reasons(reply.get("lost")),
         behind=_names(reply.get("behind")),
+        left=whole_number(reply.get("left")) or 0,
+        missing=tuple(path for path in _names(reply.get("missing")) if path in dump.files),
     )
 
 
@@ -158,8 +198,8 @@ async def _ask(
     try:
         with kernel.asking("shell", kind, content, buffers) as answer:
             try:
-                with anyio.move_on_after(seconds) as scope:
-                    await answer.done.wait()
+                await _patience(kernel, answer, seconds)
+                late = not answer.done.is_set()
             finally:
                 await _settle(kernel, answer)
     except LaunchError as error:
@@ -167,13 +207,24 @@ async def _ask(
     message = answer.message
     if message is None and kernel.exit is not None:
         raise HibernationError(f"its kernel ended meanwhile ({kernel.exit.describe()})")
-    if message is None or scope.cancelled_caught:
-        raise HibernationError(f"its kernel did not answer within {seconds:g} s")
+    if message is None or late:
+        raise HibernationError(f"its kernel did not answer within {seconds:g} s of processor time")
     if message.content.get("status") != "ok":
         reason = message.content.get("reason")
         text = one_line(reason, MAX_REASON_CHARS) if isinstance(reason, str) else "no reason given"
         raise HibernationError(f"its kernel could not do it: {text}")
     return message
+
+
+async def _patience(kernel: Kernel, answer: Answer, seconds: float) -> None:
+    """Wait for an answer, until `seconds` have passed and the kernel has worked for as long."""
+    with anyio.move_on_after(seconds):
+        before = kernel.handle.usage().cpu_s
+        await answer.done.wait()
+    with anyio.move_on_after(seconds * (PATIENCE - 1)):
+        while not answer.done.is_set() and kernel.handle.usage().cpu_s - before < seconds:
+            with anyio.move_on_after(LOOK_S):
+                await answer.done.wait()
 
 
 async def _settle(kernel: Kernel, answer: Answer) -> None:

@@ -8,6 +8,7 @@ objects they share are still shared afterwards.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from kernel_specs.restricted.pickles import NotebookPickler
 
 LENGTH = struct.Struct("<Q")
+RESULT = re.compile(r"Out\[\d+\]")
+"""The name of a cell's result in a dump."""
 BUFFER_BYTES = 64 * 1024
 """Buffers from this size on are passed without being copied into the pickle."""
 
@@ -41,14 +44,20 @@ class Segment:
     """Values pickled with one memo; a failed one leaves no trace."""
 
     def __init__(self, room: Room, pickler: Callable[[Any, Callable[[Any], bool]], Any]) -> None:
-        """`pickler` makes a NotebookPickler from a file and a callback for buffers."""
+        """`pickler` makes a NotebookPickler from a file and a callback for buffers.
+
+        `copies` names the values that no longer share the memory of their arrays with others.
+        """
         self.names: list[str] = []
+        self.copies: list[str] = []
+        self._modules: dict[str, list[str]] = {}
         self.pickles: list[bytes] = []
         self.buffers: list[memoryview] = []
         self._room = room
         self._pickler: NotebookPickler = pickler(self, self._put_aside)
         self._record: list[Any] = []
         self._mark: tuple[int, int, int] | None = None
+        self._seen = 0
 
     def write(self, data: Any) -> None:
         """Called by the pickler, every 64 KiB and for each long text."""
@@ -60,11 +69,17 @@ class Segment:
         # The list is the first thing that the pickler remembers of this value.
         self._record = [value]
         self._mark = (len(self.pickles), len(self.buffers), self._room.left)
+        self._seen = len(self._pickler.modules)
+        self._pickler.arrays.copied = False
         self._pickler.dump(self._record)
 
     def keep(self, name: str) -> None:
         """The last value is complete."""
         self.names.append(name)
+        if fresh := list(self._pickler.modules)[self._seen :]:
+            self._modules[name] = fresh
+        if self._pickler.arrays.copied:
+            self.copies.append(name)
         self._mark = None
 
     def undo(self) -> None:
@@ -75,6 +90,8 @@ class Segment:
         self._mark = None
         del self.pickles[pickles:]
         del self.buffers[buffers:]
+        for module in list(self._pickler.modules)[self._seen :]:
+            del self._pickler.modules[module]
         memo = self._pickler.memo.copy()
         first = memo.get(id(self._record))
         if first is not None:
@@ -104,6 +121,7 @@ class Segment:
         """The part of the header for this segment."""
         return {
             "names": self.names,
+            "modules": self._modules,
             "size": sum(map(len, self.pickles)),
             "buffers": [view.nbytes for view in self.buffers],
         }

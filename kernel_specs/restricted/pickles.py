@@ -24,10 +24,11 @@ from typing import Any
 import cloudpickle
 from IPython.core.getipython import get_ipython
 
+from kernel_specs.restricted.arrays import ArrayReducer
 from kernel_specs.restricted.guard import CELL_PREFIX
 from kernel_specs.restricted.reasons import CannotKeepError, kind_of
 
-_IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
+IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
 _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))
 _SENTINELS: dict[type, str] = {
     type(getattr(dataclasses, name)): name
@@ -35,6 +36,10 @@ _SENTINELS: dict[type, str] = {
     if hasattr(dataclasses, name)
 }
 """Objects that a dataclass compares by identity."""
+
+
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
+"""What is pickled by the name of its module."""
 
 
 class Globals:
@@ -50,13 +55,13 @@ class Module:
 
     def __init__(self, module: types.ModuleType, code: str) -> None:
         """Submodules that `code` names are imported again as well."""
-        self._name = module.__name__
-        below = [name for name in list(sys.modules) if name.startswith(f"{self._name}.")]
+        self.name = module.__name__
+        below = [name for name in list(sys.modules) if name.startswith(f"{self.name}.")]
         self._submodules = sorted(name for name in below if name in code)
 
     def __reduce__(self) -> Any:
         """The module as the kernel that loads this imports it."""
-        return import_module, (self._name, self._submodules)
+        return import_module, (self.name, self._submodules)
 
 
 def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
@@ -79,8 +84,10 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(
         self, file: Any, namespace: dict[str, Any], buffer_callback: Callable[..., Any]
     ) -> None:
-        """`buffer_callback` is that of protocol 5."""
+        """`buffer_callback` is that of protocol 5; `modules` are those that values come from."""
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.arrays = ArrayReducer()
+        self.modules: dict[str, None] = {}
         self._namespace = namespace
         self._refused: dict[type, str] = {}
         self._special: dict[type, Callable[[Any], Any]] = {
@@ -91,10 +98,16 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             type(get_ipython()): _reduce_shell,
             **dict.fromkeys(_SENTINELS, _reduce_sentinel),
         }
+        if (numpy := sys.modules.get("numpy")) is not None:
+            self._special[numpy.ndarray] = self.arrays.reduce
 
     def reducer_override(self, obj: Any) -> Any:
         """How to rebuild `obj`. Raises CannotKeepError."""
         kind = type(obj)
+        if issubclass(kind, _NAMED):
+            self._note(obj.__module__)
+        elif kind is Module:
+            self._note(obj.name)
         if kind is types.FunctionType:
             home = self._home(obj)
             if home == "functools" and hasattr(obj, "registry") and not _is_importable(obj):
@@ -111,6 +124,11 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(obj, BaseException) and _has_own_arguments(kind):
                 return make_exception, (kind, obj.args), vars(obj) or None
         return super().reducer_override(obj)
+
+    def _note(self, name: Any) -> None:
+        """Remember a module that has to be there before a value can come back."""
+        if type(name) is str and name != "__main__" and name in sys.modules:
+            self.modules[name] = None
 
     def _home(self, function: Any) -> str | None:
         """The module whose names a function uses, empty for the notebook, None for neither."""
@@ -181,10 +199,10 @@ def make_exception(kind: Any, arguments: tuple[Any, ...]) -> Any:
 
 def import_module(name: str, submodules: list[str]) -> types.ModuleType:
     """Import as a cell would, so that the import policy has its say. Raises ImportError."""
-    eval(_IMPORT, {"__builtins__": builtins, "name": name})
+    eval(IMPORT, {"__builtins__": builtins, "name": name})
     for submodule in submodules:
         with contextlib.suppress(ImportError):
-            eval(_IMPORT, {"__builtins__": builtins, "name": submodule})
+            eval(IMPORT, {"__builtins__": builtins, "name": submodule})
     return sys.modules[name]
 
 

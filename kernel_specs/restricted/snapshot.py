@@ -9,33 +9,34 @@ named with a reason. The host passes the dump on in parts and never looks into i
 
 from __future__ import annotations
 
-import io
 import linecache
-import pickle
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernel_specs.restricted import variables
 from kernel_specs.restricted.dumps import Arrival, Dump, Room, Segment
 from kernel_specs.restricted.guard import CELL_PREFIX
+from kernel_specs.restricted.scratch import left_files
 from kernel_specs.restricted.watch import Attempts, Watch
 
+if TYPE_CHECKING:
+    from kernel_specs.restricted.config import BootConfig
+    from kernel_specs.restricted.loading import Loading
+
 MAX_NAMES = 2000
+MAX_TOLD = 20_000
+"""Names beyond those that are named as lost; the rest is counted."""
 MAX_NAME_CHARS = 200
 MAX_SOURCE_CHARS = 4 * 1024 * 1024
 """Code of cells kept for tracebacks and `inspect`, and again as history; the newest count."""
 LARGE_BYTES = 1024 * 1024
-MAX_RESULTS = 5
-"""Results of cells named one by one when they could not be kept."""
-_MANAGED = re.compile(
-    r"_{1,3}|_\d+|_i{1,3}|_i\d+|_[io]h|_dh|In|Out"
-    r"|__(name|doc|package|loader|spec|builtins?|warningregistry)__"
-)
+_MANAGED = re.compile(r"__(name|doc|package|loader|spec|builtins?|warningregistry)__")
+_OUTPUT = re.compile(r"_{1,3}|_(\d+)")
+_INPUT = re.compile(r"_i{1,3}|_i\d+")
 """Names of the user namespace that Python and IPython set themselves."""
-_RESULT = re.compile(r"Out\[\d+\]")
 
 
 class SnapshotRequests:
@@ -44,7 +45,7 @@ class SnapshotRequests:
     `kernel_mcp_dump_request`       pickle the variables; what was kept and what was not
     `kernel_mcp_dump_part_request`  the next bytes of that dump, as a buffer
     `kernel_mcp_load_part_request`  the next bytes of a dump to load, as a buffer
-    `kernel_mcp_load_request`       bring the variables back; what came and what did not
+    `kernel_mcp_load_request`       bring variables back; what came and what did not
     """
 
     SNAPSHOT_REQUESTS: ClassVar = (
@@ -55,8 +56,10 @@ class SnapshotRequests:
     )
     shell: Any
     session: Any
+    boot: BootConfig
     _dump: Dump | None = None
     _arrival: Arrival | None = None
+    _loading: Loading | None = None
 
     async def kernel_mcp_dump_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Content: `max_bytes`, `seconds`, `shared` (one memo for all), `leave` (names)."""
@@ -82,20 +85,24 @@ class SnapshotRequests:
         self.session.send(stream, "kernel_mcp_load_part_reply", reply, parent, ident)
 
     async def kernel_mcp_load_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Content: `seconds`, `leave` (names). All parts have been sent."""
+        """Content: that of `Loading.step`, for the first or the next step of what has been sent."""
         reply = _attempted(self._load, parent["content"])
-        self._arrival = None
+        if not reply.get("left"):
+            self._arrival = self._loading = None
         self.session.send(stream, "kernel_mcp_load_reply", reply, parent, ident)
 
     def _make_dump(self, content: dict[str, Any]) -> dict[str, Any]:
         self._dump, reply = take(self.shell, content)
-        return reply
+        return {**reply, "files": left_files(self.boot.tmp)}
 
     def _load(self, content: dict[str, Any]) -> dict[str, Any]:
-        arrival = self._arrival
-        if arrival is None or not arrival.complete:
-            raise ValueError("the dump is not complete")
-        return bring_back(self.shell, arrival, content)
+        from kernel_specs.restricted.loading import Loading
+
+        if self._loading is None:
+            if self._arrival is None or not self._arrival.complete:
+                raise ValueError("the dump is not complete")
+            self._loading = Loading(self.shell, self._arrival)
+        return self._loading.step(content)
 
 
 def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
@@ -110,8 +117,12 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
 
 def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
     """Pickle the variables of `shell`. Raises KeyboardInterrupt."""
-    everything = _variables(shell)
+    everything, lost = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
+    beyond = list(everything)[MAX_NAMES:]
+    lost |= dict.fromkeys(beyond[:MAX_TOLD], f"only {MAX_NAMES:,} variables are kept")
+    if more := len(beyond[MAX_TOLD:]):
+        lost[f"{more:,} more"] = f"only {MAX_NAMES:,} variables are kept"
     described = variables.describe(found)["variables"]
     sizes = {item["name"]: item["size"] or 0 for item in described}
     # In the order of definition, which is also that of loading: what an object needs when it comes
@@ -120,9 +131,10 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
     wanted |= {_result_name(number): value for number, value in _results(shell.user_ns).items()}
     for name in content["leave"]:
         wanted.pop(name, None)
+        lost.pop(name, None)
     segments: list[Segment] = []
     try:
-        lost = _fill(segments, wanted, shell, content)
+        lost |= _fill(segments, wanted, shell, content)
         filled = [part for part in segments if part.names]
         kept = {name for part in filled for name in part.names}
         order = [name for name in found if name in kept]
@@ -131,12 +143,12 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
     finally:
         for part in segments:
             part.close()
-    if more := len(everything) - len(found):
-        lost[f"{more:,} more"] = f"only {MAX_NAMES:,} variables are kept"
     return dump, {
         "size": dump.size,
         "names": order,
-        "lost": _gathered(lost),
+        "stored": [name for part in filled for name in part.names],
+        "copies": [name for part in filled for name in part.copies],
+        "lost": lost,
         "variables": [item for item in described if item["name"] in kept],
     }
 
@@ -169,66 +181,35 @@ def _fill(
     return attempts.lost
 
 
-def bring_back(shell: Any, arrival: Arrival, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Load a dump into `shell`; `behind` are names stored after one that could not be read.
-
-    Raises KeyboardInterrupt.
-    """
-    _restore_history(shell, arrival.header)
-    values: dict[str, Any] = {}
-    behind: list[str] = []
-    with Watch() as watch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        attempts = Attempts(watch, content["seconds"])
-
-        def load(name: str, unpickler: pickle.Unpickler) -> None:
-            values[name] = unpickler.load()[0]
-            if not _RESULT.fullmatch(name):
-                shell.user_ns[name] = values[name]
-
-        for segment in arrival.header["segments"]:
-            pickles, buffers = arrival.segments.pop(0)
-            file = io.BytesIO(pickles)
-            pickles.clear()
-            unpickler = pickle.Unpickler(file, buffers=buffers)
-            names = [name for name in segment["names"] if name not in content["leave"]]
-            while names and attempts.do(names[0], partial(load, names[0], unpickler)):
-                del names[0]
-            behind += names[1:]
-    order = [name for name in arrival.header["order"] if name in values]
-    for name in order:
-        shell.user_ns[name] = shell.user_ns.pop(name)
-    _restore_results(shell, values)
-    return {"names": order, "lost": attempts.lost, "behind": behind}
-
-
-def _variables(shell: Any) -> dict[str, Any]:
-    """What the user has defined, in order."""
+def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the user has defined, in order, and why some of it cannot be named."""
     hidden, missing = shell.user_ns_hidden, object()
-    return {
-        name: value
-        for name, value in list(shell.user_ns.items())
-        if type(name) is str
-        and len(name) <= MAX_NAME_CHARS
-        and not _MANAGED.fullmatch(name)
-        and hidden.get(name, missing) is not value
-    }
+    results = _results(shell.user_ns)
+    found: dict[str, Any] = {}
+    lost: dict[str, str] = {}
+    for name, value in list(shell.user_ns.items()):
+        if type(name) is not str or hidden.get(name, missing) is value:
+            continue
+        if match := _OUTPUT.fullmatch(name):
+            number = match[1]
+            hook = shell.displayhook
+            own = results.get(int(number), missing) if number else getattr(hook, name, missing)
+            if own is value:
+                continue
+        elif _MANAGED.fullmatch(name) or (_INPUT.fullmatch(name) and type(value) is str):
+            continue
+        if len(name) <= MAX_NAME_CHARS and name.isprintable():
+            found[name] = value
+        else:
+            short = ascii(name[: MAX_NAME_CHARS // 10])[1:-1]
+            lost[f"{short}…"] = f"not a name of up to {MAX_NAME_CHARS} printable characters"
+    return found, lost
 
 
 def _results(namespace: dict[str, Any]) -> dict[int, Any]:
     """The values of cells that ended in an expression, by number."""
     results = namespace.get("_oh")
     return dict(results) if isinstance(results, dict) else {}
-
-
-def _restore_results(shell: Any, values: Mapping[str, Any]) -> None:
-    found = {int(name[4:-1]): value for name, value in values.items() if _RESULT.fullmatch(name)}
-    shell.user_ns["_oh"].update(found)
-    names = {f"_{number}": value for number, value in found.items()}
-    for name, number in zip(("_", "__", "___"), sorted(found, reverse=True), strict=False):
-        names[name] = found[number]
-        setattr(shell.displayhook, name, found[number])
-    shell.push(names, interactive=False)
 
 
 def _history(shell: Any) -> dict[str, Any]:
@@ -253,16 +234,6 @@ def _history(shell: Any) -> dict[str, Any]:
     }
 
 
-def _restore_history(shell: Any, header: Mapping[str, Any]) -> None:
-    for name, number, text in header["sources"]:
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        if number is not None:
-            shell.compile._filename_map[name] = number
-    manager = shell.history_manager
-    manager.input_hist_parsed[:], manager.input_hist_raw[:] = header["inputs"]
-    shell.execution_count = header["execution_count"]
-
-
 def _newest(inputs: list[str]) -> list[str]:
     """All inputs, the oldest ones emptied when together they are too long."""
     left = MAX_SOURCE_CHARS
@@ -275,13 +246,3 @@ def _newest(inputs: list[str]) -> list[str]:
 
 def _result_name(number: int) -> str:
     return f"Out[{number}]"
-
-
-def _gathered(lost: dict[str, str]) -> dict[str, str]:
-    """The reasons, with the results of cells under one name."""
-    results = [name for name in lost if _RESULT.fullmatch(name)]
-    kept = {name: reason for name, reason in lost.items() if name not in results}
-    if results:
-        more = ["…"] if len(results) > MAX_RESULTS else []
-        kept[", ".join([*results[:MAX_RESULTS], *more])] = lost[results[0]]
-    return kept

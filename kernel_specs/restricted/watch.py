@@ -14,8 +14,10 @@ R = TypeVar("R")
 
 SHARE = 0.25
 """How much of the time one variable may use."""
-REPEAT_SECONDS = 0.1
-"""A time limit that user code swallowed comes again after so long."""
+PATIENCE = 10
+"""How much more time than that may pass on a clock: on a busy machine, or while code only waits."""
+LOOK_SECONDS = 0.1
+"""How often the time is looked at; a limit that user code swallowed comes again after so long."""
 
 
 class TimeUpError(BaseException):
@@ -26,13 +28,29 @@ class TooLargeError(Exception):
     """There is no room left for a variable."""
 
 
+class Budget:
+    """Seconds of this thread's processor time, and `PATIENCE` times as many that may pass."""
+
+    def __init__(self, seconds: float) -> None:
+        """It is used from now on."""
+        self._seconds = seconds
+        self._began = time.thread_time(), time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Seconds of processor time that are left."""
+        cpu, wall = self._began
+        passed = (time.monotonic() - wall) / PATIENCE
+        return self._seconds - max(time.thread_time() - cpu, passed)
+
+
 class Watch:
     """Ends code that runs too long or that the host interrupts; for the main thread alone."""
 
     def __init__(self) -> None:
         """Signals are handled inside a `with` block."""
         self.interrupted = False
-        self._end = float("inf")
+        self._budget: Budget | None = None
         self._before: list[Any] = []
 
     def __enter__(self) -> Watch:
@@ -58,18 +76,22 @@ class Watch:
         signal.setitimer(signal.ITIMER_REAL, *timer)
 
     def run(self, action: Callable[[], R], seconds: float) -> R:
-        """What `action` returns. Raises TimeUpError, KeyboardInterrupt and what it raises."""
+        """What `action` returns within a budget of `seconds`.
+
+        Raises TimeUpError, KeyboardInterrupt and what it raises.
+        """
         self.check()
+        look = min(max(seconds, 0.001), LOOK_SECONDS)
         try:
-            self._end = time.monotonic() + seconds
-            signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), REPEAT_SECONDS)
+            self._budget = Budget(seconds)
+            signal.setitimer(signal.ITIMER_REAL, look, look)
             return action()
         finally:
             self.rest()
 
     def rest(self) -> None:
         """Nothing is being watched."""
-        self._end = float("inf")
+        self._budget = None
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def check(self) -> None:
@@ -78,12 +100,12 @@ class Watch:
             raise KeyboardInterrupt
 
     def _ring(self, *_: Any) -> None:
-        if time.monotonic() >= self._end:
+        if self._budget is not None and self._budget.left <= 0:
             raise TimeUpError
 
     def _interrupt(self, *_: Any) -> None:
         self.interrupted = True
-        if self._end != float("inf"):
+        if self._budget is not None:
             raise KeyboardInterrupt
 
 
@@ -91,15 +113,15 @@ class Attempts:
     """Does one thing for each name, within the time there is, and notes who failed and why."""
 
     def __init__(self, watch: Watch, seconds: float) -> None:
-        """`seconds` for all names together."""
+        """`seconds` of processor time for all names together."""
         self.lost: dict[str, str] = {}
         self._watch = watch
         self._limit = seconds * SHARE
-        self._end = time.monotonic() + seconds
+        self._budget = Budget(seconds)
 
     def do(self, name: str, action: Callable[[], object], value: object = None) -> bool:
         """Whether `action` succeeded. Raises KeyboardInterrupt when the host interrupts."""
-        left = self._end - time.monotonic()
+        left = self._budget.left
         if left <= 0:
             self.lost[name] = "there was no time left"
             return False

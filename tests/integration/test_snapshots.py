@@ -58,8 +58,12 @@ def dump(kernel: GuestKernel, **options: Any) -> tuple[dict[str, Any], list[byte
 def load(kernel: GuestKernel, parts: list[bytes], **options: Any) -> dict[str, Any]:
     for part in parts:
         ask(kernel, "kernel_mcp_load_part_request", {}, [part])
-    reply, _ = ask(kernel, "kernel_mcp_load_request", {"seconds": 8, "leave": [], **options})
-    return reply
+    return step(kernel, **options)
+
+
+def step(kernel: GuestKernel, **options: Any) -> dict[str, Any]:
+    content = {"seconds": 8, "count": 0, "leave": [], "files": [], **options}
+    return ask(kernel, "kernel_mcp_load_request", content)[0]
 
 
 @pytest.fixture
@@ -155,9 +159,79 @@ def test_names_that_python_and_ipython_keep_are_not_taken(tmp_path: Path) -> Non
         assert [item["name"] for item in reply["variables"]] == ["x"]
 
 
-def test_more_variables_than_are_kept_are_counted(tmp_path: Path) -> None:
+def test_more_variables_than_are_kept_are_all_named(tmp_path: Path) -> None:
     with guest(tmp_path) as kernel:
         kernel.run("globals().update({f'v{i}': i for i in range(2500)})")
         reply, _ = dump(kernel)
         assert len(reply["names"]) == 2000
-        assert reply["lost"] == {"500 more": "only 2,000 variables are kept"}
+        assert list(reply["lost"]) == [f"v{i}" for i in range(2000, 2500)]
+        assert set(reply["lost"].values()) == {"only 2,000 variables are kept"}
+
+
+def test_names_that_code_gives_another_meaning_are_its_own(
+    kernels: tuple[GuestKernel, GuestKernel],
+) -> None:
+    old, new = kernels
+    old.run("'a result'")
+    old.run("_ = In = 5\n_i = [6]\n_7 = None\nglobals()['x' * 300] = globals()['a\\nb'] = 1")
+    reply, parts = dump(old)
+    assert reply["names"] == ["In", "_", "_i", "_7"]
+    assert list(reply["lost"]) == ["xxxxxxxxxxxxxxxxxxxx…", "a\\nb…"]
+    load(new, parts)
+    assert new.run("_, In, _7, Out[1]").outputs()[0].endswith("(5, 5, None, 'a result')")
+
+
+def test_variables_are_loaded_in_steps_where_one_may_do_harm(
+    kernels: tuple[GuestKernel, GuestKernel],
+) -> None:
+    old, new = kernels
+    old.run(BAD)
+    reply, parts = dump(old, shared=False)
+    assert reply["stored"] == ["Bad", "a", "c", "common", "bad", "b", "d"]
+    assert load(new, parts, count=1)["names"] == ["Bad"]
+    found = step(new, count=2, leave=["c"])
+    assert found["names"] == ["a", "common"]
+    assert found["left"] == 3
+    found = step(new)
+    assert found["lost"] == {"bad": "ValueError: no"}
+    assert found["left"] == 0
+    assert new.run("a, b, 'c' in dir()").outputs() == ["execute_result:(1, [['common']], False)"]
+
+
+SLOW = """
+import time
+end = time.thread_time() + 1.5
+while time.thread_time() < end:
+    pass
+class Thing: pass
+"""
+
+
+def test_imports_take_nothing_of_the_time_of_a_variable(
+    kernels: tuple[GuestKernel, GuestKernel],
+) -> None:
+    old, new = kernels
+    for kernel in kernels:
+        (kernel.workspace / "slow.py").write_text(SLOW)
+        kernel.run("import sys; sys.path.insert(0, '.')")
+    old.run("import slow; x = slow.Thing(); del slow")
+    _, parts = dump(old, seconds=8)
+    assert load(new, parts, seconds=8)["names"] == ["sys", "x"]
+    assert load(kernels[1], dump(old, seconds=4)[1], seconds=4)["lost"] == {}
+
+
+def test_files_in_folders_of_the_kernel_are_named_and_looked_for(
+    kernels: tuple[GuestKernel, GuestKernel], tmp_path: Path
+) -> None:
+    old, new = kernels
+    (tmp_path / "1" / ".cache").mkdir()
+    (tmp_path / "1" / ".cache" / "font").write_text("not told")
+    kept, gone = tmp_path / "1" / "kept.csv", tmp_path / "1" / "gone.csv"
+    kept.write_text("x")
+    gone.write_text("x")
+    reply, parts = dump(old)
+    assert {str(kept), str(gone)} <= set(reply["files"])
+    assert not any("font" in path for path in reply["files"])
+    gone.unlink()
+    found = load(new, parts, files=[str(kept), str(gone)])
+    assert found["missing"] == [str(gone)]

@@ -40,6 +40,7 @@ class FakeKernel:
         self._source = source
         self._dump = b""
         self._arrived = b""
+        self._loaded: set[str] = set()
         self._waiting: Run | None = None
         self._pending: Answer | None = None
 
@@ -70,7 +71,7 @@ class FakeKernel:
             self._waiting.on_reply({"status": "ok"})
             self._waiting.on_idle()
             self._waiting = None
-        if self._pending is not None and self._source.dump != "stuck":
+        if self._pending is not None and self._source.dump != "stuck" and not self._source.stuck:
             self._answer(self._pending, {"status": "aborted"})
 
     def rehearse(self, code: str) -> Run:
@@ -122,6 +123,9 @@ class FakeKernel:
             "status": "ok",
             "size": self._source.size or len(self._dump),
             "names": list(kept),
+            "stored": list(kept),
+            "copies": self._source.copies,
+            "files": self._source.files,
             "lost": lost,
             "variables": [{"name": name, "type": "str", "preview": kept[name]} for name in kept],
         }
@@ -144,17 +148,33 @@ class FakeKernel:
         dump = json.loads(self._arrived)
         lost: dict[str, str] = {}
         behind = []
-        for name, value in dump["values"].items():
-            if name in content["leave"]:
-                continue
+        self._loaded |= set(content["leave"])
+        left = {k: v for k, v in dump["values"].items() if k not in self._loaded}
+        for name in list(left)[: content["count"] or None]:
+            value = left.pop(name)
+            self._loaded.add(name)
             if lost and dump["shared"]:
                 behind.append(name)
+            elif name in self._source.deadly:
+                self._pending = answer
+                self.die()
+                return
+            elif name in self._source.stuck:
+                self._pending = answer
+                return
             elif name in self._source.unreadable:
                 lost[name] = "ValueError: cannot be read"
             else:
                 self.variables[name] = value
-        names = list(self.variables)
-        self._answer(answer, {"status": "ok", "names": names, "lost": lost, "behind": behind})
+        reply = {
+            "status": "ok",
+            "names": list(self.variables),
+            "lost": lost,
+            "behind": behind,
+            "left": len(left),
+            "missing": content["files"],
+        }
+        self._answer(answer, reply)
 
     def _answer(self, answer: Answer, content: dict[str, Any], *buffers: bytes) -> None:
         answer.message = Message("reply", "", content, buffers)
@@ -171,6 +191,10 @@ class FakeSource:
         self.asked: list[str] = []
         self.unpicklable: dict[str, str] = {}
         self.unreadable: set[str] = set()
+        self.deadly: set[str] = set()
+        self.stuck: set[str] = set()
+        self.copies: list[str] = []
+        self.files: list[str] = []
         self.dump = self.load = ""
         self.size = 0
         self.refuse = ""

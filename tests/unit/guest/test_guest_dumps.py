@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 
+from kernel_specs.restricted.arrays import ArrayReducer
 from kernel_specs.restricted.dumps import BUFFER_BYTES, Arrival, Dump, Room, Segment
 from kernel_specs.restricted.watch import TooLargeError
 
 
-def plain_pickler(file: Any, aside: Callable[[Any], bool]) -> Any:
-    return pickle.Pickler(file, protocol=5, buffer_callback=aside)
+class PlainPickler(pickle.Pickler):
+    """Knows of no modules and of no arrays."""
+
+    def __init__(self, file: Any, aside: Callable[[Any], bool]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=aside)
+        self.modules: dict[str, None] = {}
+        self.arrays = ArrayReducer()
 
 
 class Large:
@@ -43,7 +49,7 @@ def iter_of_nothing() -> Any:
 
 def filled(values: dict[str, Any], size: int = 10**9) -> tuple[Segment, dict[str, str]]:
     """A segment with the values that could be pickled, and why others could not."""
-    segment = Segment(Room(size), plain_pickler)
+    segment = Segment(Room(size), PlainPickler)
     lost = {name: why for name, value in values.items() if (why := added(segment, name, value))}
     return segment, lost
 

@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from time import monotonic
 
 import pytest
 
 from kernel_specs.restricted.reasons import CannotKeepError, reason_for
-from kernel_specs.restricted.watch import Attempts, TimeUpError, Watch
+from kernel_specs.restricted.watch import PATIENCE, Attempts, TimeUpError, Watch
 
 
 def for_ever() -> None:
@@ -36,6 +37,20 @@ def test_what_takes_too_long_is_ended() -> None:
     with Watch() as watch, pytest.raises(TimeUpError):
         watch.run(for_ever, 0.05)
     assert monotonic() - start < 2
+
+
+def test_time_that_only_passes_counts_a_tenth() -> None:
+    def wait() -> str:
+        time.sleep(0.3)  # as on a machine that has no processor for this
+        return "done"
+
+    with Watch() as watch:
+        assert watch.run(wait, 0.1) == "done"
+
+
+def test_code_that_waits_for_ever_is_ended_too() -> None:
+    with Watch() as watch, pytest.raises(TimeUpError):
+        watch.run(threading.Event().wait, 0.2 / PATIENCE)
 
 
 def test_a_swallowed_limit_comes_again() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
 pytestmark = [pytest.mark.anyio]
@@ -71,3 +72,33 @@ async def test_a_session_that_does_not_go_to_sleep_holds_up_no_other(tmp_path: P
                 await anyio.lowlevel.checkpoint()
         assert stubborn.state != "hibernated"
         tasks.cancel_scope.cancel()
+
+
+async def test_a_session_that_would_lose_something_is_asked_ever_more_rarely(
+    tmp_path: Path,
+) -> None:
+    clock, source = FakeClock(), FakeSource()
+    source.unpicklable["x"] = "thread lock"
+    manager = new_manager(tmp_path, source, clock)
+    async with manager.running():
+        session = await manager.create(Caller())
+        await run(session, "x = 1")
+        reaper = Reaper(manager, 60, clock)
+        clock.now += 60
+        pauses = []
+        for _ in range(8):
+            assert reaper.expired() == [session]
+            await reaper.collect()
+            assert session.state == "idle"
+            pauses.append(session.spared_until - clock.now)
+            clock.now = session.spared_until
+        assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+        await run(session, "y = 1")
+        clock.now += 60
+        await reaper.collect()
+        assert session.spared_until - clock.now == 60
+
+
+async def run(session: Session, code: str) -> None:
+    with anyio.fail_after(60):
+        await session.submit(code, 0).finished.wait()

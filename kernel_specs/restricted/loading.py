@@ -1,0 +1,129 @@
+"""Variables on their way into a kernel: all at once, or step by step to find one that does harm."""
+
+# The shell is a traitlets class.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import builtins
+import io
+import linecache
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from kernel_specs.restricted.dumps import RESULT, Arrival
+from kernel_specs.restricted.pickles import IMPORT
+from kernel_specs.restricted.watch import Attempts, Watch
+
+
+class Loading:
+    """A dump that has arrived, loaded into `shell` in one step or in several."""
+
+    def __init__(self, shell: Any, arrival: Arrival) -> None:
+        """The history comes back first."""
+        self._shell = shell
+        self._header = arrival.header
+        self._segments = list(zip(arrival.header["segments"], arrival.segments, strict=True))
+        arrival.segments = []
+        self._unpickler: pickle.Unpickler | None = None
+        self._names: list[str] = []
+        self._modules: Mapping[str, list[str]] = {}
+        self._values: dict[str, Any] = {}
+        self._behind: list[str] = []
+        self._leave: set[str] = set()
+        _restore_history(shell, self._header)
+
+    def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Load `count` variables, or all where it is 0, but none that a step named in `leave`.
+
+        `seconds` are for all of them together, and as many again for imports, which come first.
+        `files` are paths to look for. The reply names what came, `lost` with reasons, `behind` what
+        was stored after one that could not be read; `missing` files are not to be seen here, and
+        `left` variables have still to be loaded. Raises KeyboardInterrupt.
+        """
+        self._leave |= set(content["leave"])
+        before = set(self._values)
+        done = len(self._behind)
+        with Watch() as watch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            attempts = Attempts(watch, content["seconds"])
+            imports = Attempts(watch, content["seconds"])
+            count = content["count"] or sys.maxsize
+            while count and (name := self._next()) is not None:
+                for module in self._modules.get(name, ()):
+                    if module not in sys.modules:
+                        imports.do(module, partial(_import, module))
+                if not attempts.do(name, partial(self._load, name)):
+                    self._behind += self._names
+                    self._names = []
+                count -= 1
+        order = [name for name in self._header["order"] if name in self._values]
+        if not self._left:
+            self._finish(order)
+        return {
+            "names": [name for name in order if name not in before],
+            "lost": attempts.lost,
+            "behind": self._behind[done:],
+            "left": self._left,
+            "missing": [path for path in content["files"] if not os.path.lexists(path)],
+        }
+
+    @property
+    def _left(self) -> int:
+        return len(self._names) + sum(len(segment["names"]) for segment, _ in self._segments)
+
+    def _next(self) -> str | None:
+        """The next name, of the next segment where one has been read."""
+        while not self._names and self._segments:
+            segment, (pickles, buffers) = self._segments.pop(0)
+            self._names = [name for name in segment["names"] if name not in self._leave]
+            self._modules = segment["modules"]
+            file = io.BytesIO(pickles)
+            pickles.clear()
+            self._unpickler = pickle.Unpickler(file, buffers=buffers)
+        return self._names.pop(0) if self._names else None
+
+    def _load(self, name: str) -> None:
+        assert self._unpickler is not None
+        self._values[name] = value = self._unpickler.load()[0]
+        if not RESULT.fullmatch(name):
+            self._shell.user_ns[name] = value
+
+    def _finish(self, order: list[str]) -> None:
+        """Put the names in their order, and results where IPython has them."""
+        names = self._shell.user_ns
+        for name in order:
+            if name in names:
+                names[name] = names.pop(name)
+        _restore_results(self._shell, self._values)
+
+
+def _import(name: str) -> None:
+    """Import as a cell would, so that the import policy has its say."""
+    eval(IMPORT, {"__builtins__": builtins, "name": name})
+
+
+def _restore_results(shell: Any, values: Mapping[str, Any]) -> None:
+    found = {int(name[4:-1]): value for name, value in values.items() if RESULT.fullmatch(name)}
+    shell.user_ns["_oh"].update(found)
+    names = {f"_{number}": value for number, value in found.items()}
+    for name, number in zip(("_", "__", "___"), sorted(found, reverse=True), strict=False):
+        if name not in values:  # code has given it another meaning, which IPython respects
+            names[name] = found[number]
+            setattr(shell.displayhook, name, found[number])
+    shell.push(names, interactive=False)
+
+
+def _restore_history(shell: Any, header: Mapping[str, Any]) -> None:
+    for name, number, text in header["sources"]:
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        if number is not None:
+            shell.compile._filename_map[name] = number
+    manager = shell.history_manager
+    manager.input_hist_parsed[:], manager.input_hist_raw[:] = header["inputs"]
+    shell.execution_count = header["execution_count"]
