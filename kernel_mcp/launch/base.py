@@ -121,6 +121,10 @@ class KernelHandle(Protocol):
         """How it ended, or None while it lives."""
 
     @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, so that it does nothing until it is continued."""
+
+    @property
     def limits(self) -> KernelLimits:
         """What it may use."""
 

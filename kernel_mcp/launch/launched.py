@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import Protocol
 
 from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, Usage
+from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.limits.kernel import KernelLimits
-
-
-class KernelProcess(Protocol):
-    """A kernel with all it has started; no signal does anything once it has ended."""
-
-    @property
-    def exit(self) -> ExitStatus | None:
-        """How it ended, or None while it lives."""
-
-    def interrupt(self) -> None:
-        """Send SIGINT to the kernel's process group."""
-
-    def signal(self, number: int) -> None:
-        """Send any signal to the kernel alone."""
-
-    def kill(self) -> None:
-        """SIGKILL to every process of the sandbox."""
-
-    async def wait(self) -> ExitStatus:
-        """Return how it ended as soon as it has."""
 
 
 class LaunchedKernel:
@@ -36,16 +16,14 @@ class LaunchedKernel:
     def __init__(
         self,
         *,
-        pid: int,
         connection: ConnectionInfo,
         boundary: tuple[str, ...],
-        process: KernelProcess,
+        process: ConfinedProcess,
         limits: KernelLimits,
         recorder: Recorder,
         resources: AsyncExitStack,
     ) -> None:
         self.process = process
-        self._pid = pid
         self._connection = connection
         self._boundary = boundary
         self._limits = limits
@@ -55,7 +33,7 @@ class LaunchedKernel:
     @property
     def pid(self) -> int:
         """Process id of the kernel itself, as the host sees it."""
-        return self._pid
+        return self.process.pid
 
     @property
     def connection(self) -> ConnectionInfo:
@@ -71,6 +49,11 @@ class LaunchedKernel:
     def exit(self) -> ExitStatus | None:
         """How it ended, or None while it lives."""
         return self.process.exit
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, so that it does nothing until it is continued."""
+        return self.process.stopped
 
     @property
     def limits(self) -> KernelLimits:

@@ -11,7 +11,6 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Barrier, explained, surely
-from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest
 from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
 from kernel_mcp.launch.inspector import Inspector
@@ -20,13 +19,11 @@ from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.spawned import Spawned
 from kernel_mcp.launch.trees import give_tree, remove_tree
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.sandbox.base import GuestPaths, Identity, Sandbox, SandboxRequest
-
-EXIT_WAIT_S = 2.0
-"""How long a kernel that failed to get ready may take to end by itself, for its exit status."""
 
 
 class LocalLauncher:
@@ -84,8 +81,8 @@ class LocalLauncher:
             process = self._start(request, folder, wanted, identity, inherited, limits)
             undo.push_async_callback(process.aclose)
             limits.kill = process.kill
-            pid = await self._ready(process, channel)
-            inspected = self._inspector.inspect(pid, process.pidfd, identity)
+            await process.ready(channel, self._start_timeout_s)
+            inspected = self._inspector.inspect(process.pid, process.pidfd, identity)
             undo.callback(inspected.forget)
             limits.admit(process.pids)
             await limits.settled()
@@ -93,7 +90,6 @@ class LocalLauncher:
             if identity is not None:
                 seal(folder, identity)
             return LaunchedKernel(
-                pid=pid,
                 connection=wanted,
                 boundary=("started cold", *inspected.words),
                 process=process,
@@ -136,31 +132,7 @@ class LocalLauncher:
             for fd in inherited:
                 os.close(fd)
             raise
-        return ConfinedProcess(limits.command(command), limits.explain)
-
-    async def _ready(self, process: ConfinedProcess, channel: ReadinessChannel) -> int:
-        """Wait for the kernel's word; its process id.
-
-        Raises LaunchError with the end of what it wrote.
-        """
-        try:
-            with anyio.fail_after(self._start_timeout_s):
-                pid = await channel.wait()
-            process.adopt(pid)
-            return pid
-        except TimeoutError:
-            reason = (
-                f"the kernel was not ready after {self._start_timeout_s:g} s; the machine may be "
-                "overloaded: try again, or raise the start timeout"
-            )
-        except LaunchError as failure:
-            with anyio.move_on_after(EXIT_WAIT_S):
-                await process.wait()
-            reason = str(failure)
-        if process.exit is not None:
-            reason = f"{reason} ({process.exit.describe()})"
-        output = process.output.strip()
-        raise LaunchError(f"{reason}. It wrote:\n{output}" if output else f"{reason}.")
+        return ConfinedProcess(Spawned(limits.command(command)), limits.explain)
 
 
 def _furnish(

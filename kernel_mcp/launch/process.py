@@ -1,129 +1,159 @@
-"""One confined process with all it starts: spawned, watched through pidfds, ended as a whole."""
+"""One confined process with all it starts, however it came to be: signalled, ended as a whole.
+
+ConfinedProcess    the one face of it, for cold and forked kernels alike
+Start              how it was started, how all of it is killed and how its end becomes known
+Spawned          a child of the server, bubblewrap in front of it as a rule (spawned.py)
+Forked           made by a template, which tells of its end (template_kernel.py)
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
 import logging
-import os
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack
+from typing import Protocol
 
 import anyio
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ExitStatus
-from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.tail import OutputTail
-from kernel_mcp.launch.watched import Watched, parent_of
-from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.launch.watched import Watched
 
 logger = logging.getLogger(__name__)
 
-STATUS_WAIT_S = 1.0
-"""How long an end waits to learn the sandbox's first process: known some ms after the start."""
+EXIT_WAIT_S = 2.0
+"""How long a kernel that failed to get ready may take to end by itself, for its exit status."""
 END_WAIT_S = 10.0
 """How long killed processes may take to end."""
 
+OnEnd = Callable[[int | None], None]
+"""Told the exit code as `subprocess` gives it, None where nobody knows how a process ended."""
+
+
+class Start(Protocol):
+    """The processes of one sandbox. No signal does anything once they have ended."""
+
+    wrapped: bool
+    """Whether a process in front of the kernel gives death by signal n as exit code 128 + n."""
+    tail: OutputTail
+    """What they write; closed by `close`."""
+
+    @property
+    def kernel(self) -> Watched | None:
+        """The process to interrupt, once it is known."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Those that are known: what was started first, the kernel last."""
+
+    def begin(self, on_end: OnEnd) -> None:
+        """Have `on_end` called at the end of the kernel, at once when that has been."""
+
+    def adopt(self, pid: int) -> None:
+        """Take `pid` as the kernel. Raises LaunchError when it is not of this sandbox."""
+
+    def kill(self) -> None:
+        """SIGKILL to all of them; whoever has to take note of their end is continued."""
+
+    async def settled(self) -> None:
+        """Return when it is known whom to kill, some ms after the start."""
+
+    async def gone(self) -> None:
+        """Return when all of them are gone."""
+
+    def close(self) -> None:
+        """Close every descriptor."""
+
 
 class ConfinedProcess:
-    """A running `SandboxCommand`.
+    """A kernel, or another command, in its sandbox.
 
     Has to be made and used on the event loop's thread: the kernel dies with the thread that
     started it, and its end is noticed by the loop.
     """
 
     def __init__(
-        self,
-        command: SandboxCommand,
-        explain: Callable[[ExitStatus], ExitStatus] = lambda status: status,
+        self, start: Start, explain: Callable[[ExitStatus], ExitStatus] = lambda status: status
     ) -> None:
-        """Start the command; `explain` adds the cause to how it ended.
-
-        Raises LaunchError when it cannot be executed.
-        """
-        self._explain = explain
-        self._loop = asyncio.get_running_loop()
-        self._status_fd = command.status_fd
-        self._wrapped = command.status_fd >= 0
-        self._detached = command.detached
-        self._first: Watched | None = None
-        self._kernel: Watched | None = None
-        self._status = b""
-        self._status_known = anyio.Event()
-        self._ended = anyio.Event()
+        """Take over what has been started; `explain` adds the cause to how it ended."""
+        self.start = start
+        self.explain = explain
         self.exit: ExitStatus | None = None
-        with ExitStack() as undo:
-            if self._wrapped:
-                undo.callback(self._close_status)
-            self._popen, read = spawn(command)
-            undo.callback(self._popen.wait)
-            undo.callback(self._popen.kill)
-            self._tail = OutputTail(read, self._loop)
-            undo.callback(self._tail.close)
-            self._outer = Watched(self._popen.pid, self._loop, self._on_end)
-            undo.pop_all()
-        if self._wrapped:
-            self._loop.add_reader(self._status_fd, self._on_status)
+        self._ended = anyio.Event()
+        self._closed = False
+        start.begin(self._on_end)
 
     @property
     def output(self) -> str:
         """The last that it wrote to its standard output and error."""
-        return self._tail.text()
+        return self.start.tail.text()
 
     @property
     def pids(self) -> list[int]:
         """Those of its processes that are known: what was started first, the kernel last."""
-        known = (self._outer, self._first, self._kernel)
-        return [watched.pid for watched in known if watched is not None]
+        return self.start.pids
+
+    @property
+    def pid(self) -> int:
+        """Process id of the kernel itself from `adopt` on, -1 before."""
+        kernel = self.start.kernel
+        return kernel.pid if kernel is not None else -1
 
     @property
     def pidfd(self) -> int:
         """Stands for the kernel itself from `adopt` on, -1 before."""
-        return self._kernel.pidfd if self._kernel is not None else -1
+        kernel = self.start.kernel
+        return kernel.pidfd if kernel is not None else -1
 
-    def adopt(self, pid: int) -> None:
-        """Take `pid` as the process to interrupt. Raises LaunchError when it is not of this tree.
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the kernel."""
+        kernel = self.start.kernel
+        return self.exit is None and kernel is not None and kernel.stopped
 
-        The number comes with the credentials of the message that the kernel has sent.
+    async def ready(self, channel: ReadinessChannel, timeout_s: float) -> None:
+        """Wait for the kernel's word, and take the process that has sent it as the kernel.
+
+        Raises LaunchError with the end of what it wrote.
         """
         try:
-            self._kernel = Watched(pid, self._loop, None)
-            # after opening: from here on the number can only mean this process
-            parent = parent_of(pid)
-        except ProcessLookupError:
-            raise LaunchError("the kernel ended right after it had become ready") from None
-        if self._wrapped:
-            belongs = self._first is not None and parent == self._first.pid
-        else:
-            belongs = pid == self._popen.pid
-        if not belongs:
-            raise LaunchError(
-                f"the kernel's readiness came from process {pid}, which is not the one that was "
-                "started; report this as a defect"
+            with anyio.fail_after(timeout_s):
+                pid = await channel.wait()
+            self.start.adopt(pid)
+            return
+        except TimeoutError:
+            reason = (
+                f"the kernel was not ready after {timeout_s:g} s; the machine may be "
+                "overloaded: try again, or raise the start timeout"
             )
+        except LaunchError as failure:
+            with anyio.move_on_after(EXIT_WAIT_S):
+                await self.wait()
+            reason = str(failure)
+        if self.exit is not None:
+            reason = f"{reason} ({self.exit.describe()})"
+        output = self.output.strip()
+        raise LaunchError(f"{reason}. It wrote:\n{output}" if output else f"{reason}.")
 
     def interrupt(self) -> None:
-        """Send SIGINT to the kernel's process group."""
-        if self._kernel is not None and self.exit is None:
-            self._kernel.signal_group(signal.SIGCONT)  # a stopped process would not react
-            self._kernel.signal_group(signal.SIGINT)
+        """Send SIGINT to the kernel's process group, which is continued where it is stopped."""
+        kernel = self.start.kernel
+        if kernel is not None and self.exit is None:
+            kernel.signal_group(signal.SIGCONT)  # a stopped process would not react
+            kernel.signal_group(signal.SIGINT)
 
     def signal(self, number: int) -> None:
         """Send any signal to the kernel itself."""
-        if self._kernel is not None and self.exit is None:
-            self._kernel.signal(number)
+        kernel = self.start.kernel
+        if kernel is not None and self.exit is None:
+            kernel.signal(number)
 
     def kill(self) -> None:
         """SIGKILL to every process of the sandbox."""
-        if self._first is not None:
-            self._first.signal(signal.SIGKILL)
-        elif self.exit is None:
-            if not self._wrapped:
-                self._kill_group()
-            self._outer.signal(signal.SIGKILL)
+        if not self._closed:
+            self.start.kill()
 
     async def wait(self) -> ExitStatus:
         """Return how it ended as soon as it has."""
@@ -136,72 +166,31 @@ class ConfinedProcess:
 
         A process that hangs in a system call of a broken disk is left to itself after a while.
         """
+        if self._closed:
+            return
         with anyio.CancelScope(shield=True):
-            if self._wrapped:
-                with anyio.move_on_after(STATUS_WAIT_S):
-                    await self._status_known.wait()
+            await self.start.settled()
             self.kill()
             with anyio.move_on_after(END_WAIT_S) as patience:
                 await self._ended.wait()
-                if self._first is not None:
-                    await self._first.gone.wait()
+                await self.start.gone()
             if patience.cancelled_caught:
-                logger.error("process %d does not end although it was killed", self._popen.pid)
-        if self._first is not None:
-            self._first.reap()
-        for watched in (self._outer, self._first, self._kernel):
-            if watched is not None:
-                watched.close()
-        self._tail.close()
-        self._close_status()
+                logger.error("process %d does not end although it was killed", self.pids[0])
+        if not self._closed:
+            self._closed = True
+            self.start.close()
 
-    def _on_status(self) -> None:
-        """Read bubblewrap's report, which arrives in pieces, up to the first process's id."""
-        try:
-            piece = os.read(self._status_fd, 4096)
-        except BlockingIOError:
+    def _on_end(self, code: int | None) -> None:
+        if self.exit is not None:
             return
-        self._status += piece
-        first, complete, _ = self._status.partition(b"\n")
-        if not complete and piece:
-            return
-        self._loop.remove_reader(self._status_fd)
-        if complete:
-            with contextlib.suppress(ProcessLookupError):
-                self._watch_first(json.loads(first)["child-pid"])
-        self._status_known.set()
-
-    def _watch_first(self, pid: int) -> None:
-        """Hold the sandbox's first process. Raises ProcessLookupError when it is gone."""
-        with ExitStack() as undo:
-            found = Watched(pid, self._loop, None)
-            undo.callback(found.close)
-            # a detached one is held to be the right one by `adopt`, as the kernel's parent
-            if self._detached or parent_of(pid) == self._popen.pid:
-                self._first = found
-                undo.pop_all()
-
-    def _on_end(self) -> None:
-        # what the kernel left behind; before the wait, which gives the group's number free
-        if self._first is not None:
-            self._first.signal(signal.SIGKILL)
-        elif not self._wrapped:
-            self._kill_group()
-        code = self._popen.wait()
-        self._tail.drain()
-        ended = exit_status(code, wrapped=self._wrapped, output=self.output)
-        self.exit = self._explain(ended)
+        self.start.kill()  # what the kernel has left behind
+        self.start.tail.drain()
+        if code is None:
+            ended = ExitStatus(signal=signal.SIGKILL, detail="nobody was left to say how")
+        else:
+            ended = exit_status(code, wrapped=self.start.wrapped, output=self.output)
+        self.exit = self.explain(ended)
         self._ended.set()
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-
-    def _close_status(self) -> None:
-        if self._status_fd >= 0:
-            self._loop.remove_reader(self._status_fd)
-            os.close(self._status_fd)
-            self._status_fd = -1
 
 
 def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:

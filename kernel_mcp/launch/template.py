@@ -25,11 +25,12 @@ from kernel_mcp.launch.base import (
 )
 from kernel_mcp.launch.inspector import Inspector
 from kernel_mcp.launch.launched import LaunchedKernel
+from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.tail import OutputTail
-from kernel_mcp.launch.template_kernel import ForkedProcess
+from kernel_mcp.launch.template_kernel import READY_S, Forked
 from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
 from kernel_mcp.launch.template_supervisor import TemplateSupervisor
 from kernel_mcp.launch.template_trees import detached
@@ -188,8 +189,8 @@ class TemplateLauncher:
             process = await self._start(template, request, folder, identity, inherited)
             undo.push_async_callback(process.aclose)
             process.explain, limits.kill = limits.explain, process.kill
-            limits.admit((process.init_pid, process.pid))
-            await process.ready(channel)
+            limits.admit(process.pids)
+            await process.ready(channel, READY_S)
             inspected = self._inspector.inspect(
                 process.pid, process.pidfd, identity, forked=True, others=proof.namespaces
             )
@@ -199,7 +200,6 @@ class TemplateLauncher:
             if identity is not None:
                 local.seal(folder, identity)
             return LaunchedKernel(
-                pid=process.pid,
                 connection=connection,
                 boundary=("forked from a template that was tried", *inspected.words),
                 process=process,
@@ -216,7 +216,7 @@ class TemplateLauncher:
         identity: Identity | None,
         inherited: tuple[int, int],
         trial: Mapping[str, Any] | None = None,
-    ) -> ForkedProcess:
+    ) -> ConfinedProcess:
         with ExitStack() as sent, ExitStack() as undo:
             for fd in inherited:
                 sent.callback(os.close, fd)
@@ -233,7 +233,7 @@ class TemplateLauncher:
             }
             fork = await template.fork(message, [*inherited, write, *trees])
             undo.pop_all()
-            return ForkedProcess(fork, OutputTail(read, asyncio.get_running_loop()))
+            return ConfinedProcess(Forked(fork, OutputTail(read, asyncio.get_running_loop())))
 
     def _places(
         self, request: KernelRequest, folder: Path, sent: ExitStack, *, bind: bool

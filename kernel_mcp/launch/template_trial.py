@@ -12,9 +12,10 @@ from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import local
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
 from kernel_mcp.launch.inspector import Inspector
+from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.launch.template_kernel import ForkedProcess
+from kernel_mcp.launch.template_kernel import READY_S
 from kernel_mcp.launch.template_process import Proof, TemplateProcess
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Identity, Sandbox
@@ -33,7 +34,7 @@ class Start(Protocol):
         identity: Identity | None,
         inherited: tuple[int, int],
         trial: Mapping[str, Any] | None = None,
-    ) -> ForkedProcess:
+    ) -> ConfinedProcess:
         """With `trial` it tries that instead of being a kernel. Raises TemplateError, OSError."""
 
 
@@ -85,7 +86,7 @@ class Prover:
                 trial={**probe.task, "workspace": shown.workspace},
             )
             undo.push_async_callback(process.aclose)
-            await process.ready(channel)
+            await process.ready(channel, READY_S)
             namespaces = self._inspector.lineage(process.pid)
             self._inspector.inspect(
                 process.pid, process.pidfd, identity, forked=True, others=namespaces

@@ -12,6 +12,7 @@ import anyio
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import ConfinedProcess
+from kernel_mcp.launch.spawned import Spawned
 from kernel_mcp.sandbox.base import Identity, Sandbox, SandboxRequest
 from kernel_mcp.settings import Limits
 
@@ -56,7 +57,7 @@ async def try_imports(
             ),
             identity,
         )
-        process = ConfinedProcess(command)
+        process = ConfinedProcess(Spawned(command))
         try:
             with anyio.fail_after(TRIAL_S):
                 ended = await process.wait()

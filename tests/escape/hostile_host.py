@@ -65,6 +65,10 @@ class HostileHandle:
             await anyio.wait_readable(self._process.stdout)
         assert self._process.stdout.readline() == b"ready\n"
 
+    @property
+    def stopped(self) -> bool:
+        return False
+
     def usage(self) -> Usage:
         return Usage()
 

@@ -24,7 +24,7 @@ from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.template_kernel import ForkedProcess
+from kernel_mcp.launch.template_kernel import Forked
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
@@ -151,7 +151,7 @@ async def against(attacker: Kernel, victim: Kernel, *, confined: bool) -> dict[s
         name=name,
         key=key,
         pid=handle.pid,
-        init=process.init_pid if isinstance(process, ForkedProcess) else _parent(handle.pid),
+        init=process.start.init.pid if isinstance(process.start, Forked) else _parent(handle.pid),
         templates=_ancestors(handle.pid),
         workspace=(place if place != "/workspace" else str(sockets.parents[1] / "w" / "session-1")),
         sockets=str(sockets),

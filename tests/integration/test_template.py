@@ -25,7 +25,7 @@ from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.template_kernel import ForkedProcess
+from kernel_mcp.launch.template_kernel import Forked
 from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
@@ -87,7 +87,7 @@ class Bench:
 
 def is_forked(kernel: Kernel) -> bool:
     assert isinstance(kernel.handle, LaunchedKernel)
-    return isinstance(kernel.handle.process, ForkedProcess)
+    return isinstance(kernel.handle.process.start, Forked)
 
 
 @asynccontextmanager

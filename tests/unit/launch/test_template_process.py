@@ -15,8 +15,9 @@ import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import template_process
+from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.tail import OutputTail
-from kernel_mcp.launch.template_kernel import ForkedProcess
+from kernel_mcp.launch.template_kernel import Forked
 from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_specs.template import packets
@@ -111,7 +112,7 @@ async def test_a_fork_gives_processes_that_can_be_signalled_and_tells_their_end(
         fork = await one.process.fork({}, [])
         read, write = os.pipe()
         os.close(write)
-        process = ForkedProcess(fork, OutputTail(read, one.process._loop))
+        process = ConfinedProcess(Forked(fork, OutputTail(read, one.process._loop)))
         assert process.exit is None
         assert process.pid > 0
         process.kill()
