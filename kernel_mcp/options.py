@@ -179,6 +179,11 @@ OPTIONS: tuple[Option, ...] = (
         "keep kernel environments here", "the user's cache folder",
     ),
     Option(
+        "cache-size", "cache_bytes", size, "Where things live", "SIZE",
+        "disk space of environments made for agents and of downloads: beyond it, and after 30 "
+        "days without use, they are removed", "10G",
+    ),
+    Option(
         "state-dir", "state_dir", path, "Where things live", "DIR",
         "keep sockets, logs and files of running servers here (at most 49 characters)",
         "a folder of yours in /var/tmp",

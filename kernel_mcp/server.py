@@ -43,6 +43,7 @@ from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.reaper import Reaper
@@ -108,13 +109,20 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             )
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)
-        environments = EnvironmentStore(settings.cache_dir, sources=sources(settings))
+        builder = builder_for(sandbox) if isinstance(sandbox, BwrapSandbox) else None
+        environments = EnvironmentStore(
+            settings.cache_dir,
+            sources=sources(settings),
+            builder=builder,
+            most_bytes=settings.cache_bytes,
+        )
         factory = KernelFactory(
             settings=settings,
             policy=Policy.for_allow(settings.allow, settings.profile),
             environments=environments,
             launcher=launcher,
             templates=templates,
+            demands=lambda: [session.demand for session in manager.sessions],
         )
         spares = _spares(settings, sandbox, run.path)
         pool = WarmPool(factory, size=spares, folder=folders.workspaces, layers=folders.layers)
@@ -141,8 +149,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         installer = Installer(
             settings=settings,
             rules=rules,
-            uv=environments.uv,
-            builder=builder_for(sandbox),
+            workshop=environments.workshop,
             sandbox=sandbox,
             factory=factory,
             scratch=run.path / "i",

@@ -86,7 +86,9 @@ class Settings:
     index_url       package index instead of uv's default; empty for that
     find_links      folders and pages with wheels, used beside the index
     offline         nothing is downloaded: only what uv has cached counts
-    install_bytes   packages that one session may add; 0 for no limit
+    install_bytes   packages that one session may add, downloaded or unpacked; 0 for no limit
+    cache_bytes     environments made for agents and uv's cache together, also any one environment;
+                    0 for no limit
     install_timeout_s  time one installation may take
     python          interpreter for kernels: version or path; empty for the server's own version
     output_chars    budget of text in one answer
@@ -122,6 +124,7 @@ class Settings:
     find_links: tuple[str, ...] = ()
     offline: bool = False
     install_bytes: int = 2 * GIB
+    cache_bytes: int = 10 * GIB
     install_timeout_s: float = 300.0
     python: str = ""
     log_level: str = "warning"

@@ -19,6 +19,7 @@ from kernel_mcp.boundary import proven_sandbox
 from kernel_mcp.doctor.orphan import killed_server
 from kernel_mcp.doctor.trials import LIMITS, TRIALS, Patient, Trial
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
+from kernel_mcp.environments.sources import sources
 from kernel_mcp.errors import (
     EnvironmentBuildError,
     KernelMcpError,
@@ -236,7 +237,7 @@ async def _environment(settings: Settings, tell: Tell) -> KernelEnvironment:
     async def progress(text: str) -> None:
         tell(text)
 
-    store = EnvironmentStore(settings.cache_dir)
+    store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     return await store.ensure(EnvironmentSpec(python=settings.python), progress)
 
 

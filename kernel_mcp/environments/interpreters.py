@@ -1,4 +1,9 @@
-"""Finds the Python a kernel environment is made from and says exactly which one it is."""
+"""Finds the Python a kernel environment is made from and says exactly which one it is.
+
+Every server finds out for itself: what is run on the host, and which folders kernels may read, is
+never taken from a file in the cache. No interpreter is started with packages: those of a virtual
+environment, which has some, are asked by the one that it was made from.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
-from hashlib import sha256
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -47,12 +51,29 @@ class Interpreter:
         return tuple(sorted({Path(self.prefix), Path(self.exec_prefix)}))
 
 
-class Interpreters:
-    """Resolves `--python`; answers are remembered on disk until the executable changes."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An answer, and what the executable looked like that gave it."""
 
-    def __init__(self, cache: Path, uv: Uv) -> None:
-        self._cache = cache
+    interpreter: Interpreter
+    path: str
+    stamp: tuple[int, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the executable is still the same."""
+        try:
+            return _stamp(self.path) == self.stamp
+        except OSError:
+            return False
+
+
+class Interpreters:
+    """Resolves `--python`; answers are remembered until the executable changes."""
+
+    def __init__(self, uv: Uv) -> None:
         self._uv = uv
+        self._known: dict[str, _Found] = {}
 
     async def find(self, request: str, progress: Progress | None = None) -> Interpreter:
         """The interpreter for a version, a path, or (empty) the server's own.
@@ -62,17 +83,18 @@ class Interpreters:
         own = _own()
         if _matches(request, own.version):
             return own
-        remembered = self._file(request)
-        found = _recall(remembered)
-        if found is None:
-            path = request if "/" in request else await self._locate(request, progress)
-            found = await self._probe(path, request)
-            _remember(remembered, found, path)
+        known = self.recalled(request)
+        if known is not None:
+            return known
+        path = request if "/" in request else await self._locate(request, progress)
+        found = await self._probe(path, request)
+        self._known[request] = _Found(found, path, _stamp(path))
         return found
 
     def recalled(self, request: str) -> Interpreter | None:
         """What `find` has answered before, if it is still there; asks nobody."""
-        return _recall(self._file(request))
+        known = self._known.get(request)
+        return known.interpreter if known is not None and known.holds else None
 
     async def versions(self) -> list[str]:
         """Versions that are installed and that kernels can run on, newest first."""
@@ -81,9 +103,6 @@ class Interpreters:
         )
         found = {version for version, _ in _usable(listed.output)}
         return sorted(found, key=Version, reverse=True)
-
-    def _file(self, request: str) -> Path:
-        return self._cache / f"{sha256(request.encode()).hexdigest()[:16]}.json"
 
     async def _locate(self, version: str, progress: Progress | None) -> str:
         find = ["python", "find", "--system", "--no-project", "--no-python-downloads", version]
@@ -112,7 +131,9 @@ class Interpreters:
         try:
             with anyio.fail_after(_PROBE_TIMEOUT_S):
                 done = await anyio.run_process(
-                    [path, "-I", "-c", _PROBE], check=False, stdin=subprocess.DEVNULL
+                    [_base_of(path), "-I", "-S", "-c", _PROBE],
+                    check=False,
+                    stdin=subprocess.DEVNULL,
                 )
             found = Interpreter(**json.loads(done.stdout))
         except (OSError, TimeoutError, ValueError, TypeError) as error:
@@ -147,28 +168,29 @@ def _pair(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _stamp(path: str) -> list[int]:
+def _stamp(path: str) -> tuple[int, ...]:
     status = Path(path).stat()
-    return [status.st_mtime_ns, status.st_size, status.st_ino]
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _recall(file: Path) -> Interpreter | None:
-    """What was found last time, unless the executable is another one by now."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content["stamp"] == _stamp(content["path"]):
-            return Interpreter(**content["interpreter"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return None
+def _base_of(path: str) -> str:
+    """The interpreter that a virtual environment was made from; any other is its own."""
+    executable = Path(path)
+    for folder in (executable.parent, executable.parent.parent):
+        try:
+            lines = (folder / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            continue
+        settings = {name.strip().lower(): text.strip() for name, _, text in map(_parted, lines)}
+        home = Path(settings.get("home", ""))
+        bases = (home / name for name in (executable.name, "python3", "python"))
+        base = next((each for each in bases if each.exists()), None)
+        return path if base is None or not home.is_absolute() else os.path.realpath(base)
+    return path
 
 
-def _remember(file: Path, found: Interpreter, path: str) -> None:
-    content = {"path": path, "stamp": _stamp(path), "interpreter": asdict(found)}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(content), encoding="utf-8")
-    draft.replace(file)
+def _parted(line: str) -> tuple[str, str, str]:
+    return line.partition("=")
 
 
 def _installed(output: str) -> str:

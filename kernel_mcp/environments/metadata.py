@@ -1,21 +1,33 @@
-"""What is installed in an environment, read from its `*.dist-info` folders without running it."""
+"""What is installed in an environment, read from its `*.dist-info` folders without running it.
+
+The folders are the packages' own: names that are none are passed over, so that what is listed can
+be shown, and a package that calls its module `subprocess` does not thereby open Python's own.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
+import re
+import stat
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from kernel_mcp.environments.spec import EnvironmentSpec
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.output.text import visible
 
-MANIFEST = "kernel-mcp.json"
-
+MAX_RECORD_BYTES = 64 * 1024 * 1024
+"""The list of files of a package: the largest that are known have some 2 MiB."""
 _SUFFIXES = (".py", ".so", ".pyd")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str]:
@@ -31,11 +43,26 @@ def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str
 def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:
     """The modules of every package in an environment."""
     root = env.python.parent.parent
-    provided = _recorded(root / MANIFEST)
+    provided = noted_modules(root)
     if provided is None:
         sites = root.glob("lib/python3*/site-packages")
         return {name: dist for site in sites for name, dist in installed_modules(site).items()}
     return provided
+
+
+def note_file(root: Path) -> Path:
+    """Where it is noted what an environment holds: outside of its folder, which packages fill."""
+    return root.with_name(f"{root.name}.json")
+
+
+def noted_modules(root: Path) -> Mapping[str, Iterable[str]] | None:
+    """The modules by package that are noted, or None when there is no usable note."""
+    try:
+        content = json.loads(note_file(root).read_text(encoding="utf-8"))
+        modules = content["modules"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return modules if isinstance(modules, dict) else None
 
 
 def installed_modules(site_packages: Path) -> dict[str, tuple[str, ...]]:
@@ -57,24 +84,42 @@ def installed_versions(site_packages: Path) -> tuple[str, ...]:
 def _distributions(site_packages: Path) -> dict[str, Path]:
     return {
         str(canonicalize_name(folder.stem.rpartition("-")[0])): folder
-        for folder in site_packages.glob("*.dist-info")
+        for folder in sorted(site_packages.glob("*.dist-info"))
+        if _is_distribution(folder.stem)
     }
+
+
+def _is_distribution(stem: str) -> bool:
+    """Whether `NAME-VERSION` has a name and a version."""
+    name, _, version = stem.rpartition("-")
+    try:
+        Version(version)
+    except InvalidVersion:
+        return False
+    return version.isascii() and _NAME.fullmatch(name) is not None
 
 
 def _modules(record: Path) -> set[str]:
     try:
-        with record.open(encoding="utf-8", newline="") as lines:
+        with open(os.open(record, _OPEN), encoding="utf-8", newline="") as lines:
+            status = os.fstat(lines.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RECORD_BYTES:
+                return set()
             files = [PurePosixPath(row[0]) for row in csv.reader(lines) if row]
-    except OSError:
+    except (OSError, ValueError, csv.Error):
         return set()
     code = [file for file in files if _is_code(file)]
     packages = {file.parent for file in code if file.name.split(".")[0] == "__init__"}
     found = set()
     for file in code:
         top = _top(file, packages)
-        if all(part.isidentifier() for part in top):
+        if all(map(_is_module, top)) and top[0] not in sys.stdlib_module_names:
             found.add(".".join(top))
     return found
+
+
+def _is_module(name: str) -> bool:
+    return name.isidentifier() and visible(name) == name
 
 
 def _is_code(file: PurePosixPath) -> bool:
@@ -87,13 +132,3 @@ def _top(file: PurePosixPath, packages: set[PurePosixPath]) -> tuple[str, ...]:
         if PurePosixPath(*file.parts[:depth]) in packages:
             return file.parts[:depth]
     return (*file.parts[:-1], file.name.split(".")[0])
-
-
-def _recorded(manifest: Path) -> Mapping[str, Iterable[str]] | None:
-    """The `modules` a manifest holds, or None when there is no usable one."""
-    try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
-        modules = content["modules"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return modules if isinstance(modules, dict) else None

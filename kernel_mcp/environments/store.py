@@ -1,9 +1,12 @@
 """`EnvironmentStore`: the cache folder of kernel environments.
 
-An environment is built in the folder it stays in, under a lock, and counts from the moment its
-manifest is written, which is the last step. It is not built aside and renamed: compiled files
-would then carry a path that no longer exists, and every import would pay to correct it. A build
-that was killed leaves a folder without a manifest, which the next one clears away.
+An environment is built in the folder it stays in, under a lock, and counts from the moment a note
+about it is written beside the folder, which is the last step. It is not built aside and renamed:
+compiled files would then carry a path that no longer exists, and every import would pay to correct
+it. A build that was killed leaves a folder without a note, which the next one clears away.
+
+Whoever uses an environment has a lease on it, the same lock held by many; what has no lease may be
+removed. So servers that share a cache take nothing from each other.
 
 Files are copied out of uv's cache, not hard-linked: a kernel that got write access to one (with
 `--sandbox none`) would otherwise write into every environment on the machine. Where the file
@@ -14,52 +17,60 @@ beside the 3.5 s of compiling them.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import stat
+import logging
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import anyio
-from packaging.requirements import Requirement
 
-from kernel_mcp.environments.failures import UvResult
+from kernel_mcp.environments import folder as folders
+from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT, Build
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
-from kernel_mcp.environments.lock import exclusive
-from kernel_mcp.environments.metadata import MANIFEST, installed_modules, installed_versions
+from kernel_mcp.environments.lock import POLL_S, Lease, exclusive_now
+from kernel_mcp.environments.metadata import note_file
 from kernel_mcp.environments.names import normalise
 from kernel_mcp.environments.sources import Sources
 from kernel_mcp.environments.spec import EnvironmentSpec
+from kernel_mcp.environments.terms import OPERATORS, Terms
 from kernel_mcp.environments.uv import Progress, Uv
+from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.packages.builder import Builder
 from kernel_mcp.sandbox.folders import own_folder
 
-FORMAT = 1
-BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8")
-# Dependencies of ipykernel and IPython that a kernel here never uses: there is no debugger to
-# talk to and no completion. They are a fifth of the download.
-LEFT_OUT = ("debugpy", "jedi", "parso")
+AGENT_AGE_S = 30 * 86400.0
+"""Environments made for agents that nobody used for so long are removed."""
+REMAINS_AGE_S = 86400.0
+"""So are the remains of killed builds."""
+BROKEN_POLLS = 200
+"""How often an environment is found in use and not whole before that is an error: for 10 s."""
+_OLD_NOTE = "kernel-mcp.json"
+"""In the folder of an environment of an older version, which takes no leases."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEnvironment:
-    """One environment in the cache; `used` is seconds since the epoch, `size` bytes on disk."""
+    """One environment in the cache; `used` is seconds since the epoch, `size` bytes on disk.
+
+    `agent` says whether only agents have asked for it.
+    """
 
     path: Path
     version: str
     requested: tuple[str, ...]
     used: float
     size: int
+    agent: bool = False
 
 
 class EnvironmentStore:
-    """Builds environments at most once each and hands them out."""
+    """Builds environments at most once each, hands them out, and removes the agents' old ones."""
 
     def __init__(
         self,
@@ -67,17 +78,25 @@ class EnvironmentStore:
         *,
         sources: Sources | None = None,
         uv: Uv | None = None,
+        builder: Builder | None = None,
+        most_bytes: int = 0,
     ) -> None:
-        """`cache_dir` defaults to the user's cache folder. Raises EnvironmentBuildError."""
+        """`cache_dir` defaults to the user's cache folder. Raises EnvironmentBuildError.
+
+        Without a `builder` the best of this machine confines uv. Agents' environments and what uv
+        has cached take no more than `most_bytes`, 0 for no limit, except for what is in use.
+        """
         self._root = _writable(cache_dir or _default_cache())
         self._envs = self._root / "envs"
-        self.uv = uv or Uv.installed(self._root, sources)
-        self.interpreters = Interpreters(self._root / "interpreters", self.uv)
+        self.workshop = Workshop(uv or Uv.installed(self._root, sources), builder)
+        self.interpreters = Interpreters(self.workshop.uv)
+        self._most_bytes = most_bytes
+        self._leases: dict[EnvironmentSpec, Lease] = {}
 
     async def ensure(
-        self, spec: EnvironmentSpec, progress: Progress | None = None
+        self, spec: EnvironmentSpec, progress: Progress | None = None, terms: Terms = OPERATORS
     ) -> KernelEnvironment:
-        """The environment for `spec`, built now if it is not in the cache.
+        """The environment for `spec`, built now if it is not in the cache; stays until `release`.
 
         `progress` is awaited with short lines while it is built. Raises EnvironmentBuildError.
         """
@@ -87,100 +106,122 @@ class EnvironmentStore:
             raise EnvironmentBuildError(str(error)) from None
         interpreter = await self.interpreters.find(spec.python, progress)
         folder = self._envs / _name(interpreter, packages)
-        ready = _load(folder)
-        if ready is None:
+        built = False
+        try:
             self._envs.mkdir(parents=True, exist_ok=True)
-            async with exclusive(_lock_file(folder)) as lock:
-                ready = _load(folder)
-                if ready is None:
-                    ready = await self._build(folder, interpreter, packages, progress, lock)
+            patience = BROKEN_POLLS
+            while (ready := self._leased(spec, folder, interpreter, terms)) is None:
+                with exclusive_now(_lock_file(folder)) as lock:
+                    if lock is not None and folders.load(folder, interpreter) is None:
+                        build = Build(self.workshop, interpreter, packages, terms)
+                        await build.run(folder, progress, lock)
+                        built = True
+                    elif lock is None:
+                        patience -= not _being_built(folder)
+                        if not patience:
+                            raise EnvironmentBuildError(_broken(folder))
+                        await anyio.sleep(POLL_S)
+            if built:
+                await anyio.to_thread.run_sync(self.evict)
+        except OSError as error:
+            raise EnvironmentBuildError(
+                f"the environment in {folder} could not be made: {error}. Check the free space and "
+                "the permissions of the cache folder, or choose another one with --cache-dir."
+            ) from error
         return ready
+
+    def release(self, spec: EnvironmentSpec) -> None:
+        """Nobody here uses the environment of `spec` any more: it may be removed."""
+        lease = self._leases.pop(spec, None)
+        if lease is not None:
+            lease.close()
+
+    def size(self, environment: KernelEnvironment) -> int:
+        """Bytes that an environment has on disk."""
+        note = folders.read_note(environment.python.parent.parent)
+        return 0 if note is None else note.size
 
     def stored(self) -> list[StoredEnvironment]:
         """Every finished environment, most recently used first."""
         found = [
             StoredEnvironment(
                 path=folder,
-                version=str(manifest["interpreter"]["version"]),
-                requested=tuple(manifest["requested"]),
-                used=(folder / MANIFEST).stat().st_mtime,
-                size=_size(folder),
+                version=note.version,
+                requested=note.requested,
+                used=_changed(note_file(folder)),
+                size=note.size,
+                agent=note.agent,
             )
             for folder in self._folders()
-            if (manifest := _manifest(folder)) is not None
+            if (note := folders.read_note(folder)) is not None
         ]
         return sorted(found, key=lambda stored: stored.used, reverse=True)
 
     async def prune(self, older_than_s: float) -> list[Path]:
         """Remove environments unused for so long, and the remains of killed builds.
 
-        A kernel that runs in one loses its files: choose a time longer than servers live.
+        What is in use stays.
         """
-        removed = []
         limit = time.time() - older_than_s
-        for folder in self._folders():
-            async with exclusive(_lock_file(folder)):
-                manifest = folder / MANIFEST
-                if not manifest.exists() or manifest.stat().st_mtime < limit:
-                    await anyio.to_thread.run_sync(_remove, folder)
-                    removed.append(folder)
+        return [
+            folder
+            for folder in self._folders()
+            if (folders.read_note(folder) is None or _changed(note_file(folder)) < limit)
+            and await anyio.to_thread.run_sync(_remove_unused, folder)
+        ]
+
+    def evict(self) -> list[Path]:
+        """Remove what agents had made and nobody has used for long, the oldest first; blocks.
+
+        What uv has cached may have half of the limit.
+        """
+        most_bytes = self._most_bytes
+        now = time.time()
+        removed = [path for path in self._remains(now) if _remove_unused(path)]
+        cached = folders.tree_size(self.workshop.uv.cache)
+        if 0 < most_bytes < 2 * cached and self.workshop.empty_cache():
+            cached = 0
+        agents = [stored for stored in self.stored() if stored.agent]
+        total = cached + sum(stored.size for stored in agents)
+        for stored in reversed(agents):
+            old = now - stored.used > AGENT_AGE_S
+            if not (old or 0 < most_bytes < total):
+                break
+            if _remove_unused(stored.path):
+                total -= stored.size
+                removed.append(stored.path)
+        for path in removed:
+            logger.info("removed the environment %s, which nobody used", path.name)
         return removed
+
+    def _leased(
+        self, spec: EnvironmentSpec, folder: Path, interpreter: Interpreter, terms: Terms
+    ) -> KernelEnvironment | None:
+        """A whole environment, held for `spec`; None while there is none."""
+        lease = Lease.taken(_lock_file(folder))
+        if lease is None:
+            return None
+        ready = folders.load(folder, interpreter)
+        if ready is None:
+            lease.close()
+            self.release(spec)  # its files are gone
+            return None
+        if not terms.agent:
+            folders.belongs_to_operator(folder)
+        self.release(spec)
+        self._leases[spec] = lease
+        return ready
 
     def _folders(self) -> list[Path]:
         if not self._envs.is_dir():
             return []
         return sorted(entry for entry in self._envs.iterdir() if entry.is_dir())
 
-    async def _build(
-        self,
-        folder: Path,
-        interpreter: Interpreter,
-        packages: tuple[str, ...],
-        progress: Progress | None,
-        lock: int,
-    ) -> KernelEnvironment:
-        await anyio.to_thread.run_sync(_remove, folder)
-        if progress is not None:
-            names = ", ".join(packages) or "the standard library only"
-            await progress(f"Building a Python {interpreter.version} environment: {names}")
-        result = await self.uv.run(
-            [
-                "venv",
-                "--no-project",
-                "--no-config",
-                "--python",
-                interpreter.executable,
-                str(folder),
-            ],
-            keep=lock,
-        )
-        if result.code == 0:
-            result = await self._install(folder, packages, progress, lock)
-        if result.code != 0:
-            await anyio.to_thread.run_sync(_remove, folder)
-            raise result.error(packages or BASE_PACKAGES, interpreter.version)
-        await anyio.to_thread.run_sync(_finish, folder, interpreter, packages)
-        ready = _load(folder)
-        if ready is None:
-            raise EnvironmentBuildError(f"the environment in {folder} vanished while it was built")
-        return ready
-
-    async def _install(
-        self, folder: Path, packages: tuple[str, ...], progress: Progress | None, lock: int
-    ) -> UvResult:
-        asked = {Requirement(package).name for package in packages}
-        excludes = folder / "excludes.txt"
-        excludes.write_text("\n".join(sorted(set(LEFT_OUT) - asked)), encoding="utf-8")
-        return await self.uv.run(
-            [
-                "pip", "install", "--no-build", *self.uv.sources.options(),
-                "--link-mode", "copy", "--compile-bytecode",
-                "--excludes", str(excludes), "--python", str(folder / "bin/python"),
-                "--", *BASE_PACKAGES, *packages,
-            ],
-            progress,
-            keep=lock,
-        )  # fmt: skip
+    def _remains(self, now: float) -> Iterator[Path]:
+        for folder in self._folders():
+            old = now - _changed(folder) > REMAINS_AGE_S
+            if old and folders.read_note(folder) is None and not (folder / _OLD_NOTE).exists():
+                yield folder
 
 
 def _default_cache() -> Path:
@@ -206,74 +247,40 @@ def _lock_file(folder: Path) -> Path:
 
 def _name(interpreter: Interpreter, packages: tuple[str, ...]) -> str:
     """The folder of an environment: its Python for people, then a hash of all that shapes it."""
-    shape = json.dumps([FORMAT, asdict(interpreter), packages, BASE_PACKAGES, LEFT_OUT])
+    shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, BASE_PACKAGES, LEFT_OUT])
     return f"python-{interpreter.version}-{sha256(shape.encode()).hexdigest()[:20]}"
 
 
-def _finish(folder: Path, interpreter: Interpreter, packages: tuple[str, ...]) -> None:
-    """Write the manifest, the mark of a whole environment, and take away write permission."""
-    site = next(folder.glob("lib/python3*/site-packages"))
-    content = {
-        "format": FORMAT,
-        "interpreter": asdict(interpreter),
-        "requested": packages,
-        "packages": installed_versions(site),
-        "modules": installed_modules(site),
-    }
-    _seal(folder)
-    draft = folder / f"{MANIFEST}.draft"
-    draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    draft.replace(folder / MANIFEST)
+def _being_built(folder: Path) -> bool:
+    """Whether somebody holds the lock alone; else others use what is not whole."""
+    lease = Lease.taken(_lock_file(folder))
+    if lease is not None:
+        lease.close()
+    return lease is None
 
 
-def _load(folder: Path) -> KernelEnvironment | None:
-    manifest = _manifest(folder)
-    if manifest is None or not (folder / "bin/python").exists():
-        return None
-    with suppress(OSError):  # another user's cache: it is only the date of last use
-        os.utime(folder / MANIFEST)
-    interpreter = Interpreter(**manifest["interpreter"])
-    return KernelEnvironment(
-        python=folder / "bin/python",
-        readonly=(folder, *interpreter.readonly),
-        version=interpreter.version,
-        packages=tuple(manifest["packages"]),
+def _broken(folder: Path) -> str:
+    return (
+        f"files of the environment {folder} are gone, and another server still uses it, so that it "
+        "cannot be built again. End that server, or choose another cache folder with --cache-dir."
     )
 
 
-def _manifest(folder: Path) -> Mapping[str, Any] | None:
+def _remove_unused(folder: Path) -> bool:
+    """Remove an environment that nobody uses or builds: whether that was done. Blocks."""
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and content.get("format") == FORMAT else None
+        with exclusive_now(_lock_file(folder)) as alone:
+            if alone is not None:
+                folders.remove(folder)
+            return alone is not None
+    except OSError as error:
+        logger.warning("cannot remove the environment %s: %s", folder.name, error)
+        return False
 
 
-def _remove(folder: Path) -> None:
-    """Delete an environment, finished or not; its manifest goes first."""
-    if folder.exists():
-        (folder / MANIFEST).unlink(missing_ok=True)
-        for place, _, _ in os.walk(folder):
-            Path(place).chmod(0o755)
-        shutil.rmtree(folder)
-
-
-def _seal(folder: Path) -> None:
-    """Everything below is readable by every user (kernels have ids of their own), writable by none.
-
-    uv's cache may hold files in tighter modes; the copies here are our own to change.
-    """
-    for place, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(place) / name
-            mode = path.lstat().st_mode
-            if not stat.S_ISLNK(mode):
-                path.chmod(0o555 if mode & stat.S_IXUSR else 0o444)
-
-
-def _size(folder: Path) -> int:
-    return sum(
-        (Path(place) / name).lstat().st_size
-        for place, _, files in os.walk(folder)
-        for name in files
-    )
+def _changed(path: Path) -> float:
+    """When a file was changed, seconds since the epoch; now, when it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()

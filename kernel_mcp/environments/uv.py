@@ -1,4 +1,4 @@
-"""Runs uv."""
+"""Runs uv, with a cache of its own that no other program of the user's shares."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ from anyio.streams.text import TextReceiveStream
 from kernel_mcp.environments.failures import UvResult
 from kernel_mcp.environments.sources import Sources
 from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.output.terminal import clean
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.none import tie_to_server
 
 Progress: TypeAlias = Callable[[str], Awaitable[None]]
 
+CACHE = "uv-cache"
 _TAIL_LINES = 40
+_LINE_CHARS = 2000
 # These would make uv look at some other project's environment or interpreter.
-_DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT")
+_DROPPED = (
+    "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT",
+    "UV_NO_CACHE", "UV_PYTHON", "UV_SYSTEM_PYTHON",
+)  # fmt: skip
 # Clients start servers with few variables, so a proxy's certificate is found only where the
 # system keeps it; uv's own list of authorities would not do.
 _TRUST_SETTINGS = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "SSL_CERT_FILE")
@@ -44,13 +50,18 @@ class Uv:
         cwd: Path,
         sources: Sources | None = None,
     ) -> None:
-        """`cwd` is a folder without project files, so that none of them configures uv."""
+        """`cwd` is a folder without project files, so that none of them configures uv.
+
+        uv's cache is a folder in it.
+        """
         self.executable = executable
+        self.cache = cwd / CACHE
         self.sources = sources or Sources()
         self._cwd = cwd
         self._env = {name: text for name, text in environ.items() if name not in _DROPPED}
         self._env["PATH"] = _with_pyenv(self._env)
         self._env["UV_NO_PROGRESS"] = "1"
+        self._env["UV_CACHE_DIR"] = str(self.cache)
         if self.sources.offline:
             self._env["UV_OFFLINE"] = "1"
         if not any(name in environ for name in _TRUST_SETTINGS) and _SYSTEM_TRUST.is_dir():
@@ -88,40 +99,57 @@ class Uv:
         *,
         keep: int = -1,
         confined: Command | None = None,
+        started: Callable[[int], None] | None = None,
     ) -> UvResult:
         """Run uv to its end, reporting its milestones; cancellation kills it.
 
         The file descriptor `keep` stays open in uv: where nothing ends uv with a killed server, a
         lock on it lasts for as long as uv goes on writing. `confined` puts uv into a sandbox.
+        `started` is told the id of the process.
         """
-        tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        kept = () if keep < 0 else (keep,)
         argv = [self.executable, "--color", "never", *args]
         if confined is None:
             command = SandboxCommand([*tie_to_server(), *argv], (), self._env)
         else:
             command = confined(argv, self._env)
-        try:
-            opened = await anyio.open_process(
-                command.argv,
-                cwd=self._cwd,
-                env=command.env,
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.STDOUT,
-                umask=0o022,
-                pass_fds=(*command.pass_fds, *kept),
-            )
-        finally:
-            command.close_passed()
-        async with opened as process:
-            assert process.stdout is not None
-            async for line in _lines(TextReceiveStream(process.stdout, errors="replace")):
-                if not line.startswith("Using Python"):
-                    tail.append(line)
-                if progress is not None and _TOLD.match(line):
-                    await progress(line.strip())
-            code = await process.wait()
-        return UvResult(code, "\n".join(tail).strip())
+        return await run_command(command, self._cwd, progress, keep=keep, started=started)
+
+
+async def run_command(
+    command: SandboxCommand,
+    cwd: Path,
+    progress: Progress | None = None,
+    *,
+    keep: int = -1,
+    started: Callable[[int], None] | None = None,
+) -> UvResult:
+    """Run a command to its end as `Uv.run` does; what it says is cleaned as output of cells is."""
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    kept = () if keep < 0 else (keep,)
+    try:
+        opened = await anyio.open_process(
+            command.argv,
+            cwd=cwd,
+            env=command.env,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            umask=0o022,
+            pass_fds=(*command.pass_fds, *kept),
+        )
+    finally:
+        command.close_passed()
+    async with opened as process:
+        assert process.stdout is not None
+        if started is not None:
+            started(process.pid)
+        async for line in _lines(TextReceiveStream(process.stdout, errors="replace")):
+            text = clean(line)
+            if not text.startswith("Using Python"):
+                tail.append(text)
+            if progress is not None and _TOLD.match(text):
+                await progress(text.strip())
+        code = await process.wait()
+    return UvResult(code, "\n".join(tail).strip())
 
 
 async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:
@@ -129,7 +157,8 @@ async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:
     async for text in stream:
         *whole, rest = (rest + text).split("\n")
         for line in whole:
-            yield line
+            yield line[:_LINE_CHARS]
+        rest = rest[:_LINE_CHARS]
     if rest:
         yield rest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
+from kernel_mcp.environments.terms import Terms
 from kernel_mcp.environments.uv import Progress
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
@@ -83,13 +84,18 @@ class KernelFactory:
         environments: EnvironmentStore,
         launcher: Launcher,
         templates: Templates | None = None,
+        demands: Callable[[], Iterable[Demand]] = tuple,
     ) -> None:
-        """`templates` is told of the server's own environment, for `launcher` to fork from."""
+        """`templates` is told of the server's own environment, for `launcher` to fork from.
+
+        `demands` tells those of all sessions: the environments of others may be removed.
+        """
         self._settings = settings
         self._policy = policy
         self._environments = environments
         self._launcher = launcher
         self._templates = templates
+        self._demands = demands
         self._built: dict[EnvironmentSpec, _Built] = {}
 
     async def environment(
@@ -122,15 +128,30 @@ class KernelFactory:
     async def _ensure(
         self, spec: EnvironmentSpec, demand: Demand, progress: Progress
     ) -> KernelEnvironment:
+        if spec == self._own_spec:
+            terms = Terms(most_bytes=self._settings.cache_bytes, flag="--cache-size")
+            return await self._environments.ensure(spec, progress, terms)
+        self._release_unused()
+        own, _ = await self.prepare(_NOBODY, progress)
+        most = self._settings.install_bytes
+        # what the operator has named is in this one too, and is not what the agent asks for
+        most += self._environments.size(own) if most else 0
         try:
             with anyio.fail_after(self._settings.install_timeout_s if demand.packages else None):
-                return await self._environments.ensure(spec, progress)
+                return await self._environments.ensure(spec, progress, Terms(True, most))
         except TimeoutError:
             raise EnvironmentBuildError(
                 f"Building an environment with {', '.join(demand.packages)} was not done after "
                 f"{self._settings.install_timeout_s:g} s (--install-timeout) and was stopped. What "
                 "has been downloaded is kept: try again, or ask for fewer packages."
             ) from None
+
+    def _release_unused(self) -> None:
+        """Let environments go that no session uses any more."""
+        used = {self._own_spec, *map(self.spec, self._demands())}
+        for spec in self._built.keys() - used:
+            del self._built[spec]
+            self._environments.release(spec)
 
     async def warm_up(self) -> None:
         """Have the server's own environment built and its template ready.
@@ -140,6 +161,7 @@ class KernelFactory:
         environment, _ = await self.environment(_NOBODY, logger.info)
         if self._templates is not None:
             await self._templates.ready(environment)
+        await anyio.to_thread.run_sync(self._environments.evict)
 
     def refusal(self, environment: KernelEnvironment) -> str:
         """Why kernels of `environment` are not forked from its template, if it was refused."""

@@ -41,12 +41,28 @@ class ConnectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class KernelEnvironment:
-    """A built virtual environment: where its interpreter is and what must be readable for it."""
+    """A built virtual environment: where its interpreter is and what must be readable for it.
+
+    `base` is the interpreter that it was made from. Packages can neither change that nor be loaded
+    by it, so it is what runs where there are rights to lose; None when it is not known.
+    """
 
     python: Path
     readonly: tuple[Path, ...]
     version: str = ""
     packages: tuple[str, ...] = ()
+    base: Path | None = None
+
+    @property
+    def bare(self) -> Path:
+        """The interpreter to start for what needs no package."""
+        return self.base or self.python
+
+    @property
+    def runtime(self) -> tuple[Path, ...]:
+        """What must be readable for that one."""
+        own = self.python.parent.parent
+        return tuple(path for path in self.readonly if self.base is None or path != own)
 
 
 @dataclass(frozen=True, slots=True)

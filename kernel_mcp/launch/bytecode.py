@@ -29,7 +29,7 @@ async def compile_guest(environment: KernelEnvironment, folder: Path = BOOT_FOLD
         stale = await anyio.to_thread.run_sync(_stale, folder, environment.version)
         if stale:
             with anyio.fail_after(COMPILE_S):
-                command = [str(environment.python), "-I", "-S", "-m", "compileall", "-q"]
+                command = [str(environment.bare), "-I", "-S", "-m", "compileall", "-q"]
                 await anyio.run_process([*command, *map(str, stale)])
     except (OSError, TimeoutError, subprocess.SubprocessError) as reason:
         logger.info("kernels compile their own start, which takes them longer: %s", reason)

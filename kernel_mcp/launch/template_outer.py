@@ -104,7 +104,7 @@ def outer_command(
             argv=[
                 program,
                 *options,
-                *("--", str(environment.python), "-I", "-S", "-B", *entry),
+                *("--", str(environment.bare), "-I", "-S", "-B", *entry),
             ],
             pass_fds=[control, *passed.keep()],
             env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},

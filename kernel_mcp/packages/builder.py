@@ -1,12 +1,15 @@
-"""The sandbox of an installer: network and a few writable folders, nothing else of the machine.
+"""The sandbox of an installer: a few writable folders, and the network if need be, nothing else.
 
 The installer itself is trusted; what it unpacks is not run. Code of packages runs here only where
-the operator allows builds from source: then as a user of its own, where the server is root.
+the operator allows builds from source: then as a user of its own, where the server is root. It is
+bubblewrap wherever that works, whatever confines the kernels.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,11 +28,17 @@ from kernel_mcp.sandbox.none import tie_to_server
 from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.run import run_confined
 
+logger = logging.getLogger(__name__)
+
 TMP_BYTES = 1024 * 1024 * 1024
 _PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PREFIX = "UV_"
 _FILES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSL_CLIENT_CERT", "NETRC", "UV_CONFIG_FILE")
 """Variables that name files which have to be readable."""
+_PLACES = ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+"""Variables that may name folders with packages."""
+_SETTINGS = "uv/uv.toml"
+"""uv's own settings, below a folder of configuration."""
 _TRUST = ("/etc/pki/ca-trust", "/etc/ca-certificates")
 _NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\n"
 
@@ -38,16 +47,18 @@ _NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\n"
 class BuildRequest:
     """One run of an installer.
 
-    writable  host folders, and where the installer sees them
+    writable  host folders it may change, seen at the same place
     readonly  host paths it needs, seen at the same place
-    hostile   whether it will run code of packages
+    hostile   whether it will run code of packages, or read it in ways that may go wrong
+    network   whether it has the host's network
     """
 
     argv: Sequence[str]
     env: Mapping[str, str]
-    writable: Mapping[Path, str]
+    writable: Sequence[Path]
     readonly: Sequence[Path]
     hostile: bool = False
+    network: bool = True
 
 
 class Builder(Protocol):
@@ -55,12 +66,6 @@ class Builder(Protocol):
 
     confined: bool
     """Whether there is a boundary at all."""
-
-    def layer_path(self, staging: Path, generation: str) -> str:
-        """Where the installer sees the folder `staging`, which will be called `generation`.
-
-        Compiled files carry this path, so it is the one that kernels will know, where possible.
-        """
 
     @asynccontextmanager
     def owner(self, folders: Sequence[Path], *, hostile: bool) -> AsyncIterator[Identity | None]:
@@ -70,16 +75,17 @@ class Builder(Protocol):
         """The host command for one run. Raises LaunchError for paths that cannot be bound."""
 
 
-def builder_for(sandbox: Sandbox) -> Builder:
-    """The builder that goes with a sandbox: beside containers, bubblewrap where it works."""
+def builder_for(sandbox: Sandbox | None = None) -> Builder:
+    """The builder that goes with a sandbox: bubblewrap wherever it works; blocks to find out."""
     if isinstance(sandbox, BwrapSandbox):
         return BwrapBuilder(sandbox)
-    if sandbox.name == "container":
-        try:
-            return BwrapBuilder(_working_bwrap())
-        except SandboxUnavailable:
-            return PlainBuilder()
-    return PlainBuilder()
+    try:
+        return BwrapBuilder(_working_bwrap())
+    except SandboxUnavailable as reason:
+        logger.warning(
+            "packages are unpacked without a sandbox, which runs none of their code: %s", reason
+        )
+        return PlainBuilder()
 
 
 def _working_bwrap() -> BwrapSandbox:
@@ -91,16 +97,12 @@ def _working_bwrap() -> BwrapSandbox:
 
 
 class BwrapBuilder:
-    """One bubblewrap per run, with the host's network."""
+    """One bubblewrap per run."""
 
     confined = True
 
     def __init__(self, sandbox: BwrapSandbox) -> None:
         self._sandbox = sandbox
-
-    def layer_path(self, staging: Path, generation: str) -> str:
-        """The place that kernels see the first layer at."""
-        return f"{rootfs.LAYERS}/0/{generation}"
 
     @asynccontextmanager
     async def owner(
@@ -124,19 +126,24 @@ class BwrapBuilder:
     def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
         """The bubblewrap command line; its options travel in a file that only bubblewrap sees."""
         env = _environment(request.env)
-        named = [Path(env[name]) for name in _FILES if env.get(name, "").startswith("/")]
-        readonly = [*request.readonly, *(path for path in named if path.exists())]
+        readonly = [*request.readonly, *_named(env)]
         if request.hostile:
             readonly = [path for path in readonly if str(path) != env.get("NETRC")]
+        elif settings := _settings(request.env):
+            env["XDG_CONFIG_HOME"] = str(settings.parent.parent)
+            readonly.append(settings)
         with Passed() as passed:
             options = [
                 *self._sandbox.build_options(identity),
+                *(() if request.network else ("--unshare-net",)),
                 *rootfs.system_options(),
                 *_trust_options(),
                 *rootfs.scratch_options("/tmp", TMP_BYTES, self._sandbox.features),
                 *rootfs.runtime_options(readonly),
                 *_writable_options(request.writable),
-                *("--dev", "/dev", "--proc", "/proc"),
+                *("--dev", "/dev"),
+                *rootfs.scratch_options("/dev/shm", TMP_BYTES, self._sandbox.features),
+                *("--proc", "/proc"),
                 *rootfs.mask_options(),
             ]
             for name, content in self._etc(identity).items():
@@ -167,10 +174,6 @@ class PlainBuilder:
 
     confined = False
 
-    def layer_path(self, staging: Path, generation: str) -> str:
-        """The host's own path."""
-        return str(staging)
-
     @asynccontextmanager
     async def owner(
         self, folders: Sequence[Path], *, hostile: bool
@@ -199,19 +202,35 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **fixed, "UV_PYTHON_DOWNLOADS": "never"}
 
 
+def _named(env: Mapping[str, str]) -> list[Path]:
+    """The files and folders that variables name, as far as they are there."""
+    words = [env[name] for name in _FILES if name in env]
+    words += [word for name in _PLACES for word in re.split(r"[\s,]+", env.get(name, ""))]
+    # an index may have a name: name=file:///folder
+    places = [re.sub(r"^(?:[\w-]+=)?(?:file://)?(?=/)", "", word) for word in words]
+    return [Path(place) for place in places if place.startswith("/") and Path(place).exists()]
+
+
+def _settings(env: Mapping[str, str]) -> Path | None:
+    """The user's settings of uv, None where there are none."""
+    home = env.get("XDG_CONFIG_HOME") or f"{env.get('HOME') or Path.home()}/.config"
+    path = Path(home, _SETTINGS)
+    return path if path.is_absolute() and path.is_file() else None
+
+
 def _trust_options() -> list[str]:
     options: list[str] = []
-    for path in _TRUST:
+    for path in (*_TRUST, "/etc/uv"):
         if Path(path).is_dir():
             options += ["--ro-bind", path, path]
     return options
 
 
-def _writable_options(folders: Mapping[Path, str]) -> list[str]:
+def _writable_options(folders: Sequence[Path]) -> list[str]:
     options: list[str] = []
-    for folder, place in folders.items():
-        for parent in reversed(Path(place).parents):
+    for folder in folders:
+        for parent in reversed(folder.parents):
             if str(parent) not in ("/", "/tmp"):
                 options += ["--perms", "0755", "--dir", str(parent)]
-        options += ["--bind", str(folder), place]
+        options += ["--bind", str(folder), str(folder)]
     return options

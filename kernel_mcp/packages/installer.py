@@ -14,13 +14,13 @@ from pathlib import Path
 import anyio
 from packaging.requirements import Requirement
 
-from kernel_mcp.environments.store import BASE_PACKAGES, LEFT_OUT
-from kernel_mcp.environments.uv import Progress, Uv
+from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT
+from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InputError, InstallError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.trees import remove_tree
-from kernel_mcp.packages.builder import Builder
 from kernel_mcp.packages.interrupted import unless
 from kernel_mcp.packages.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.packages.live import take_in
@@ -48,16 +48,14 @@ class Installer:
         *,
         settings: Settings,
         rules: InstallRules,
-        uv: Uv,
-        builder: Builder,
+        workshop: Workshop,
         sandbox: Sandbox,
         factory: KernelFactory,
         scratch: Path,
     ) -> None:
         self.rules = rules
         self._settings = settings
-        self._uv = uv
-        self._builder = builder
+        self._workshop = workshop
         self._sandbox = sandbox
         self._factory = factory
         self._scratch = scratch
@@ -95,8 +93,9 @@ class Installer:
                 "stopped: nothing was installed, the session is as it was. What has been "
                 "downloaded is kept, so that trying again goes further."
             ) from None
+        confined = (await self._workshop.builder()).confined
         return await take_in(
-            session, asked, present=present, generation=generation, confined=self._builder.confined
+            session, asked, present=present, generation=generation, confined=confined
         )
 
     async def _add(
@@ -159,14 +158,14 @@ class Installer:
         pins = [f"{name}=={present.versions[name]}" for name in PINNED if name in present.versions]
         named = names | {Requirement(text).name for text in (*own, *earlier)}
         opened = ConfinedPip.opened(
-            self._uv,
-            self._builder,
+            self._workshop,
+            environment,
             scratch=self._folder(),
-            source_builds=self._builds_allowed(),
+            most_bytes=self._settings.install_bytes,
+            source_builds=await self._builds_allowed(),
         )
         async with opened as pip:
             resolved = await pip.resolve(
-                environment,
                 wanted=[*BASE_PACKAGES, *own, *earlier, *asked],
                 earlier=earlier,
                 present=present.versions,
@@ -181,11 +180,9 @@ class Installer:
             }
             if differing:
                 await pip.install(
-                    environment,
                     differing,
                     into=layer.folder / STAGING,
-                    seen_as=self._builder.layer_path(layer.folder / STAGING, layer.next_name),
-                    most_bytes=self._settings.install_bytes,
+                    known_as=self._known_as(session, layer),
                     progress=progress,
                 )
         return differing
@@ -219,9 +216,15 @@ class Installer:
                 f"{tried} this failed.\n{reasons}\nAsk for another version, or for what is missing."
             )
 
-    def _builds_allowed(self) -> bool:
+    def _known_as(self, session: Session, layer: Layer) -> str:
+        """Where the session's kernels will see the next generation, which bytecode tells of."""
+        places = self._sandbox.guest_paths(session.demand.workspace, self._scratch)
+        folder = f"{places.layers}/0" if places.layers else str(layer.folder)
+        return f"{folder}/{layer.next_name}"
+
+    async def _builds_allowed(self) -> bool:
         """Code of packages runs in a sandbox, or where the operator wants none at all."""
-        boundary = self._builder.confined or self._sandbox.name == "none"
+        boundary = (await self._workshop.builder()).confined or self._sandbox.name == "none"
         return self._settings.allow_source_builds and boundary
 
     def _folder(self) -> Path:

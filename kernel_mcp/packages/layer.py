@@ -2,13 +2,13 @@
 
 It holds generations, folders named 1, 2, 3 …, one for each `install`; the guest puts them on
 sys.path, newest first. A generation is written under another name and renamed when it is whole,
-and never changes afterwards: what a kernel has imported from an older one goes on working.
+and never changes afterwards: what a kernel has imported from an older one goes on working. What the
+server notes about one lies beside it, since packages fill the folder with names of their choice.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +18,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kernel_mcp.environments.metadata import MANIFEST, installed_modules, installed_versions
+from kernel_mcp.environments.folder import everything
+from kernel_mcp.environments.metadata import installed_modules, installed_versions, note_file
 from kernel_mcp.launch.trees import empty_tree, remove_tree
 
 STAGING = ".next"
@@ -131,9 +132,10 @@ class Layer:
         """Let what has been staged become part of the layer, in one step."""
         staging = self.folder / STAGING
         content = json.dumps({**asdict(generation), "modules": dict(generation.modules or {})})
-        (staging / MANIFEST).write_text(content, encoding="utf-8")
+        place = self.folder / self.next_name
+        note_file(place).write_text(content, encoding="utf-8")
         staging.chmod(0o555)
-        staging.rename(self.folder / self.next_name)
+        staging.rename(place)
 
     def clear(self) -> None:
         """Remove everything; does nothing when the folder has gone."""
@@ -157,18 +159,8 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return {name: version for name, _, version in pairs}
 
 
-def tree_size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    total = 0
-    for place, _, files in os.walk(folder):
-        for name in files:
-            with suppress(FileNotFoundError):
-                total += (Path(place) / name).lstat().st_size
-    return total
-
-
 def _load(folder: Path) -> Generation:
-    content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    content = json.loads(note_file(folder).read_text(encoding="utf-8"))
     return Generation(
         requested=tuple(content["requested"]),
         packages=tuple(content["packages"]),
@@ -179,13 +171,12 @@ def _load(folder: Path) -> Generation:
 
 def _seal(folder: Path) -> None:
     """Plain files and folders that everyone may read and nobody write; other things go."""
-    for place, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(place) / name
-            mode = path.lstat().st_mode
-            if stat.S_ISDIR(mode):
-                path.chmod(0o555 if name != STAGING else 0o755)
-            elif stat.S_ISREG(mode):
-                path.chmod(0o555 if mode & stat.S_IXUSR else 0o444)
-            else:
-                path.unlink()
+    for entry in everything(folder):
+        mode = entry.stat(follow_symlinks=False).st_mode
+        path = Path(entry)
+        if stat.S_ISDIR(mode):
+            path.chmod(0o555)
+        elif stat.S_ISREG(mode):
+            path.chmod(0o555 if mode & stat.S_IXUSR else 0o444)
+        else:
+            path.unlink()

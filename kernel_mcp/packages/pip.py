@@ -6,24 +6,20 @@ import os
 import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import anyio
 
 from kernel_mcp.environments.failures import UvResult
-from kernel_mcp.environments.uv import Progress, Uv
+from kernel_mcp.environments.scripts import retarget
+from kernel_mcp.environments.spending import Spending
+from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.trees import remove_tree
-from kernel_mcp.packages.builder import Builder, BuildRequest
-from kernel_mcp.packages.interrupted import unless
-from kernel_mcp.packages.layer import tree_size
-from kernel_mcp.sandbox.base import Identity, SandboxCommand
+from kernel_mcp.packages.layer import SCRIPTS
 from kernel_mcp.settings import MIB
-
-SIZE_CHECK_S = 0.5
-"""The size of a folder cannot be waited for."""
 
 
 class ConfinedPip:
@@ -34,33 +30,52 @@ class ConfinedPip:
     """
 
     def __init__(
-        self, uv: Uv, builder: Builder, *, scratch: Path, cache: Path, source_builds: bool
+        self,
+        workshop: Workshop,
+        environment: KernelEnvironment,
+        *,
+        scratch: Path,
+        most_bytes: int,
+        source_builds: bool,
     ) -> None:
-        self._uv = uv
-        self._builder = builder
+        self._workshop = workshop
+        self._environment = environment
         self._scratch = scratch
-        self._cache = cache
+        self._most_bytes = most_bytes
+        self._spending = Spending(most_bytes, [scratch])
         self._source_builds = source_builds
         self._hostile = False
 
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, uv: Uv, builder: Builder, *, scratch: Path, source_builds: bool
+        cls,
+        workshop: Workshop,
+        environment: KernelEnvironment,
+        *,
+        scratch: Path,
+        most_bytes: int,
+        source_builds: bool,
     ) -> AsyncIterator[ConfinedPip]:
-        """With the folder `scratch`, made for this block."""
-        cache = Path((await uv.query(["cache", "dir"])).output)
-        cache.mkdir(parents=True, exist_ok=True)
+        """With the folder `scratch`, made for this block.
+
+        `most_bytes` is what may be downloaded, and what unpacked; 0 for no limit.
+        """
         scratch.mkdir(mode=0o700)
         try:
-            yield cls(uv, builder, scratch=scratch, cache=cache, source_builds=source_builds)
+            yield cls(
+                workshop,
+                environment,
+                scratch=scratch,
+                most_bytes=most_bytes,
+                source_builds=source_builds,
+            )
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(remove_tree, scratch)
 
     async def resolve(
         self,
-        environment: KernelEnvironment,
         *,
         wanted: Sequence[str],
         earlier: Sequence[str],
@@ -85,10 +100,10 @@ class ConfinedPip:
         args = [
             *("pip", "compile", "--quiet", "--no-header", "--no-annotate"),
             *("--constraints", paths["constraints.txt"], "--excludes", paths["excludes.txt"]),
-            *("--output-file", paths["resolved.txt"], "--python", str(environment.python)),
+            *("--output-file", paths["resolved.txt"], "--python", str(self._environment.bare)),
             *("--", paths["wanted.txt"]),
         ]
-        result = await self._run(args, environment, {}, None)
+        result = await self._run(args, [], None)
         if result.code:
             raise _failure(result, earlier)
         text = _content(self._scratch / "resolved.txt")
@@ -98,86 +113,67 @@ class ConfinedPip:
         return found
 
     async def install(
-        self,
-        environment: KernelEnvironment,
-        pinned: Mapping[str, str],
-        *,
-        into: Path,
-        seen_as: str,
-        most_bytes: int,
-        progress: Progress,
+        self, pinned: Mapping[str, str], *, into: Path, known_as: str, progress: Progress
     ) -> None:
-        """Put exactly these versions into a folder. Raises InstallError."""
+        """Put exactly these versions into a folder, which kernels will see at `known_as`.
+
+        Raises InstallError.
+        """
+        environment = self._environment
+        self._spending.watch(into)
         args = [
-            *("pip", "install", "--no-deps", "--link-mode", "copy", "--compile-bytecode"),
-            *("--target", seen_as, "--python", str(environment.python), "--"),
+            *("pip", "install", "--no-deps", "--link-mode", "copy", "--no-compile-bytecode"),
+            *("--target", str(into), "--python", str(environment.bare), "--"),
             *(f"{name}=={version}" for name, version in pinned.items()),
         ]
-        result = await unless(
-            lambda: _grown(into, most_bytes),
-            lambda: self._run(args, environment, {into: seen_as}, progress),
-        )
-        size = await anyio.to_thread.run_sync(tree_size, into)
-        if result is None or 0 < most_bytes < size:
-            raise InstallError(
-                f"These packages take more than {most_bytes // MIB} MiB (--install-size): nothing "
-                "was installed. Ask for fewer or smaller ones."
-            )
+        result = await self._run(args, [into], progress)
         if result.code:
             raise _failure(result)
+        base, python = environment.bare, environment.python
+        await anyio.to_thread.run_sync(lambda: retarget(into / SCRIPTS, base=base, python=python))
+        await self._workshop.compile(
+            into,
+            base,
+            readonly=environment.runtime,
+            spending=self._spending,
+            known_as=known_as,
+        )
+        if await anyio.to_thread.run_sync(self._spending.exceeded):
+            raise self._too_big()
 
     async def _run(
-        self,
-        args: Sequence[str],
-        environment: KernelEnvironment,
-        folders: Mapping[Path, str],
-        progress: Progress | None,
+        self, args: Sequence[str], folders: Sequence[Path], progress: Progress | None
     ) -> UvResult:
         if not self._hostile:
-            result = await self._once(args, environment, folders, progress)
+            result = await self._once(args, folders, progress)
             if not (result.lacks_wheel and self._source_builds):
                 return result
             self._hostile = True
             if progress is not None:
                 await progress("There is no wheel for this; building from source in the sandbox")
-        return await self._once(args, environment, folders, progress)
+        return await self._once(args, folders, progress)
 
     async def _once(
-        self,
-        args: Sequence[str],
-        environment: KernelEnvironment,
-        folders: Mapping[Path, str],
-        progress: Progress | None,
+        self, args: Sequence[str], folders: Sequence[Path], progress: Progress | None
     ) -> UvResult:
-        builds = [] if self._hostile else ["--no-build"]
-        cache = self._scratch / "cache" if self._hostile else self._cache
-        cache.mkdir(exist_ok=True)
-        words = [*args[:2], *builds, *self._uv.sources.options(), *args[2:]]
-        writable = {self._scratch: str(self._scratch), cache: str(cache), **folders}
-        links = self._uv.sources.folders()
-        owned = [self._scratch, *folders]
-        async with self._builder.owner(owned, hostile=self._hostile) as identity:
-            command = partial(self._command, identity, writable, [*environment.readonly, *links])
-            return await self._uv.run(
-                ["--cache-dir", str(cache), *words], progress, confined=command
-            )
-
-    def _command(
-        self,
-        identity: Identity | None,
-        writable: Mapping[Path, str],
-        readonly: Sequence[Path],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-    ) -> SandboxCommand:
-        request = BuildRequest(
-            argv=argv,
-            env=env,
-            writable=writable,
-            readonly=[Path(self._uv.executable), *readonly],
-            hostile=self._hostile,
+        """Raises InstallError when too much is written."""
+        result = await self._workshop.run(
+            args,
+            readonly=self._environment.runtime,
+            writable=[self._scratch, *folders],
+            spending=self._spending,
+            progress=progress,
+            cache=self._scratch / "cache" if self._hostile else None,
         )
-        return self._builder.command(request, identity)
+        if result is None:
+            raise self._too_big()
+        return result
+
+    def _too_big(self) -> InstallError:
+        return InstallError(
+            f"These packages take more than {self._most_bytes // MIB} MiB (--install-size): "
+            "nothing was installed. Ask for fewer or smaller ones."
+        )
 
 
 def _failure(result: UvResult, earlier: Sequence[str] = ()) -> InstallError:
@@ -205,11 +201,3 @@ def _content(path: Path) -> str:
         "Nothing was installed, the session is as it was: code of a package has put something "
         "else in the place of what was resolved. Do not use that package."
     )
-
-
-async def _grown(folder: Path, most_bytes: int) -> None:
-    """Return when a folder has grown too big: before it fills the disk. 0 is no limit."""
-    if not most_bytes:
-        await anyio.sleep_forever()
-    while await anyio.to_thread.run_sync(tree_size, folder) <= most_bytes:
-        await anyio.sleep(SIZE_CHECK_S)

@@ -9,18 +9,15 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Answer `venv`, `pip install` and `python find|install|list` as uv does."""
+    """Answer `pip install` and `python find|install|list` as uv does."""
     args = [arg for arg in sys.argv[1:] if arg not in ("--color", "never")]
     with Path(os.environ["FAKE_UV_LOG"]).open("a") as log:
         log.write(json.dumps(args) + "\n")
-    if args[0] == "venv":
-        folder = Path(args[-1])
-        (folder / "bin").mkdir(parents=True)
-        (folder / "bin/python").symlink_to(args[args.index("--python") + 1])
-        (folder / "lib/python3.11/site-packages").mkdir(parents=True)
-    elif args[:2] == ["pip", "install"]:
+    if args[0] == "--cache-dir":
+        args = args[2:]
+    if args[:2] == ["pip", "install"]:
         return _install(args)
-    elif args[:2] == ["python", "list"]:
+    if args[:2] == ["python", "list"]:
         print("warning: a shim is broken", file=sys.stderr)
         print(json.dumps([{"version": "3.11.2", "path": "/usr/bin/python3.11"}]))
     else:
@@ -29,14 +26,17 @@ def main() -> int:
 
 
 def _install(args: list[str]) -> int:
-    root = Path(args[args.index("--python") + 1]).parent.parent
+    root = Path(args[args.index("--prefix") + 1])
     if block := os.environ.get("FAKE_UV_BLOCK"):
         Path(block, "reached").write_bytes(b"x")
         Path(block, "go").read_bytes()  # a fifo: until its writer closes it
+    if name := os.environ.get("FAKE_UV_FILES"):
+        (root / name).write_text("{}")
     if error := os.environ.get("FAKE_UV_ERROR"):
         print(error, file=sys.stderr)
         return 1
     site = root / "lib/python3.11/site-packages"
+    site.mkdir(parents=True)
     for requirement in args[args.index("--") + 1 :]:
         name = requirement.partition(">")[0].replace("-", "_")
         info = site / f"{name}-1.0.dist-info"

@@ -7,18 +7,24 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import pytest
 
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
-from kernel_mcp.environments.metadata import MANIFEST
+from kernel_mcp.environments import store as module
+from kernel_mcp.environments.lock import exclusive_now
+from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments.terms import Terms
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.packages.builder import PlainBuilder
 
 pytestmark = pytest.mark.anyio
 
+WORDS = ("pip", "install", "python", "find", "list")
 FAKE = Path(__file__).parent / "fake_uv.py"
 
 
@@ -32,16 +38,20 @@ class Kit:
         self.program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
         self.program.chmod(0o755)
 
-    def store(self, extra: Mapping[str, str] | None = None) -> EnvironmentStore:
+    def store(
+        self, extra: Mapping[str, str] | None = None, most_bytes: int = 0
+    ) -> EnvironmentStore:
         """A store whose uv is the stand-in, with more variables in its environment."""
         environ = {"PATH": os.environ["PATH"], "FAKE_UV_LOG": str(self.log), **(extra or {})}
-        return EnvironmentStore(self.cache, uv=Uv(str(self.program), environ, self.cache.parent))
+        uv = Uv(str(self.program), environ, self.cache.parent)
+        return EnvironmentStore(self.cache, uv=uv, builder=PlainBuilder(), most_bytes=most_bytes)
 
     def calls(self) -> list[str]:
         """The first words of every call."""
         if not self.log.exists():
             return []
-        return [" ".join(json.loads(line)[:2]) for line in self.log.read_text().splitlines()]
+        calls = [json.loads(line) for line in self.log.read_text().splitlines()]
+        return [" ".join([word for word in call if word in WORDS]) for call in calls]
 
 
 class Gate:
@@ -124,16 +134,17 @@ async def test_tasks_and_stores_that_ask_at_once_build_once(kit: Kit) -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(ask)
-    assert kit.calls() == ["venv --no-project", "pip install"]
+    assert kit.calls() == ["pip install"]
     assert len(set(found)) == 1
 
 
-async def test_a_folder_without_manifest_is_built_again(kit: Kit) -> None:
-    env = await kit.store().ensure(SPEC)
+async def test_a_folder_without_a_note_is_built_again(kit: Kit) -> None:
+    store = kit.store()
+    env = await store.ensure(SPEC)
     root = env.python.parent.parent
-    (root / MANIFEST).unlink()
+    note_file(root).unlink()
     (root / "half").write_text("left by a killed build")
-    again = await kit.store().ensure(SPEC)
+    again = await store.ensure(SPEC)
     assert again == env
     assert not (root / "half").exists()
 
@@ -155,7 +166,8 @@ async def test_progress_tells_the_milestones(kit: Kit) -> None:
     await kit.store().ensure(SPEC, tell)
     assert lines[0].endswith("environment: numpy")
     assert any(line.startswith("Resolved") for line in lines)
-    assert lines[-1] == "Installed them"
+    assert lines[-2:] == ["Installed them", "Compiling"]
+    assert "without a sandbox" in lines[1]
 
 
 async def test_a_cancelled_build_leaves_nothing_that_counts(kit: Kit, gate: Gate) -> None:
@@ -177,7 +189,9 @@ async def killed_while_building(kit: Kit, gate: Gate, **environ: str) -> None:
         "from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore\n"
         "from kernel_mcp.environments.uv import Uv\n"
         "cache, uv = map(Path, sys.argv[1:])\n"
-        "store = EnvironmentStore(cache, uv=Uv(str(uv), os.environ, cache.parent))\n"
+        "from kernel_mcp.packages.builder import PlainBuilder\n"
+        "uv = Uv(str(uv), os.environ, cache.parent)\n"
+        "store = EnvironmentStore(cache, uv=uv, builder=PlainBuilder())\n"
         "anyio.run(store.ensure, EnvironmentSpec(packages=('numpy',)))\n"
     )
     fake = {"FAKE_UV_LOG": str(kit.log), "FAKE_UV_BLOCK": str(gate.root)}
@@ -196,7 +210,7 @@ async def test_the_uv_of_a_killed_server_ends_with_it(kit: Kit, gate: Gate) -> N
     with anyio.fail_after(60):
         await killed_while_building(kit, gate)
         await kit.store().ensure(SPEC)
-    assert kit.calls() == ["venv --no-project", "pip install"] * 2
+    assert kit.calls() == ["pip install"] * 2
 
 
 async def test_a_uv_that_cannot_be_tied_to_its_server_keeps_others_out_until_it_ends(
@@ -209,7 +223,7 @@ async def test_a_uv_that_cannot_be_tied_to_its_server_keeps_others_out_until_it_
         assert waited.cancelled_caught
         gate.open()
         await kit.store().ensure(SPEC)
-    assert kit.calls() == ["venv --no-project", "pip install"] * 2
+    assert kit.calls() == ["pip install"] * 2
 
 
 @pytest.mark.parametrize(
@@ -292,7 +306,10 @@ async def test_prune_takes_the_unused_and_the_half_built(kit: Kit) -> None:
     half = kit.cache / "envs/python-3.11.7-half"
     half.mkdir()
     month_ago = time.time() - 31 * 86400
-    os.utime(old.python.parent.parent / MANIFEST, (month_ago, month_ago))
+    os.utime(note_file(old.python.parent.parent), (month_ago, month_ago))
+    assert len(await store.prune(30 * 86400)) == 1  # what is half built; the old one is in use
+    half.mkdir()
+    store.release(SPEC)
     removed = await store.prune(30 * 86400)
     assert {path.name for path in removed} == {old.python.parent.parent.name, half.name}
     assert [stored.path for stored in store.stored()] == [new.python.parent.parent]
@@ -309,3 +326,94 @@ def test_a_cache_that_others_can_write_to_is_refused_with_what_to_do(tmp_path: P
     tmp_path.joinpath("c").chmod(0o777)
     with pytest.raises(EnvironmentBuildError, match=r"others may write to .* --cache-dir"):
         EnvironmentStore(tmp_path / "c")
+
+
+async def test_what_another_server_uses_and_is_not_whole_is_an_error(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BROKEN_POLLS", 2)
+    env = await kit.store().ensure(SPEC)
+    note_file(env.python.parent.parent).unlink()
+    with anyio.fail_after(20), pytest.raises(EnvironmentBuildError, match="another server"):
+        await kit.store().ensure(SPEC)
+
+
+async def test_the_note_says_neither_what_is_run_nor_what_can_be_read(kit: Kit) -> None:
+    store = kit.store()
+    env = await store.ensure(SPEC)
+    note = note_file(env.python.parent.parent)
+    content = json.loads(note.read_text())
+    content["interpreter"] |= {"executable": "/bin/evil", "prefix": "/root", "exec_prefix": "/"}
+    note.write_text(json.dumps(content))
+    assert await store.ensure(SPEC) == env
+    assert await kit.store().ensure(SPEC) == env
+
+
+async def test_a_note_that_a_package_brings_does_not_count(kit: Kit) -> None:
+    with pytest.raises(EnvironmentBuildError):
+        await kit.store({"FAKE_UV_ERROR": "no", "FAKE_UV_FILES": "kernel-mcp.json"}).ensure(SPEC)
+    assert kit.store().stored() == []
+
+
+@dataclass(frozen=True)
+class Evictions:
+    """Agents' environments of 1 MiB each, used at these ages in seconds."""
+
+    kit: Kit
+
+    async def made(self, store: EnvironmentStore, name: str, age_s: float) -> Path:
+        env = await store.ensure(EnvironmentSpec(packages=(name,)), None, Terms(agent=True))
+        folder = env.python.parent.parent
+        content = json.loads(note_file(folder).read_text())
+        note_file(folder).write_text(json.dumps({**content, "size": 1 << 20}))
+        then = time.time() - age_s
+        os.utime(note_file(folder), (then, then))
+        return folder
+
+
+async def test_agents_environments_go_oldest_first_when_they_are_too_many(kit: Kit) -> None:
+    store = kit.store(most_bytes=3 << 20)
+    made = Evictions(kit)
+    folders = [await made.made(store, name, 1000.0 - at) for at, name in enumerate("abcd")]
+    assert store.evict() == []  # all of them are in use
+    for name in "abcd":
+        store.release(EnvironmentSpec(packages=(name,)))
+    assert kit.store(most_bytes=3 << 20).evict() == folders[:1]
+    assert [found.path for found in store.stored()] == folders[:0:-1]
+
+
+async def test_what_another_server_uses_is_never_removed(kit: Kit) -> None:
+    other, made = kit.store(), Evictions(kit)
+    used, idle = [await made.made(other, name, 10.0) for name in ("used", "idle")]
+    other.release(EnvironmentSpec(packages=("idle",)))
+    store = kit.store(most_bytes=1)
+    assert store.evict() == [idle]
+    assert await store.prune(0.0) == []
+    assert used.exists()
+    other.release(EnvironmentSpec(packages=("used",)))
+    assert store.evict() == [used]
+
+
+async def test_agents_environments_go_when_they_are_old_and_the_operators_stay(kit: Kit) -> None:
+    store, made = kit.store(), Evictions(kit)
+    old = await made.made(store, "old", 31 * 86400.0)
+    await made.made(store, "new", 29 * 86400.0)
+    wanted = await made.made(store, "wanted", 0.0)
+    await store.ensure(EnvironmentSpec(packages=("wanted",)))  # by the operator, as by agents
+    os.utime(note_file(wanted), (0, 0))
+    for name in ("old", "new", "wanted"):
+        store.release(EnvironmentSpec(packages=(name,)))
+    assert store.evict() == [old]
+
+
+async def test_a_cache_of_uv_beyond_its_half_is_emptied_unless_it_is_in_use(kit: Kit) -> None:
+    store = kit.store(most_bytes=1000)
+    cache = store.workshop.uv.cache
+    (cache / "archive-v0").mkdir(parents=True)
+    (cache / "archive-v0/file").write_bytes(bytes(600))
+    (cache / ".tmpStopped").touch()
+    with exclusive_now(cache / ".lock"):
+        store.evict()
+        assert (cache / "archive-v0").exists()
+    store.evict()
+    assert [path.name for path in cache.iterdir()] == [".lock"]

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
-from kernel_mcp.environments.metadata import MANIFEST
+from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments.terms import Terms
 from kernel_mcp.kernels import factory as module
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
@@ -28,14 +29,25 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.python = folder / "bin" / "python"
         self.asked: list[tuple[str, ...]] = []
+        self.terms: list[Terms] = []
+        self.released: list[tuple[str, ...]] = []
         self.python.parent.mkdir(parents=True)
         self.python.touch()
         manifest = {"modules": {"pillow": ["PIL"], "numpy": ["numpy"]}}
-        (folder / MANIFEST).write_text(json.dumps(manifest))
+        note_file(folder).write_text(json.dumps(manifest))
 
-    async def ensure(self, spec: EnvironmentSpec, _progress: object) -> KernelEnvironment:
+    async def ensure(
+        self, spec: EnvironmentSpec, _progress: object, terms: Terms
+    ) -> KernelEnvironment:
         self.asked.append(spec.packages)
+        self.terms.append(terms)
         return KernelEnvironment(self.python, ())
+
+    def release(self, spec: EnvironmentSpec) -> None:
+        self.released.append(spec.packages)
+
+    def size(self, _environment: KernelEnvironment) -> int:
+        return 1000
 
 
 @pytest.fixture
@@ -44,12 +56,19 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def factory(store: Store) -> KernelFactory:
+def demands() -> list[Demand]:
+    """Those of the sessions there are."""
+    return []
+
+
+@pytest.fixture
+def factory(store: Store, demands: list[Demand]) -> KernelFactory:
     return KernelFactory(
-        settings=Settings(allow=("pillow",)),
+        settings=Settings(allow=("pillow",), install_bytes=500, cache_bytes=9000),
         policy=Policy.for_allow(("pillow",)),
         environments=cast(EnvironmentStore, store),
         launcher=NOWHERE,
+        demands=lambda: demands,
     )
 
 
@@ -91,3 +110,27 @@ async def test_the_store_hears_of_long_use(
     monkeypatch.setattr(module, "FRESH_S", 0.0)
     await factory.environment(demand(), print)
     assert len(store.asked) == 2
+
+
+async def test_agents_may_add_to_what_the_operator_has_and_the_operator_may_fill_the_cache(
+    factory: KernelFactory, store: Store
+) -> None:
+    await factory.environment(demand("numpy"), print)
+    assert store.asked == [("pillow",), ("numpy", "pillow")]
+    assert store.terms == [
+        Terms(agent=False, most_bytes=9000, flag="--cache-size"),
+        Terms(agent=True, most_bytes=1500),
+    ]
+
+
+async def test_environments_of_closed_sessions_are_let_go_and_no_others(
+    factory: KernelFactory, store: Store, demands: list[Demand]
+) -> None:
+    demands += [demand("numpy"), demand("polars")]
+    for each in list(demands):
+        await factory.environment(each, print)
+    assert store.released == []
+    del demands[0]
+    demands.append(demand("rich"))
+    await factory.environment(demands[-1], print)
+    assert store.released == [("numpy", "pillow")]

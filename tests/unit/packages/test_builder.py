@@ -36,18 +36,23 @@ def command(builder: BwrapBuilder, request: BuildRequest) -> tuple[list[str], di
 
 
 def request(folder: Path, **env: str) -> BuildRequest:
-    return BuildRequest(["uv"], env, {folder: "/packages/0/1"}, [Path("/usr")])
+    return BuildRequest(["uv"], env, [folder], [Path("/usr")])
 
 
-def test_bubblewrap_gets_a_builder_and_others_run_plain(sandbox: BwrapSandbox) -> None:
+def test_bubblewrap_confines_installers_wherever_it_works_and_its_lack_is_told(
+    sandbox: BwrapSandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert builder_for(sandbox).confined
+    assert builder_for(NoSandbox()).confined
+    monkeypatch.setenv("PATH", "/nowhere")
     assert not builder_for(NoSandbox()).confined
+    assert "without a sandbox" in caplog.text
 
 
 def test_only_the_given_folders_are_writable(sandbox: BwrapSandbox, tmp_path: Path) -> None:
     options, _ = command(BwrapBuilder(sandbox), request(tmp_path))
     binds = [options[at + 1 : at + 3] for at, word in enumerate(options) if word == "--bind"]
-    assert binds == [[str(tmp_path), "/packages/0/1"]]
+    assert binds == [[str(tmp_path), str(tmp_path)]]
 
 
 def test_the_network_is_shared_and_nothing_else(sandbox: BwrapSandbox, tmp_path: Path) -> None:
@@ -82,9 +87,30 @@ def test_files_with_credentials_are_kept_from_code_of_packages(
     assert str(netrc) not in command(BwrapBuilder(sandbox), hostile)[0]
 
 
-def test_compiled_files_carry_the_path_that_kernels_know(sandbox: BwrapSandbox) -> None:
-    assert BwrapBuilder(sandbox).layer_path(Path("/layer/.next"), "3") == "/packages/0/3"
-    assert PlainBuilder().layer_path(Path("/layer/.next"), "3") == "/layer/.next"
+def test_what_needs_no_network_has_none(sandbox: BwrapSandbox, tmp_path: Path) -> None:
+    asked = BuildRequest(["python"], {}, [tmp_path], [], hostile=True, network=False)
+    assert "--unshare-net" in command(BwrapBuilder(sandbox), asked)[0]
+
+
+def test_folders_with_packages_and_the_users_settings_of_uv_are_there(
+    sandbox: BwrapSandbox, tmp_path: Path
+) -> None:
+    links, settings = tmp_path / "links", tmp_path / "config/uv/uv.toml"
+    links.mkdir()
+    settings.parent.mkdir(parents=True)
+    settings.touch()
+    variables = {
+        "UV_FIND_LINKS": f"https://x.example/w {links}",
+        "UV_INDEX": f"mine=file://{links}",
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }
+    asked = request(tmp_path / "layer", **variables)
+    options, env = command(BwrapBuilder(sandbox), asked)
+    assert str(links) in options
+    assert str(settings) in options
+    assert env["XDG_CONFIG_HOME"] == str(tmp_path / "config")
+    hostile = BuildRequest(asked.argv, asked.env, asked.writable, asked.readonly, hostile=True)
+    assert str(settings) not in command(BwrapBuilder(sandbox), hostile)[0]
 
 
 def test_without_a_sandbox_the_command_is_what_was_asked_for(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 from kernel_mcp.environments.sources import Sources
-from kernel_mcp.environments.uv import Uv
+from kernel_mcp.environments.uv import CACHE, Uv
+from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.packages.builder import PlainBuilder
@@ -20,7 +23,6 @@ pytestmark = pytest.mark.anyio
 
 FAKE = """\
 #!/bin/sh
-[ "$1 $2" = "cache dir" ] && { echo "$FAKE/cache"; exit 0; }
 echo "$@" >> "$FAKE/log"
 case "$*" in
   *--no-build*) [ -z "$NO_WHEEL" ] || { echo "Wheels are required for x"; exit 1; } ;;
@@ -30,21 +32,32 @@ answer="$FAKE/scratch/resolved.txt"
 [ -z "$LINK" ] || { rm -f "$answer"; exec ln -s "$LINK" "$answer"; }
 case "$*" in
   *"pip compile"*) printf 'one==2.0\\ntwo==1.0 ; python_version > "3"\\n' > "$answer" ;;
-  *"pip install"*) head -c "${BYTES:-10}" /dev/zero > "$FAKE/target/module.py" ;;
+  *"pip install"*)
+    head -c "${CACHED:-10}" /dev/zero > "$UV_CACHE_DIR/.tmp-archive"
+    head -c "${BYTES:-10}" /dev/zero > "$FAKE/target/module.bin"
+    [ -z "$STAYS" ] || exec sleep 1000 ;;
 esac
 """
-ENVIRONMENT = KernelEnvironment(Path("/env/bin/python"), ())
+ENVIRONMENT = KernelEnvironment(Path("/env/bin/python"), (), base=Path(sys.executable))
 
 
 @asynccontextmanager
-async def pip(root: Path, *, builds: bool = False, **variables: str) -> AsyncIterator[ConfinedPip]:
+async def pip(
+    root: Path, builds: bool = False, most_bytes: int = 0, **variables: str
+) -> AsyncIterator[ConfinedPip]:
     program = root / "uv"
     program.write_text(FAKE)
     program.chmod(0o755)
     (root / "target").mkdir()
     environ = {"PATH": os.environ["PATH"], "FAKE": str(root), **variables}
     uv = Uv(str(program), environ, root, Sources(index_url="https://mirror", offline=True))
-    opened = ConfinedPip.opened(uv, PlainBuilder(), scratch=root / "scratch", source_builds=builds)
+    opened = ConfinedPip.opened(
+        Workshop(uv, PlainBuilder()),
+        ENVIRONMENT,
+        scratch=root / "scratch",
+        most_bytes=most_bytes,
+        source_builds=builds,
+    )
     async with opened as found:
         yield found
     assert not (root / "scratch").exists()
@@ -52,7 +65,6 @@ async def pip(root: Path, *, builds: bool = False, **variables: str) -> AsyncIte
 
 async def resolve(found: ConfinedPip, *earlier: str) -> dict[str, str]:
     return await found.resolve(
-        ENVIRONMENT,
         wanted=["one", *earlier],
         earlier=earlier,
         present={"one": "1.0"},
@@ -62,15 +74,8 @@ async def resolve(found: ConfinedPip, *earlier: str) -> dict[str, str]:
     )
 
 
-async def install(found: ConfinedPip, root: Path, most_bytes: int = 0) -> None:
-    await found.install(
-        ENVIRONMENT,
-        {"one": "2.0"},
-        into=root / "target",
-        seen_as=str(root / "target"),
-        most_bytes=most_bytes,
-        progress=quiet,
-    )
+async def install(found: ConfinedPip, root: Path) -> None:
+    await found.install({"one": "2.0"}, into=root / "target", known_as="/seen", progress=quiet)
 
 
 async def quiet(_text: str) -> None:
@@ -114,16 +119,35 @@ async def test_builds_use_a_cache_of_their_own(tmp_path: Path) -> None:
         await install(found, tmp_path)
     first, second, third = (tmp_path / "log").read_text().splitlines()
     assert "--no-build" in first
-    assert f"--cache-dir {tmp_path}/cache " in first
+    assert f"--cache-dir {tmp_path}/{CACHE} " in first
     for line in (second, third):  # once it is known that something has to be built
         assert "--no-build" not in line
         assert f"--cache-dir {tmp_path}/scratch/cache " in line
 
 
-async def test_too_many_bytes_are_an_error(tmp_path: Path) -> None:
-    async with pip(tmp_path, BYTES="5000") as found:
-        with pytest.raises(InstallError, match="--install-size"):
-            await install(found, tmp_path, most_bytes=4000)
+@pytest.mark.parametrize("sizes", [{"BYTES": "500000"}, {"CACHED": "500000", "STAYS": "1"}])
+async def test_too_many_bytes_unpacked_or_cached_are_an_error_and_leave_nothing(
+    tmp_path: Path, sizes: dict[str, str]
+) -> None:
+    async with pip(tmp_path, False, 200_000, **sizes) as found:
+        with anyio.fail_after(30), pytest.raises(InstallError, match="--install-size"):
+            await install(found, tmp_path)
+    assert not (tmp_path / CACHE / ".tmp-archive").exists() or "BYTES" in sizes
+
+
+async def test_what_is_cached_and_then_unpacked_counts_once(tmp_path: Path) -> None:
+    async with pip(tmp_path, most_bytes=200_000, CACHED="150000", BYTES="150000") as found:
+        await install(found, tmp_path)
+
+
+async def test_uv_gets_the_base_interpreter_and_compiles_nothing(tmp_path: Path) -> None:
+    async with pip(tmp_path) as found:
+        await resolve(found)
+        await install(found, tmp_path)
+    for line in (tmp_path / "log").read_text().splitlines():
+        assert f"--python {sys.executable} " in line
+        assert "/env/bin/python" not in line
+    assert "--no-compile-bytecode" in line
 
 
 async def test_a_link_in_the_place_of_uvs_answer_is_not_followed(tmp_path: Path) -> None:

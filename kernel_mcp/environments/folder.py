@@ -1,0 +1,230 @@
+"""The folder of one environment: its skeleton, what is noted about it beside it, and its end.
+
+Packages write into the folder while they are unpacked, by names of their choice. So nothing in it
+is believed: the skeleton is made before and again after, and the note lies outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_mcp.environments.interpreters import Interpreter
+from kernel_mcp.environments.metadata import (
+    installed_modules,
+    installed_versions,
+    note_file,
+)
+from kernel_mcp.environments.scripts import retarget
+from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.trees import remove_tree
+
+FORMAT = 2
+_CONFIG = "pyvenv.cfg"
+_LEFTOVERS = (".lock", "excludes.txt", f"bin/{_CONFIG}")
+"""What installers leave and no kernel needs, and what Python would take for its own settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is noted about a whole environment.
+
+    `agent` says whether only agents have asked for it, `size` is bytes on disk.
+    """
+
+    version: str
+    requested: tuple[str, ...]
+    packages: tuple[str, ...]
+    size: int
+    agent: bool
+
+
+def lay_out(folder: Path, interpreter: Interpreter) -> None:
+    """Make the skeleton of a virtual environment, in place of what is there by its names; blocks.
+
+    As `python -m venv` makes it, without starting the interpreter.
+    """
+    folder.mkdir(mode=0o755, exist_ok=True)
+    programs = _real_folder(folder / "bin")
+    major, minor = interpreter.version.split(".")[:2]
+    links = {
+        programs / "python": interpreter.executable,
+        programs / "python3": "python",
+        programs / f"python{major}.{minor}": "python",
+        folder / "lib64": "lib",
+    }
+    for path, target in links.items():
+        _clear(path)
+        path.symlink_to(target)
+    for name in _LEFTOVERS:
+        _clear(folder / name)
+    _clear(folder / _CONFIG)
+    lines = {
+        "home": Path(interpreter.executable).parent,
+        "implementation": "CPython",
+        "include-system-site-packages": "false",
+        "version": interpreter.version,
+        "executable": interpreter.executable,
+    }
+    text = "".join(f"{name} = {value}\n" for name, value in lines.items())
+    (folder / _CONFIG).write_text(text, encoding="utf-8")
+
+
+def finish(
+    folder: Path, interpreter: Interpreter, requested: tuple[str, ...], *, agent: bool
+) -> None:
+    """Seal an environment and note that it is whole; blocks."""
+    content = {
+        "format": FORMAT,
+        "interpreter": asdict(interpreter),
+        "requested": requested,
+        "packages": installed_versions(site_packages(folder)),
+        "modules": installed_modules(site_packages(folder)),
+        "size": tree_size(folder),
+        "agent": agent,
+    }
+    _write(folder, content)
+
+
+def tidy(folder: Path, interpreter: Interpreter) -> None:
+    """Undo what packages have done beside their place, and let scripts start the kernels' Python.
+
+    Links are removed, other than the skeleton's; afterwards nothing in the folder leads out of it,
+    and nobody may write to it. Blocks.
+    """
+    for entry in everything(folder):
+        if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
+            Path(entry).unlink()
+    lay_out(folder, interpreter)
+    base, python = Path(interpreter.executable), folder / "bin/python"
+    retarget(folder / "bin", base=base, python=python)
+
+
+def seal(folder: Path) -> None:
+    """Everything below is readable by every user (kernels have ids of their own), writable by none.
+
+    uv's cache may hold files in tighter modes; the copies here are our own to change. Blocks.
+    """
+    for entry in everything(folder):
+        if not entry.is_symlink():
+            mode = entry.stat(follow_symlinks=False).st_mode
+            Path(entry).chmod(0o555 if mode & stat.S_IXUSR else 0o444)
+
+
+def load(folder: Path, interpreter: Interpreter) -> KernelEnvironment | None:
+    """The environment in a folder, None unless it is whole. Notes that it is used.
+
+    Only words are taken from the note: what is run and made readable is the caller's finding.
+    """
+    note = read_note(folder)
+    if note is None or not (folder / "bin/python").exists():
+        return None
+    with suppress(OSError):  # another user's cache: it is only the date of last use
+        os.utime(note_file(folder))
+    return KernelEnvironment(
+        python=folder / "bin/python",
+        readonly=(folder, *interpreter.readonly),
+        version=interpreter.version,
+        packages=note.packages,
+        base=Path(interpreter.executable),
+    )
+
+
+def read_note(folder: Path) -> Note | None:
+    """What is noted about an environment, None when it is not whole."""
+    content = _read(folder)
+    if content is None or not isinstance(content.get("modules"), dict):
+        return None
+    try:
+        return Note(
+            version=str(content["interpreter"]["version"]),
+            requested=_words(content["requested"]),
+            packages=_words(content["packages"]),
+            size=int(content["size"]),
+            agent=bool(content["agent"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def belongs_to_operator(folder: Path) -> None:
+    """Note that not only agents have asked for it."""
+    content = _read(folder)
+    if content is not None and content.get("agent"):
+        with suppress(OSError):
+            _write(folder, {**content, "agent": False})
+
+
+def remove(folder: Path) -> None:
+    """Delete an environment, whole or not; its note goes first. Blocks."""
+    note_file(folder).unlink(missing_ok=True)
+    remove_tree(folder)
+
+
+def site_packages(folder: Path) -> Path:
+    """Where the packages are; there is always one, made by uv."""
+    return next(folder.glob("lib/python3*/site-packages"), folder / "lib")
+
+
+def tree_size(folder: Path) -> int:
+    """Bytes of all files below a folder; blocks."""
+    total = 0
+    for entry in everything(folder):
+        with suppress(FileNotFoundError):
+            if not entry.is_dir(follow_symlinks=False):
+                total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+def everything(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All that is below a folder, to any depth, what a folder holds before itself is entered.
+
+    What goes meanwhile is passed over; no link is followed.
+    """
+    waiting = [str(folder)]
+    while waiting:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                yield entry
+
+
+def _real_folder(path: Path) -> Path:
+    """A folder that is no link, made if need be."""
+    if path.is_symlink() or not path.is_dir():
+        _clear(path)
+        path.mkdir(mode=0o755)
+    return path
+
+
+def _clear(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(note_file(folder).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and content.get("format") == FORMAT else None
+
+
+def _write(folder: Path, content: dict[str, Any]) -> None:
+    file = note_file(folder)
+    draft = file.with_suffix(f".{os.getpid()}.draft")
+    draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    draft.replace(file)
+
+
+def _words(found: Any) -> tuple[str, ...]:
+    return tuple(str(word) for word in found)
