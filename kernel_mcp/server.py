@@ -27,16 +27,17 @@ from kernel_mcp.api.packagetools import register_packages
 from kernel_mcp.api.resources import Library, ResourceServer
 from kernel_mcp.api.tools import register
 from kernel_mcp.audit import Audit, open_audit
-from kernel_mcp.barriers import Barrier
+from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.sources import sources
-from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.inspector import Inspector
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
+from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.packages.builder import builder_for
 from kernel_mcp.packages.installer import Installer
@@ -58,6 +59,10 @@ SHUTDOWN_S = 2.5
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SWITCH_S = 0.0005
 """How long a thread that looks at files or processes may keep the event loop waiting."""
+
+
+TEMPLATE_KERNELS = 1
+"""A template takes of the system's limits what a kernel does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,14 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             demands=lambda: [session.demand for session in manager.sessions],
         )
         spares = _spares(settings, sandbox, run.path)
-        pool = WarmPool(factory, size=spares, folder=folders.workspaces, layers=folders.layers)
+        capacity = _capacity(settings)
+        pool = WarmPool(
+            factory,
+            size=spares,
+            folder=folders.workspaces,
+            layers=folders.layers,
+            capacity=capacity,
+        )
         stack.push_async_callback(pool.aclose)
         manager = SessionManager(
             settings=settings,
@@ -134,6 +146,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             workspace=partial(Workspace, disk_bytes=settings.limits.disk_bytes),
             clock=time.monotonic,
             audit=audit,
+            capacity=capacity,
         )
         await stack.enter_async_context(manager.running())
         desk = Desk(
@@ -176,6 +189,26 @@ def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
     }
     audit.note("server_start", facts)
     return audit
+
+
+def _capacity(settings: Settings) -> Capacity:
+    """What the system lets this server run; says so where that is less than it was asked for.
+
+    Raises ConfigError where there is no room for a single session.
+    """
+    capacity = Capacity.of_this_process()
+    beside = 0 if settings.no_template else TEMPLATE_KERNELS
+    if reason := capacity.shortage(beside + 1):
+        raise ConfigError(f"the system has no room for a single session: {reason}")
+    if reason := capacity.shortage(beside + settings.max_sessions):
+        logger.warning(
+            "the system has room for some %d sessions with a kernel at a time instead of %d "
+            "(--max-sessions); others are refused: %s",
+            (capacity.kernels() or 0) - beside,
+            settings.max_sessions,
+            reason,
+        )
+    return capacity
 
 
 def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
@@ -254,9 +287,13 @@ def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
     """Run the server until it is told to stop; the process's exit code."""
     _allow_many_files()
     sys.setswitchinterval(SWITCH_S)
-    try:
-        anyio.run(run_stdio, settings, sandbox.result())
-    except KernelMcpError as error:
-        print(f"kernel-mcp: {error}", file=sys.stderr)
+    with Barrier("serving") as barrier:
+        try:
+            anyio.run(run_stdio, settings, sandbox.result())
+        except KernelMcpError as error:
+            print(f"kernel-mcp: {error}", file=sys.stderr)
+            return 1
+    if barrier.failure is not None:
+        print(f"kernel-mcp: {explained(barrier.failure, 'serving')}", file=sys.stderr)
         return 1
     return 0

@@ -18,6 +18,7 @@ from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.launch.trees import make_private, remove_tree
+from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.demand import Demand, KernelSource
 from kernel_mcp.sessions.occupancy import Occupancy
@@ -69,7 +70,9 @@ class SessionManager:
         workspace: Callable[[Path], Workspace],
         clock: Clock,
         audit: Audit | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
+        """Without a `capacity` only the settings bound how many sessions there may be."""
         self._settings = settings
         self._source = source
         self._folders = folders
@@ -85,6 +88,7 @@ class SessionManager:
             drop=self._drop,
             spawn=self._spawn,
             clock=clock,
+            capacity=capacity or Capacity(),
         )
         self._tasks: anyio.abc.TaskGroup | None = None
 

@@ -12,6 +12,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import HibernationError, SessionLimitReached
+from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.settings import Settings
@@ -35,9 +36,11 @@ class Occupancy:
         drop: Callable[[Session], Awaitable[None]],
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         clock: Clock,
+        capacity: Capacity,
     ) -> None:
         """`spawn` runs something for as long as there are sessions."""
         self._settings = settings
+        self._capacity = capacity
         self._sessions = sessions
         self._drop = drop
         self._spawn = spawn
@@ -49,13 +52,13 @@ class Occupancy:
     async def room(self) -> AsyncIterator[None]:
         """There is room for one more session with a kernel, and nobody else takes it meanwhile.
 
-        Raises SessionLimitReached when all sessions are in use.
+        Raises SessionLimitReached when all sessions are in use, or the system has no room.
         """
         async with self._one_at_a_time:
             with anyio.move_on_after(ROOM_S):
                 await self._make_room()
-            if self._awake() >= self._settings.max_sessions:
-                raise self._full()
+            if lack := self._lack():
+                raise SessionLimitReached(lack)
             yield
 
     async def admit(self, session: Session) -> None:
@@ -75,14 +78,15 @@ class Occupancy:
         if barrier.failure is not None:
             session.spare()
         if asleep:
-            await self._drop_surplus()
+            with Barrier("dropping hibernated sessions"):
+                await self._drop_surplus()
         return asleep
 
     async def _make_room(self) -> None:
         if self._forced:
             await _one_of(self._forced)
         tried: set[str] = set()
-        while self._awake() >= self._settings.max_sessions:
+        while self._lack():
             session = self._longest_idle(without=tried)
             if session is not None:
                 tried.add(session.handle)
@@ -106,7 +110,7 @@ class Occupancy:
         if not self._settings.hibernate_sessions:
             return None
         found = [s for s in self._sessions() if s.restful and s.handle not in without]
-        return min(found, key=lambda session: session.last_used, default=None)
+        return min(found, key=lambda s: (not s.blank, s.last_used), default=None)
 
     async def _drop_surplus(self) -> None:
         asleep = [session for session in self._sessions() if session.state == "hibernated"]
@@ -115,21 +119,32 @@ class Occupancy:
             most=self._settings.hibernate_sessions,
             most_bytes=self._settings.hibernate_total_bytes,
         ):
-            logger.info("dropping the session that has been hibernated for longest")
+            logger.info("dropping a hibernated session that is one too many")
             await self._drop(session)
 
-    def _full(self) -> SessionLimitReached:
-        if self._forced:
-            return SessionLimitReached(
+    def _lack(self) -> str:
+        """Why there is no room for one more session with a kernel; empty where there is."""
+        if self._awake() >= self._settings.max_sessions:
+            sessions = (
                 f"All {self._settings.max_sessions} sessions that this server may run at once "
-                "(--max-sessions) have kernels. One of them is being hibernated, which takes "
-                "unusually long. Try again in a minute, or end a session with close_session."
+                "(--max-sessions)"
             )
-        return SessionLimitReached(
-            f"All {self._settings.max_sessions} sessions that this server may run at once "
-            "(--max-sessions) are in use, and none of them is idle and can be hibernated. Wait for "
-            "a cell to end, or end a session with close_session; list_sessions shows yours."
-        )
+            if self._forced:
+                return (
+                    f"{sessions} have kernels. One of them is being hibernated, which takes "
+                    "unusually long. Try again in a minute, or end a session with close_session."
+                )
+            return (
+                f"{sessions} are in use, and none of them is idle and can be hibernated. Wait for "
+                "a cell to end, or end a session with close_session; list_sessions shows yours."
+            )
+        coming = sum(session.awake and session.kernel is None for session in self._sessions())
+        if shortage := self._capacity.shortage(coming + 1):
+            return (
+                f"The system has no room for one more session of this server: {shortage}. End a "
+                "session that is not needed with close_session; list_sessions shows yours."
+            )
+        return ""
 
 
 async def _one_of(forced: dict[str, anyio.Event]) -> None:
@@ -139,11 +154,12 @@ async def _one_of(forced: dict[str, anyio.Event]) -> None:
 
 
 def surplus(asleep: Sequence[Session], *, most: int, most_bytes: int) -> list[Session]:
-    """The hibernated sessions to drop, oldest sleep first: beyond `most`, and beyond `most_bytes`.
+    """The hibernated sessions to drop: beyond `most`, and beyond `most_bytes`.
 
-    `most_bytes` 0 is no limit; it is never a reason to drop a session that has saved nothing.
+    Those that were never used go first, then the oldest sleep. `most_bytes` 0 is no limit; it is
+    never a reason to drop a session that has saved nothing.
     """
-    oldest_first = sorted(asleep, key=lambda s: s.sleep.since if s.sleep else 0.0)
+    oldest_first = sorted(asleep, key=lambda s: (not s.blank, s.sleep.since if s.sleep else 0.0))
     dropped = oldest_first[: max(0, len(oldest_first) - most)]
     kept = oldest_first[len(dropped) :]
     sizes = {session.handle: session.sleep.size if session.sleep else 0 for session in kept}

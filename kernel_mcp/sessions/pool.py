@@ -24,6 +24,7 @@ import anyio
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.files.exchange import take_place
 from kernel_mcp.launch.trees import give_tree, make_private, remove_tree
+from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.demand import Demand, KernelSource
 
@@ -52,8 +53,18 @@ class WarmPool:
     are too.
     """
 
-    def __init__(self, source: KernelSource, *, size: int, folder: Path, layers: Path) -> None:
+    def __init__(
+        self,
+        source: KernelSource,
+        *,
+        size: int,
+        folder: Path,
+        layers: Path,
+        capacity: Capacity | None = None,
+    ) -> None:
+        """A spare never takes the last room that `capacity` leaves for a session."""
         self._source = source
+        self._capacity = capacity or Capacity()
         self._size = size
         self._folder = folder
         self._layers = layers
@@ -72,9 +83,9 @@ class WarmPool:
         while self._size:
             self._taken = anyio.Event()
             with Barrier("keeping kernels in reserve") as barrier:
-                while len(self._spares) < self._size:
+                while len(self._spares) < self._size and not self._capacity.shortage(2):
                     self._spares.append(await self._make())
-            if barrier.failure is not None:
+            if barrier.failure is not None or len(self._spares) < self._size:
                 await anyio.sleep(RETRY_S)
                 continue
             await self._taken.wait()

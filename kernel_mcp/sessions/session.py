@@ -90,6 +90,7 @@ class Session:
         self._ahead: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
+        self._touched = False
 
     @property
     def demand(self) -> Demand:
@@ -116,6 +117,16 @@ class Session:
     def restful(self) -> bool:
         """Whether the session could be hibernated: awake, and nothing is being done in it."""
         return self.state in ("new", "idle") and not self._turn.locked()
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing would be lost with it: no cell was run, and there is no file."""
+        if self._touched:
+            return False
+        try:
+            return not any(self.workspace.root.iterdir())
+        except OSError:
+            return True
 
     @property
     def sleep(self) -> Sleep | None:
@@ -174,6 +185,7 @@ class Session:
         """Queue one cell. Raises SessionNotFound once the session is closed."""
         if self._closed:
             raise SessionNotFound("This session has been closed. Open another with create_session.")
+        self._touched = True
         cell = self._queue.add(code, timeout_s)
         self._keeper.disturb()
         self._wake.set()
@@ -234,6 +246,7 @@ class Session:
 
         Starts one where there is none. Raises KernelMcpError.
         """
+        self._touched = True
         self._keeper.disturb()
         kernel = self.kernel
         if self.current is not None and kernel is not None and kernel.exit is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,17 @@ PATIENCE_S = 60.0
 
 
 class RawClient:
-    """One server's two ends. `errors` are what came with no id."""
+    """One server's two ends.
+
+    `errors` are what came with no id; `failed` is whether the last tool reported an error.
+    """
 
     def __init__(self, process: Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self.process = process
         self.errors: list[dict[str, Any]] = []
+        self.failed = False
         self._stdin = process.stdin
         self._stdout = BufferedByteReceiveStream(process.stdout)
         self._number = 0
@@ -37,6 +41,22 @@ class RawClient:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         (peak,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(peak.split()[1]) * 1024
+
+    @property
+    def descriptors(self) -> int:
+        """What the server has open."""
+        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
+    @property
+    def tasks(self) -> int:
+        """Processes and threads of the server and its kernels."""
+        found = 0
+        pending = [self.process.pid]
+        while pending:
+            for task in Path(f"/proc/{pending.pop()}/task").iterdir():
+                found += 1
+                pending += [int(pid) for pid in (task / "children").read_text().split()]
+        return found
 
     async def send(self, line: bytes) -> None:
         """Write bytes as they are."""
@@ -64,20 +84,31 @@ class RawClient:
     async def call(self, tool: str, **arguments: Any) -> str:
         """The text of a tool's answer."""
         answer = await self.ask("tools/call", name=tool, arguments=arguments)
+        self.failed = bool(answer["result"].get("isError"))
         content = answer["result"]["content"]
         return "\n".join(block["text"] for block in content if block["type"] == "text")
 
 
 @asynccontextmanager
-async def raw_client(*flags: str) -> AsyncIterator[RawClient]:
-    """A client that has shaken hands with a fresh server."""
-    wanted = command("--warm", "0", "--no-template", *flags)
-    async with await anyio.open_process(
-        [wanted.command, *wanted.args],
-        stderr=None,
-        env={**os.environ, **(wanted.env or {})},
-        cwd=wanted.cwd,
-    ) as process:
+async def raw_client(
+    *flags: str,
+    through: Callable[[list[str]], list[str]] = lambda argv: argv,
+    log: Path | None = None,
+) -> AsyncIterator[RawClient]:
+    """A client that has shaken hands with a fresh server.
+
+    The command goes `through` a function that may put another before it; `log` gets its stderr.
+    """
+    wanted = command("--warm", "0", *flags)
+    with ExitStack() as stack:
+        stderr = None if log is None else stack.enter_context(log.open("wb"))
+        process = await anyio.open_process(
+            through([wanted.command, *wanted.args]),
+            stderr=stderr,
+            env={**os.environ, **(wanted.env or {})},
+            cwd=wanted.cwd,
+        )
+    async with process:
         client = RawClient(process)
         hello = {"name": "raw", "version": "1"}
         await client.ask(

@@ -23,7 +23,7 @@ def execute(number: bytes, code: bytes) -> bytes:
 
 
 async def test_odd_lines_are_answered_and_the_server_goes_on() -> None:
-    async with raw_client() as client:
+    async with raw_client("--no-template") as client:
         assert "1" in await client.call("execute", code="x = 1; x")
         await client.send(execute(b'"surrogate"', rb"'a\ud800b'"))
         said = await client.answer("surrogate")
@@ -54,7 +54,7 @@ async def test_odd_lines_are_answered_and_the_server_goes_on() -> None:
 
 
 async def test_a_line_of_270_megabytes_is_dropped_and_answered() -> None:
-    async with raw_client() as client:
+    async with raw_client("--no-template") as client:
         assert "1" in await client.call("execute", code="x = 1; x")
         before = client.memory_bytes
         await flood(client, b'{"jsonrpc":"2.0","id":"first","method":"tools/call","params":{"a":"')

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
+from kernel_mcp.limits.capacity import KERNEL_DESCRIPTORS, KERNEL_TASKS
 from tests.integration.agent import agent
+from tests.integration.rawclient import raw_client
+from tests.integration.unprivileged import as_ordinary_user
 
 pytestmark = [pytest.mark.anyio]
 
@@ -41,6 +47,72 @@ async def test_folders_removed_under_a_server_cost_files_and_are_told(tmp_path: 
         for session in (fresh, third, made):
             assert not (await notebook.call("close_session", session=session)).failed
         assert (await notebook.run("1")).text == "1"
+
+
+@pytest.mark.parametrize(
+    ("limits", "ordinary"),
+    [("ulimit -n 64", False), ("ulimit -n 96", False), ("ulimit -u 40", True)],
+)
+async def test_sessions_are_refused_before_the_server_runs_out(
+    limits: str, ordinary: bool, tmp_path: Path
+) -> None:
+    def through(argv: list[str]) -> list[str]:
+        limited = ["bash", "-c", f'{limits} && exec "$@"', "limited", *argv]
+        return as_ordinary_user(limited) if ordinary else limited
+
+    log = tmp_path / "log"
+    async with raw_client("--warm", "2", through=through, log=log) as client:
+        assert await client.call("execute", code="x = 41; x", wait=100) == "41"
+        assert "instead of 16 (--max-sessions)" in log.read_text()
+        opened: list[str] = []
+        while len(opened) < 16:
+            said = await client.call("create_session")
+            if client.failed:
+                break
+            opened.append(json.loads(said)["session"])
+            busy = "import time; time.sleep(600)"
+            await client.call("execute", session=opened[-1], code=busy, wait=0)
+            assert not client.failed
+        assert 1 <= len(opened) < 16
+        assert "has no room" in said
+        assert limits.partition(" -")[0] in said
+        assert "close_session" in said
+        for handle in opened:
+            await client.call("close_session", session=handle)
+        assert "42" in await client.call("execute", code="x + 1")
+        said = await client.call("create_session")
+        assert not client.failed
+    assert "Traceback" not in log.read_text()
+
+
+async def test_a_kernel_takes_no_more_than_is_reckoned_with() -> None:
+    async with raw_client("--no-template") as client:
+        await client.call("execute", code="1", wait=100)
+        descriptors, tasks = client.descriptors, client.tasks
+        for number in (1, 2):
+            handle = json.loads(await client.call("create_session"))["session"]
+            await client.call("execute", session=handle, code="print('x' * 500_000)", wait=100)
+            assert client.descriptors - descriptors <= number * KERNEL_DESCRIPTORS
+            assert client.tasks - tasks <= number * KERNEL_TASKS
+        assert client.descriptors - descriptors > KERNEL_DESCRIPTORS
+        assert client.tasks - tasks > KERNEL_TASKS / 2
+
+
+async def test_a_server_without_room_for_one_session_says_so_and_ends() -> None:
+    argv = [
+        "bash",
+        "-c",
+        'ulimit -n 32 && exec "$@"',
+        "limited",
+        sys.executable,
+        "-m",
+        "kernel_mcp",
+    ]
+    ran = await anyio.run_process(argv, check=False)
+    assert ran.returncode == 1
+    assert b"no room for a single session" in ran.stderr
+    assert b"ulimit -n 1024" in ran.stderr
+    assert b"Traceback" not in ran.stderr
 
 
 def remove(folder: Path) -> None:

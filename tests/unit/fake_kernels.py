@@ -15,6 +15,7 @@ from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.kernel import Answer, Kernel, Run, Sink
 from kernel_mcp.kernels.wire import Message
 from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, Usage
+from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.demand import Demand
@@ -224,7 +225,12 @@ class FakeClock:
 
 
 def new_manager(
-    folder: Path, source: FakeSource, clock: FakeClock, **settings: Any
+    folder: Path,
+    source: FakeSource,
+    clock: FakeClock,
+    *,
+    capacity: Capacity | None = None,
+    **settings: Any,
 ) -> SessionManager:
     """A manager of sessions with fake kernels."""
     return SessionManager(
@@ -233,4 +239,5 @@ def new_manager(
         folders=Folders(folder / "w", folder / "r", folder / "p", keep=False),
         workspace=Workspace,
         clock=clock,
+        capacity=capacity,
     )

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
+from kernel_mcp.limits.capacity import Bound, Capacity
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
@@ -48,11 +49,13 @@ async def test_one_session_too_many_sends_the_longest_idle_one_to_sleep(tmp_path
         await run(first, "y = 1")
         third = await manager.create(ME)
         assert states([first, second, third]) == ["idle", "hibernated", "new"]
+        clock.now += 10
+        await run(third, "w = 1")
         cell = second.submit("z = 1", 0.0)
         with anyio.fail_after(60):
             await cell.finished.wait()
         assert "to make room for another session. Back: x (1)" in cell.notices[0]
-        assert states([first, second, third]) == ["hibernated", "idle", "new"]
+        assert states([first, second, third]) == ["hibernated", "idle", "idle"]
 
 
 async def test_a_new_session_fails_only_when_none_is_idle(tmp_path: Path) -> None:
@@ -98,6 +101,9 @@ async def test_sessions_asked_for_at_once_do_not_exceed_the_limit(tmp_path: Path
             for _ in range(3):
                 tasks.start_soon(one_more)
         assert sum(session.awake for session in sessions) == 3
+        assert states(sessions[:3]) == ["hibernated", "idle", "idle"]
+        for session in sessions[3:]:
+            await run(session, "y = 1")
         assert states(sessions[:3]) == ["hibernated"] * 3
 
 
@@ -149,6 +155,7 @@ async def test_who_loses_the_default_session_is_told_with_the_next_one(tmp_path:
         default = await manager.resolve(ME, "")
         await run(default, "x = 1")
         other = await manager.create(ME)
+        await run(other, "x = 1")
         for session in (default, other):
             clock.now += 1
             await manager.retire(session)
@@ -238,3 +245,42 @@ async def test_the_reaper_leaves_a_session_alone_that_could_not_be_saved(tmp_pat
         assert reaper.expired() == [session]
         with pytest.raises(LaunchError):
             await session.hibernate()
+
+
+async def test_a_hundred_sessions_that_were_never_used_push_out_none_with_data(
+    tmp_path: Path,
+) -> None:
+    source, clock = FakeSource(), FakeClock()
+    manager = new_manager(tmp_path, source, clock, max_sessions=3, hibernate_sessions=2)
+    async with manager.running():
+        awake, asleep = await used_sessions(manager, clock, 2)
+        written = await manager.create(ME)
+        await anyio.Path(written.workspace.root / "data.csv").write_text("1,2")
+        assert await manager._occupancy.hibernate(asleep)
+        for _ in range(100):
+            clock.now += 10
+            await manager.create(ME)
+        assert awake.state == "idle"
+        await run(asleep, "y = 1")
+        assert asleep.kernel is not None
+        assert (written.workspace.root / "data.csv").exists()
+        assert written.handle in [session.handle for session in manager.sessions]
+
+
+async def test_where_the_system_has_no_room_idle_sessions_make_way_and_others_are_refused(
+    tmp_path: Path,
+) -> None:
+    source, clock = FakeSource(), FakeClock()
+    room = Capacity([Bound("the bound", "of them", 5, lambda: source.living, 1, 3, "do this")])
+    manager = new_manager(tmp_path, source, clock, capacity=room)
+    async with manager.running():
+        first, second = await used_sessions(manager, clock, 2)
+        third = await manager.create(ME)
+        assert states([first, second, third]) == ["hibernated", "idle", "new"]
+        cells = [session.submit("wait", 0.0) for session in (second, third)]
+        while any(cell.started is None or source.living < 2 for cell in cells):
+            await anyio.sleep(0)
+        with pytest.raises(SessionLimitReached, match=r"the bound is 5, of which 2.*do this"):
+            await manager.create(ME)
+        await manager.close(second)
+        await manager.create(ME)

@@ -1,0 +1,163 @@
+"""How many more kernels the server's own limits allow, so that it refuses before it runs out.
+
+What one kernel takes was measured with this server on Linux 6.x: of the server's descriptors 10
+when it is forked, 12 when it starts cold, and one while its output goes to a file; of processes and
+threads 4 at its start, the sandbox's included. A test measures it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_mcp.limits.hierarchy import find_hierarchies
+
+KERNEL_DESCRIPTORS = 14
+KERNEL_TASKS = 6
+SPARE_DESCRIPTORS = 20
+"""Descriptors that stay free: the start of a kernel takes so many, and the reading of files."""
+SPARE_TASKS = 8
+"""Processes and threads that do: the server's own threads and what a start takes besides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One limit: `used()` of `most` are taken, a kernel takes `each`, and `spare` stay free.
+
+    `name` is what the operator knows it by and `remedy` what to do about it.
+    """
+
+    name: str
+    unit: str
+    most: int
+    used: Callable[[], int]
+    each: int
+    spare: int
+    remedy: str
+
+    def kernels(self) -> int:
+        """How many more kernels there is room for; below 0 where not even the spare is free."""
+        return (self.most - self.used() - self.spare) // self.each
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is {self.most}, of which {self.used()} {self.unit} are in use; a session "
+            f"takes some {self.each}, and {self.spare} have to stay free"
+        )
+
+
+class Capacity:
+    """The server's limits taken together; none of them where `bounds` is empty."""
+
+    def __init__(self, bounds: Iterable[Bound] = ()) -> None:
+        self._bounds = tuple(bounds)
+
+    @classmethod
+    def of_this_process(cls) -> Capacity:
+        """The limits that this process is under."""
+        return cls([*_descriptors(), *_processes(), *_groups()])
+
+    def shortage(self, kernels: int) -> str:
+        """Why there is no room for so many kernels more, and what an operator can do about it.
+
+        Empty where there is room.
+        """
+        tight = self._tightest()
+        if tight is None or tight.kernels() >= kernels:
+            return ""
+        return f"{tight}. For more sessions {tight.remedy}"
+
+    def kernels(self) -> int | None:
+        """How many more kernels there is room for; None where nothing limits them."""
+        tight = self._tightest()
+        return None if tight is None else max(0, tight.kernels())
+
+    def _tightest(self) -> Bound | None:
+        return min(self._bounds, key=Bound.kernels, default=None)
+
+
+def _descriptors() -> Sequence[Bound]:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return ()
+    remedy = f"start the server with a higher one, such as ulimit -n {max(1024, 4 * most)}"
+    name = "the limit of open files (ulimit -n)"
+    return [
+        Bound(name, "descriptors", most, _open_files, KERNEL_DESCRIPTORS, SPARE_DESCRIPTORS, remedy)
+    ]
+
+
+def _open_files() -> int:
+    with os.scandir("/proc/self/fd") as entries:
+        return sum(1 for _ in entries) - 1
+
+
+def _processes() -> Sequence[Bound]:
+    """The limit of a user's processes, which does not hold for root."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if most == resource.RLIM_INFINITY or os.geteuid() == 0:
+        return ()
+    remedy = f"start the server with a higher one, such as ulimit -u {max(1024, 4 * most)}"
+    name = "the limit of this user's processes and threads (ulimit -u)"
+
+    def used() -> int:
+        everyone = _everyones_tasks()
+        enough = most - everyone >= 8 * KERNEL_TASKS + SPARE_TASKS
+        return everyone if enough else _tasks_of(os.getuid())
+
+    return [Bound(name, "of them", most, used, KERNEL_TASKS, SPARE_TASKS, remedy)]
+
+
+def _everyones_tasks() -> int:
+    """Processes and threads of the machine: the fourth field of /proc/loadavg, `running/all`."""
+    return int(Path("/proc/loadavg").read_text().split()[3].rpartition("/")[2])
+
+
+def _tasks_of(uid: int) -> int:
+    """Processes and threads of a user, as far as they can be seen from here."""
+    found = 0
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    found += _tasks(Path(entry.path, "status").read_text(), uid)
+    return found
+
+
+def _tasks(status: str, uid: int) -> int:
+    """The threads of a process of this user, and 0 for others', from its /proc/PID/status."""
+    facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return int(facts["Threads"]) if int(facts["Uid"].split()[0]) == uid else 0
+
+
+def _groups() -> Sequence[Bound]:
+    """The limits of processes of the control groups that the server is in."""
+    found = []
+    for tree in find_hierarchies():
+        if "pids" in tree.controllers:
+            for folder in (tree.own, *tree.own.parents):
+                most = _number(folder / "pids.max")
+                if most is not None:
+                    found.append(_group(folder, most))
+    return found
+
+
+def _group(folder: Path, most: int) -> Bound:
+    def used() -> int:
+        return _number(folder / "pids.current") or 0
+
+    name = f"the limit of processes and threads of the control group {folder.name or '/'}"
+    remedy = f"raise {folder / 'pids.max'} or the container's limit of processes"
+    return Bound(name, "of them", most, used, KERNEL_TASKS, SPARE_TASKS, remedy)
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None for `max` and where there is no such file."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
