@@ -143,8 +143,7 @@ class BwrapBuilder:
                 *_writable_options(request.writable),
                 *("--dev", "/dev"),
                 *rootfs.scratch_options("/dev/shm", TMP_BYTES, self._sandbox.features),
-                *("--proc", "/proc"),
-                *rootfs.mask_options(),
+                *rootfs.proc_options(),
             ]
             for name, content in self._etc(identity).items():
                 options += ["--perms", "0644", "--file", passed.file(content.encode())]

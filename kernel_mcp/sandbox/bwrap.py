@@ -70,7 +70,7 @@ class BwrapSandbox(KernelUsers):
         super().__init__(identities)
         self._boot = str(boot)
         self._system = rootfs.system_options()
-        self._masks = rootfs.mask_options()
+        self._proc = rootfs.proc_options()
 
     @classmethod
     def detect(cls, boot: Path = BOOT_FOLDER) -> BwrapSandbox:
@@ -138,8 +138,7 @@ class BwrapSandbox(KernelUsers):
                 *("--ro-bind", self._boot, rootfs.BOOT),
                 *("--dev", "/dev"),
                 *rootfs.scratch_options("/dev/shm", request.limits.tmp_bytes, self.features),
-                *("--proc", "/proc"),
-                *self._masks,
+                *self._proc,
             ]
             for name, content in files.items():
                 options += ["--perms", "0644", "--file", passed.file(content.encode())]

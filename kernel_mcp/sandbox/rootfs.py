@@ -77,6 +77,16 @@ def mask_options() -> list[str]:
     return options
 
 
+def proc_options() -> list[str]:
+    """A /proc without what it tells of the host, and without bubblewrap's own process in it.
+
+    That is process 1 and of the same user as the kernel of an ordinary user's server, which could
+    read its memory, with the paths that it was given, and open its descriptors.
+    """
+    first = ["--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
+    return ["--proc", "/proc", *mask_options(), *first]
+
+
 def scratch_options(folder: str, size: int, features: Features) -> list[str]:
     """A private tmpfs that everyone may write to; `size` in bytes, 0 for the kernel's default."""
     limit = ["--size", str(size)] if size and features.size else []

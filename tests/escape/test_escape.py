@@ -52,6 +52,20 @@ def test_held_for_an_ordinary_user(name: str, outcomes_of_an_ordinary_user: dict
     assert outcomes_of_an_ordinary_user[name].startswith("held")
 
 
+def test_control_the_first_process_is_open_where_it_is_not_covered() -> None:
+    script = (
+        "from tests.escape.host import run_attacks\n"
+        "from tests.integration.sabotaged import Sabotaged\n"
+        "cover = ('--perms', '0555', '--tmpfs', '/proc/1', '--remount-ro', '/proc/1')\n"
+        "sandbox = Sabotaged.without(*cover)\n"
+        "print(run_attacks(sandbox, ['look_into_the_first_process_of_the_sandbox']))\n"
+    )
+    words = [sys.executable, "-c", script]
+    command = as_ordinary_user(words) if os.geteuid() == 0 else words
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "ESCAPED: ['mem', 'maps'" in done.stdout
+
+
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control_succeeds_without_a_sandbox(
     name: str, outcomes_without_a_sandbox: dict[str, str]

@@ -46,6 +46,33 @@ def end_the_first_process_of_the_sandbox(_: Target) -> bool:
     return not Path("/proc/1").exists()
 
 
+@attack()
+def look_into_the_first_process_of_the_sandbox(_: Target) -> list[str]:
+    """What starts the kernel is of the same user where the server is no root."""
+    found = []
+    files = ("mem", "maps", "environ", "auxv", "io", "syscall", "pagemap", "task/1/mem")
+    for name in (*files, "fd", "map_files", "root", "exe", "cwd", "ns/mnt"):
+        path = Path("/proc/1", name)
+        try:
+            if name in files:
+                path.open("rb").close()
+            elif name in ("fd", "map_files"):
+                next(path.iterdir())
+            else:
+                path.readlink()
+        except (OSError, StopIteration):
+            continue
+        found.append(name)
+    return found
+
+
+@attack()
+def read_a_mount_table_that_is_not_ones_own(_: Target) -> list[str]:
+    own = Path("/proc/self/mountinfo").read_text()
+    others = Path("/proc").glob("[0-9]*/mountinfo")
+    return [str(table) for table in others if table.read_text() != own]
+
+
 @attack("maybe")
 def trace_a_child(target: Target) -> bool:
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=-1) as child:
