@@ -44,6 +44,8 @@ def gather(task: "dict[str, Any]", *, inherited: "tuple[int, ...]") -> "dict[str
         "tmp_bytes": _size("/tmp"),
         "workspace_writable": _writable(task["workspace"], True),
         "vsock": _socket_family(40),
+        "multipath": _socket_family(socket.AF_INET, 262),
+        "urgent": _urgent_data(),
         "descriptors": [
             name
             for name in _names("/proc/self/fd")
@@ -135,9 +137,20 @@ def _connects(address: "str | list[str | int]") -> bool:
     return True
 
 
-def _socket_family(family: int) -> str:
+def _urgent_data() -> str:
+    """What comes of urgent data on a Unix socket."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            ours.send(b"x", socket.MSG_OOB)
+        except OSError as error:
+            return errno.errorcode.get(error.errno or 0, "?")
+    return "sent"
+
+
+def _socket_family(family: int, protocol: int = 0) -> str:
     try:
-        socket.socket(family, socket.SOCK_STREAM).close()
+        socket.socket(family, socket.SOCK_STREAM, protocol).close()
     except OSError as error:
         return errno.errorcode.get(error.errno or 0, "?")
     return "opened"

@@ -11,7 +11,15 @@ import errno
 from typing import TypeAlias
 
 from kernel_mcp.sandbox import bpf
-from kernel_mcp.sandbox.seccomp import ALLOW, KILL, OFFSET_ARCH, OFFSET_NR, fail
+from kernel_mcp.sandbox.seccomp import (
+    AF_UNIX,
+    ALLOW,
+    INTERNET_FAMILIES,
+    KILL,
+    OFFSET_ARCH,
+    OFFSET_NR,
+    fail,
+)
 from kernel_mcp.sandbox.syscalls import Architecture
 
 _Table: TypeAlias = dict[str, tuple[int | None, int | None]]
@@ -100,9 +108,6 @@ _CHECKED: _Table = {
     "socketpair": (53, 199),
 }
 
-AF_UNIX = 1
-INTERNET_FAMILIES = (2, 10)
-"""AF_INET, AF_INET6."""
 CONNECTED_TYPES = (1, 5)
 """SOCK_STREAM, SOCK_SEQPACKET: a datagram socket reaches any address without `connect`."""
 SOCKET_TYPE_MASK = 0xF

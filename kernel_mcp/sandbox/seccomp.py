@@ -22,8 +22,14 @@ X32_BIT = 0x40000000
 
 NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET of <linux/sched.h>."""
-SOCKET_FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6: the network namespace is empty, so the last two reach nothing."""
+AF_UNIX, INTERNET_FAMILIES = 1, (2, 10)
+"""With AF_INET and AF_INET6: the network namespace is empty, so that they reach nothing."""
+INTERNET_PROTOCOLS = (0, 6, 17)
+"""The family's own choice, IPPROTO_TCP, IPPROTO_UDP: no MPTCP, SCTP, UDP-Lite, ping or raw ones."""
+UNIX_PROTOCOLS = (0, 1)
+"""None, and PF_UNIX, which means the same."""
+MSG_OOB = 1
+"""<linux/socket.h>."""
 TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX push input into a terminal; TIOCSETD loads line disciplines."""
 PREALLOCATIONS = (0x40305828, 0x4030582A, 0x40305839)
@@ -78,9 +84,13 @@ def _rules(arch: Architecture) -> Rules:
         + bpf.branch(bpf.JUMP_SET, NAMESPACE_FLAGS, then=refuse, otherwise=bpf.give(ALLOW)),
         "personality": _argument(0)
         + bpf.branch(bpf.JUMP_EQ, 0, then=bpf.give(ALLOW), otherwise=refuse),
-        # libzmq aborts on EAFNOSUPPORT
-        "socket": _only(0, SOCKET_FAMILIES, errno.EOPNOTSUPP),
-        "socketpair": _only(0, SOCKET_FAMILIES, errno.EOPNOTSUPP),
+        **dict.fromkeys(("socket", "socketpair"), _sockets()),
+        # urgent data of Unix sockets has been a way into Linux, and a filter cannot tell families
+        **dict.fromkeys(("sendmsg", "recvmsg"), _without_bits(2, MSG_OOB, errno.EOPNOTSUPP)),
+        **dict.fromkeys(
+            ("sendto", "recvfrom", "sendmmsg", "recvmmsg"),
+            _without_bits(3, MSG_OOB, errno.EOPNOTSUPP),
+        ),
         # it fills a disk in no time, before anyone can notice; libc writes zeros instead
         "fallocate": bpf.give(fail(errno.EOPNOTSUPP)),
         "ioctl": _none_of(1, (*TERMINAL_IOCTLS, *PREALLOCATIONS)),
@@ -130,9 +140,14 @@ def _argument(index: int) -> bpf.Program:
     return bpf.load(16 + 8 * index)
 
 
-def _only(index: int, values: tuple[int, ...], error: int) -> bpf.Program:
-    """Allow the call when its argument is one of `values`."""
-    return _argument(index) + _match(values, bpf.give(ALLOW), bpf.give(fail(error)))
+def _sockets() -> bpf.Program:
+    """Allow sockets of few families and, in them, of the protocols that everybody uses."""
+    allow, other = bpf.give(ALLOW), bpf.give(fail(errno.EPROTONOSUPPORT))
+    internet = _argument(2) + _match(INTERNET_PROTOCOLS, allow, other)
+    unix = _argument(2) + _match(UNIX_PROTOCOLS, allow, other)
+    # libzmq aborts on EAFNOSUPPORT
+    known = _match(INTERNET_FAMILIES, internet, bpf.give(fail(errno.EOPNOTSUPP)))
+    return _argument(0) + bpf.branch(bpf.JUMP_EQ, AF_UNIX, then=unix, otherwise=known)
 
 
 def _none_of(index: int, values: tuple[int, ...], bits: int = 0xFFFFFFFF) -> bpf.Program:

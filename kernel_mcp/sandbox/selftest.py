@@ -190,6 +190,8 @@ def _evaluate(host: _Host, facts: dict[str, Any]) -> list[Check]:
         Check("no new privileges", status.get("NoNewPrivs") == "1", status.get("NoNewPrivs", "?")),
         Check("system call filter", status.get("Seccomp") == "2", f"mode {status.get('Seccomp')}"),
         Check("socket families limited", facts["vsock"] == "ENOTSUP", facts["vsock"]),
+        Check("socket protocols limited", facts["multipath"] != "opened", facts["multipath"]),
+        Check("no urgent data on Unix sockets", facts["urgent"] != "sent", facts["urgent"]),
         Check("own namespaces", not shared, f"shared: {_listed(shared)}"),
         Check("other processes hidden", facts["processes"] <= 3, f"{facts['processes']} visible"),
         Check("no descriptors leaked", not facts["descriptors"], _listed(facts["descriptors"])),

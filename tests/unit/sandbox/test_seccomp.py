@@ -170,3 +170,39 @@ def test_disk_space_cannot_be_taken_faster_than_it_is_written(
     assert answer(arch, "fallocate") == seccomp.fail(errno.EOPNOTSUPP)
     for request_code in seccomp.PREALLOCATIONS:
         assert answer(arch, "ioctl", 3, request_code) == EPERM
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+@pytest.mark.parametrize("call", ["socket", "socketpair"])
+def test_sockets_are_of_few_families_and_protocols(
+    answer: Answer, arch: Architecture, call: str
+) -> None:
+    stream = 1 | 0o2000000  # SOCK_STREAM | SOCK_CLOEXEC
+    for family in (2, 10):
+        for protocol in (0, 6, 17):
+            assert answer(arch, call, family, stream, protocol) == seccomp.ALLOW
+        for protocol in (1, 33, 58, 132, 136, 255, 262):
+            refused = seccomp.fail(errno.EPROTONOSUPPORT)
+            assert answer(arch, call, family, stream, protocol) == refused
+    assert answer(arch, call, 1, stream, 0) == seccomp.ALLOW
+    assert answer(arch, call, 1, stream, 6) == seccomp.fail(errno.EPROTONOSUPPORT)
+    for family in (0, 16, 17, 38, 40):
+        assert answer(arch, call, family, stream, 0) == seccomp.fail(errno.EOPNOTSUPP)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+@pytest.mark.parametrize(
+    ("call", "before"),
+    [
+        *(("sendto", 3), ("recvfrom", 3), ("sendmmsg", 3), ("recvmmsg", 3)),
+        *(("sendmsg", 2), ("recvmsg", 2)),
+    ],
+)
+def test_urgent_data_is_refused_and_every_other_flag_passes(
+    answer: Answer, arch: Architecture, call: str, before: int
+) -> None:
+    arguments = [7] * before
+    assert answer(arch, call, *arguments, 1) == seccomp.fail(errno.EOPNOTSUPP)
+    assert answer(arch, call, *arguments, 1 | 0x4000) == seccomp.fail(errno.EOPNOTSUPP)
+    for flags in (0, 2, 0x40, 0x4000, 0x40000000, 0x7FFFFFFE):
+        assert answer(arch, call, *arguments, flags) == seccomp.ALLOW
