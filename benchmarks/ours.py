@@ -18,6 +18,7 @@ from benchmarks.places import PACKAGES
 from benchmarks.processes import children
 from benchmarks.results import BenchmarkError
 from kernel_mcp.boundary import proven_sandbox
+from kernel_mcp.delivery import Outbox
 from kernel_mcp.server import Parts, build_mcp, parts
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.manager import Caller
@@ -168,5 +169,5 @@ async def in_process(
 @asynccontextmanager
 async def in_memory(server: DirectServer) -> AsyncIterator[McpServer]:
     """An MCP client of parts in this process, without any transport."""
-    async with Client(build_mcp(server.built)) as client:
+    async with Client(build_mcp(server.built, Outbox())) as client:
         yield McpServer(client)

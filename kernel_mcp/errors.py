@@ -5,11 +5,13 @@ KernelMcpError
 ├── SandboxUnavailable         the promised boundary cannot be put in force here
 ├── EnvironmentBuildError      a kernel environment could not be resolved or built
 ├── LaunchError                a kernel did not start
+│   └── KernelGone             a kernel had ended before it took a cell
 │   └── BoundaryBroken         it started without what its sandbox promises, and was ended
 ├── InputError                 an argument of a tool call cannot be used
 │   ├── PolicyError            the code asks for something the policy refuses
 │   └── WorkspaceError         a path or file in the workspace cannot be used
 ├── SessionNotFound            unknown, foreign or expired handle
+│   └── SessionGone            a handle of the caller's own whose session has ended
 ├── SessionLimitReached        the quota of sessions is used up
 ├── SessionBusy                the request needs an idle kernel and a cell is running
 ├── InstallError               packages could not be added to the session
@@ -47,6 +49,10 @@ class BoundaryBroken(LaunchError):
     """A kernel was ended before it ran any code, because its sandbox does not hold."""
 
 
+class KernelGone(LaunchError):
+    """A kernel had ended before it could take a cell, nothing of which has run."""
+
+
 class InputError(KernelMcpError):
     """An argument of a tool call is unusable; nothing was changed."""
 
@@ -61,6 +67,15 @@ class WorkspaceError(InputError):
 
 class SessionNotFound(KernelMcpError):
     """The handle names no session of this caller (one text for unknown, foreign and expired)."""
+
+
+class SessionGone(SessionNotFound):
+    """The session has ended; `lost` names variables it held, `more` counts others."""
+
+    def __init__(self, text: str, *, lost: tuple[str, ...] = (), more: int = 0) -> None:
+        super().__init__(text)
+        self.lost = lost
+        self.more = more
 
 
 class SessionLimitReached(KernelMcpError):

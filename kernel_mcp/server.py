@@ -25,9 +25,12 @@ from kernel_mcp.api.instructions import instructions
 from kernel_mcp.api.packagedesk import PackageDesk
 from kernel_mcp.api.packagetools import register_packages
 from kernel_mcp.api.resources import Library, ResourceServer
+from kernel_mcp.api.telling import Post, Teller
+from kernel_mcp.api.toolkit import Toolbox
 from kernel_mcp.api.tools import register
 from kernel_mcp.audit import Audit, open_audit
 from kernel_mcp.barriers import Barrier, explained
+from kernel_mcp.delivery import Outbox
 from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.sources import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
@@ -217,8 +220,8 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
     return settings.warm if remapped else 0
 
 
-def build_mcp(built: Parts) -> ResourceServer:
-    """The MCP server with all tools and resources of these parts."""
+def build_mcp(built: Parts, post: Post) -> ResourceServer:
+    """The MCP server with all tools and resources of these parts; `post` delivers its answers."""
     mcp = ResourceServer(
         "kernel-mcp",
         library=Library(built.manager),
@@ -227,18 +230,24 @@ def build_mcp(built: Parts) -> ResourceServer:
         instructions=instructions(built.settings, built.report),
         log_level="WARNING",
     )
-    register(mcp, built.desk, built.settings)
-    register_packages(mcp, built.packages, built.settings)
+    box = Toolbox(mcp, Teller(built.manager, post))
+    register(box, built.desk, built.settings)
+    register_packages(box, built.packages, built.settings)
     return mcp
 
 
 async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
     async with parts(settings, sandbox) as built:
-        mcp = build_mcp(built)
+        outbox = Outbox()
+        mcp = build_mcp(built, outbox)
         greeted = anyio.Event()
         mcp.middleware.append(_tell_when_answered(greeted))
-        async with anyio.create_task_group() as tasks, stdio_streams(_end_soon) as (read, write):
+        mcp.middleware.append(_tell_when_given_up(outbox))
+        async with (
+            anyio.create_task_group() as tasks,
+            stdio_streams(outbox.written, _end_soon) as (read, write),
+        ):
             tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
             tasks.start_soon(_warm_up, built, greeted)
@@ -260,6 +269,17 @@ def _tell_when_answered(event: anyio.Event) -> ServerMiddleware[Any]:
         result = await call_next(ctx)
         event.set()
         return result
+
+    return pass_on
+
+
+def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
+    async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
+        if ctx.method == "notifications/cancelled":
+            request = (ctx.params or {}).get("requestId")
+            if isinstance(request, (str, int)):
+                outbox.given_up(request)
+        return await call_next(ctx)
 
     return pass_on
 

@@ -21,6 +21,7 @@ import anyio
 from anyio import AsyncFile, open_file
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCMessage
 
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.envelopes import END_BYTES, Refusal, line_of, message_of, oversized, undone
@@ -141,9 +142,12 @@ class _Listener(asyncio.streams.FlowControlMixin):
 
 @asynccontextmanager
 async def stdio_streams(
+    written: Callable[[JSONRPCMessage], None] = lambda _message: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[tuple[Requests, Answers]]:
-    """The SDK's read and write streams of this process; `on_end` is called when the input ends.
+    """The SDK's read and write streams of this process.
+
+    `written` is told of what is on the pipe, `on_end` is called when the input ends.
 
     Meanwhile descriptor 0 is the null device and 1 is stderr, so that nothing else in the process
     or its children can read from or write into the protocol.
@@ -162,7 +166,7 @@ async def stdio_streams(
         to_server, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
         answers, to_client = anyio.create_memory_object_stream[SessionMessage]()
         tasks.start_soon(_take, lines, to_server, writer, on_end)
-        tasks.start_soon(_give, to_client, writer)
+        tasks.start_soon(_give, to_client, writer, written)
         yield requests, answers
 
 
@@ -190,12 +194,17 @@ async def _take(
         on_end()
 
 
-async def _give(to_client: MemoryObjectReceiveStream[SessionMessage], writer: Writer) -> None:
+async def _give(
+    to_client: MemoryObjectReceiveStream[SessionMessage],
+    writer: Writer,
+    written: Callable[[JSONRPCMessage], None],
+) -> None:
     """Write what the server has to say."""
     async with to_client:
         with contextlib.suppress(anyio.ClosedResourceError):
             async for said in to_client:
                 await writer.write(line_of(said.message))
+                written(said.message)
 
 
 @asynccontextmanager
@@ -225,6 +234,7 @@ async def _writing(fd: int, *, on_lost: Callable[[], None]) -> AsyncIterator[Wri
     transport, protocol = await loop.connect_write_pipe(
         lambda: _Listener(on_lost), os.fdopen(fd, "wb", buffering=0)
     )
+    transport.set_write_buffer_limits(0)  # what has drained is on the pipe
     try:
         yield _PipeWriter(asyncio.StreamWriter(transport, protocol, None, loop))
     finally:

@@ -4,44 +4,49 @@ from __future__ import annotations
 
 from mcp_types import CallToolResult, TextContent
 
+from kernel_mcp.api.telling import CELL_KEY, with_notices
 from kernel_mcp.output.outputs import Position
-from kernel_mcp.output.render import Budget, render
+from kernel_mcp.output.render import Budget, Rendered, render
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
+from kernel_mcp.sessions.keeper import FILES_KEPT, lost_names
+from kernel_mcp.sessions.reply import Reply
 from kernel_mcp.sessions.session import Session
-
-META_KEY = "kernel-mcp/cell"
 
 
 async def answer(
     session: Session,
     cell: Cell,
     budget: Budget,
+    reply: Reply,
     *,
     since: Position,
     closing: str | None = None,
 ) -> CallToolResult:
     """What `cell` has put out after `since`, and where it stands now: in the words of `closing`.
 
-    Raises what kept the cell from running, when it could not be run at all.
+    All that counts as told when `reply` is delivered. An error when the cell could not be run.
     """
-    cell.told = cell.told or cell.finished.is_set()
-    if cell.error is not None:
-        raise cell.error
-    items, cell.reported = cell.log.since(since), cell.log.position()
-    notices, cell.notices = cell.notices, []
+    ended, unsaid = cell.finished.is_set(), cell.unsaid
+    items, position = cell.log.since(since), cell.log.position()
     if closing is None:
         closing = closing_line(session, cell)
-    notes = [f"[{note}]" for note in (*notices, closing) if note]
-    rendered = await render(
-        items, session=session.handle, cell=cell.number, budget=budget, notes=notes
+    remarks = len(cell.notices)
+    notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]
+    said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]
+    if cell.error is not None:
+        rendered = Rendered([TextContent(text=str(cell.error))], 0, [])
+    else:
+        rendered = await render(items, session=session.handle, cell=cell.number, budget=budget)
+    reply.carry(session.ledger, said)
+    reply.receipt.then(
+        lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid)
     )
     meta = cell.meta(session.handle, omitted=rendered.omitted, outputs=rendered.mime_types)
-    return CallToolResult(content=rendered.content, _meta={META_KEY: meta})
-
-
-def say(text: str) -> CallToolResult:
-    """A result that is one sentence."""
-    return CallToolResult(content=[TextContent(text=text)])
+    return CallToolResult(
+        content=with_notices(rendered.content, notices),
+        is_error=cell.error is not None,
+        _meta={CELL_KEY: meta},
+    )
 
 
 def closing_line(session: Session, cell: Cell) -> str:
@@ -56,15 +61,15 @@ def closing_line(session: Session, cell: Cell) -> str:
             )
         case Status.RUNNING:
             return (
-                f"running: cell {cell.number} goes on, variables are kept. Call wait for more "
-                "output, interrupt to stop it"
+                f"running: cell {cell.number} goes on. Call wait for more output, interrupt to "
+                "stop it"
             )
         case Status.INTERRUPTED:
-            return f"interrupted: {_cause(cell)}. Variables are kept"
+            return f"interrupted: {_cause(cell)}.{_kept(cell)}"
         case Status.TIMEOUT:
             return (
-                f"timeout: {_cause(cell)} and was interrupted. Variables are kept; pass a larger "
-                "timeout if it needs longer"
+                f"timeout: {_cause(cell)} and was interrupted.{_kept(cell)} Pass a larger timeout "
+                "if it needs longer"
             )
         case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
             return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
@@ -72,7 +77,7 @@ def closing_line(session: Session, cell: Cell) -> str:
             fresh = "is ready" if session.kernel is not None else "starts with the next cell"
             return (
                 f"killed: {_cause(cell)}. All variables, imports and definitions of this session "
-                f"are lost; files in the workspace are kept. A fresh kernel {fresh}"
+                f"are lost; {FILES_KEPT}. A fresh kernel {fresh}.{_names(cell)}"
             )
         case _:
             return ""
@@ -80,3 +85,11 @@ def closing_line(session: Session, cell: Cell) -> str:
 
 def _cause(cell: Cell) -> str:
     return (cell.outcome.cause if cell.outcome else None) or "stopped"
+
+
+def _kept(cell: Cell) -> str:
+    return "" if cell.losses else " Variables are kept."
+
+
+def _names(cell: Cell) -> str:
+    return lost_names(cell.own.loss) if cell.own is not None and cell.own.loss is not None else ""

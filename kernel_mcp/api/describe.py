@@ -14,6 +14,7 @@ from kernel_mcp.api.models import (
     SyntaxReport,
 )
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.output.notice import notice
 from kernel_mcp.policy import Policy, Report
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.session import Session
@@ -42,6 +43,7 @@ def state(session: Session, now: float) -> SessionState:
         running_cell=current.number if current is not None else None,
         running_s=running_s,
         last_cell=_last_cell(session),
+        notices=[notice(each.text) for each in session.ledger.pending],
     )
 
 

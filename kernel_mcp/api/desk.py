@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 import anyio
-from mcp_types import CallToolResult, ResourceLink, TextContent
+from mcp_types import CallToolResult, ResourceLink
 
 from kernel_mcp.api import describe
-from kernel_mcp.api.answers import answer, say
+from kernel_mcp.api.answers import answer
 from kernel_mcp.api.fileanswers import file_answer, files_answer, page_answer
 from kernel_mcp.api.models import (
     Closed,
@@ -23,6 +23,7 @@ from kernel_mcp.api.models import (
     Written,
 )
 from kernel_mcp.api.resources import cell_of, cell_uri_number
+from kernel_mcp.api.telling import said, say
 from kernel_mcp.audit import Audit
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.files.paging import page_of
@@ -90,7 +91,7 @@ class Desk:
         except anyio.get_cancelled_exc_class():
             session.abandon(cell)
             raise
-        return await answer(session, cell, self._budget, since=Position())
+        return await answer(session, cell, self._budget, caller.reply, since=Position())
 
     async def wait(
         self, caller: Caller, handle: str, *, wait_s: float, report: Report | None
@@ -102,9 +103,9 @@ class Desk:
         if cell is None:
             return say(_nothing_runs(session))
         await session.follow(cell, wait_s, report)
-        result = await answer(session, cell, self._budget, since=cell.reported)
+        result = await answer(session, cell, self._budget, caller.reply, since=cell.reported)
         if cell is not session.cells[-1]:
-            result.content.insert(0, TextContent(text=_earlier(session, cell)))
+            result.content.insert(0, said(_earlier(session, cell)))
         return result
 
     async def interrupt(self, caller: Caller, handle: str) -> CallToolResult:
@@ -113,7 +114,7 @@ class Desk:
         cell = await session.interrupt()
         if cell is None:
             return say(_nothing_runs(session))
-        return await answer(session, cell, self._budget, since=cell.reported)
+        return await answer(session, cell, self._budget, caller.reply, since=cell.reported)
 
     async def check_syntax(self, caller: Caller, handle: str, code: str) -> SyntaxReport:
         """Diagnose code without running it."""
@@ -137,7 +138,9 @@ class Desk:
     ) -> CallToolResult:
         """Give the session a fresh kernel."""
         session = await self._manager.resolve(caller, handle)
-        await session.reset(packages=packages, files=files)
+        lost = await session.reset(packages=packages, files=files)
+        if lost is not None:
+            caller.reply.carry(session.ledger, [lost])
         dropped = " The packages that had been installed are gone too." if packages else ""
         return say(
             f"Session {session.handle} has a fresh kernel: all variables, imports and definitions "
@@ -147,13 +150,17 @@ class Desk:
     def list_sessions(self, caller: Caller) -> SessionList:
         """Describe the caller's sessions."""
         now = self._clock()
-        states = [describe.state(session, now) for session in self._manager.owned_by(caller)]
+        sessions = self._manager.owned_by(caller)
+        states = [describe.state(session, now) for session in sessions]
+        for session in sessions:
+            caller.reply.carry(session.ledger, session.ledger.pending)
         return SessionList(sessions=states, limit=self._settings.max_sessions)
 
     async def close_session(self, caller: Caller, handle: str) -> Closed:
         """End a session."""
         session = await self._manager.resolve(caller, handle)
         await self._manager.close(session)
+        caller.reply.receipt.then(lambda: self._manager.known_to_have_ended(session.handle))
         kept = "kept" if self._settings.workspace else "removed"
         note = f"The session is closed; its variables are gone and its files were {kept}."
         return Closed(session=session.handle, note=note)
@@ -166,6 +173,9 @@ class Desk:
         note = "" if variables else "No variables have been defined in this session."
         if session.sleep is not None:
             note = session.sleep.remark()
+        if (again := session.ledger.again) is not None:
+            caller.reply.carry(session.ledger, [again])
+            note = f"{note} Told before: {again.text}".lstrip()
         return VariableList(
             session=session.handle, variables=variables, omitted=reply["omitted"], note=note
         )
@@ -283,7 +293,7 @@ def _earlier(session: Session, cell: Cell) -> str:
     later = [other for other in session.cells.untold if other.number > cell.number]
     others = [f"cell {other.number}" for other in later]
     more = f". Call wait again for {', '.join(others)}" if others else ""
-    return f"[This is cell {cell.number}, which an earlier call had started{more}]"
+    return f"This is cell {cell.number}, which an earlier call had started{more}"
 
 
 def _nothing_runs(session: Session) -> str:

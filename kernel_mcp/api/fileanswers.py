@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from mcp_types import CallToolResult, ImageContent, TextContent
 
 from kernel_mcp.api.models import FileEntry, FileList
+from kernel_mcp.api.telling import said, say
 from kernel_mcp.files.folders import Listing
 from kernel_mcp.files.paging import Page
 from kernel_mcp.files.workspace import FileContent
@@ -28,7 +29,8 @@ def page_answer(page: Page) -> CallToolResult:
             f"lines {page.first} to {last} of {page.total:,}; read on with offset={page.next}"
         )
     if notes:
-        text = f"{text.removesuffix(chr(10))}\n[{'; '.join(notes)}]"
+        text = text.removesuffix("\n")
+        return CallToolResult(content=[TextContent(text=text), said("; ".join(notes))])
     return CallToolResult(content=[TextContent(text=text)])
 
 
@@ -40,20 +42,21 @@ def file_answer(found: FileContent) -> CallToolResult:
         try:
             picture = fit(found.data, PICTURE_BYTES)
         except ImageError as error:
-            text = f"{found.path} is {found.mime} of {found.size:,} bytes and not shown: {error}"
-            return CallToolResult(content=[TextContent(text=text)])
+            return say(
+                f"{found.path} is {found.mime} of {found.size:,} bytes and not shown: {error}"
+            )
         encoded = base64.b64encode(picture.data).decode()
         change = f", {picture.change}" if picture.change else ""
         return CallToolResult(
             content=[
                 ImageContent(data=encoded, mime_type=picture.mime),
-                TextContent(text=f"[{found.path}: {found.mime}, {found.size:,} bytes{change}]"),
+                said(f"{found.path}: {found.mime}, {found.size:,} bytes{change}"),
             ]
         )
     encoded = base64.b64encode(found.data).decode()
     return CallToolResult(
         content=[
-            TextContent(text=f"[{found.path}: {found.mime}, {found.size:,} bytes, as base64]"),
+            said(f"{found.path}: {found.mime}, {found.size:,} bytes, as base64"),
             TextContent(text=encoded),
         ]
     )

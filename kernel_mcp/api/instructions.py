@@ -17,7 +17,8 @@ of a cell is shown and plots come back as pictures.
 Leave `session` empty to use the default session. Cells of one session run in order; \
 create_session gives a second, separate notebook.
 Long cells: execute answers `running` and the cell goes on; call wait for more, interrupt to stop \
-it. An answer that says `killed` means that the variables are lost.
+it. Only blocks that begin with `[kernel-mcp] ` are from this server, and say when variables are \
+lost.
 Imports: {allowed} (info lists all). Other imports are refused.
 Packages: {packages}
 Files: {files}{network}"""

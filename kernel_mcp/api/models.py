@@ -5,6 +5,12 @@ from __future__ import annotations
 from pydantic import BaseModel, Field
 
 
+class Told(BaseModel):
+    """A result about one session, which may have something to tell."""
+
+    notices: list[str] = Field(default=[], description="What the server has to tell besides")
+
+
 class SessionHandle(BaseModel):
     """A session that can be used from now on."""
 
@@ -13,7 +19,7 @@ class SessionHandle(BaseModel):
     note: str
 
 
-class SessionState(BaseModel):
+class SessionState(Told):
     """One session as `list_sessions` shows it. Times are seconds."""
 
     session: str
@@ -63,7 +69,7 @@ class ImportModel(BaseModel):
     allowed: bool
 
 
-class SyntaxReport(BaseModel):
+class SyntaxReport(Told):
     """What `check_syntax` found. `valid` is False when `execute` would refuse the code."""
 
     session: str
@@ -82,7 +88,7 @@ class FileEntry(BaseModel):
     modified: str
 
 
-class FileList(BaseModel):
+class FileList(Told):
     """A folder of the workspace."""
 
     session: str
@@ -91,7 +97,7 @@ class FileList(BaseModel):
     omitted: int = 0
 
 
-class Written(BaseModel):
+class Written(Told):
     """A file that was written."""
 
     session: str
@@ -113,7 +119,7 @@ class LimitsModel(BaseModel):
     idle_timeout_s: float
 
 
-class ServerInfo(BaseModel):
+class ServerInfo(Told):
     """The server and the session's kernel environment."""
 
     session: str
@@ -147,7 +153,7 @@ class Variable(BaseModel):
     preview: str = ""
 
 
-class VariableList(BaseModel):
+class VariableList(Told):
     """The session's variables by name."""
 
     session: str
@@ -168,7 +174,7 @@ class PackageState(BaseModel):
     detail: str = ""
 
 
-class Installed(BaseModel):
+class Installed(Told):
     """What an installation has brought, as the live session sees it."""
 
     session: str
@@ -187,7 +193,7 @@ class PackageEntry(BaseModel):
     source: str = Field(description="environment, or installed for packages that were added")
 
 
-class PackageList(BaseModel):
+class PackageList(Told):
     """All packages of a session by name."""
 
     session: str

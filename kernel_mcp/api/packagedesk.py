@@ -18,6 +18,7 @@ from kernel_mcp.api.models import (
     PackageState,
     SessionHandle,
 )
+from kernel_mcp.api.telling import said
 from kernel_mcp.errors import KernelMcpError, WorkspaceError
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.output.outputs import Position
@@ -137,11 +138,14 @@ class PackageDesk:
             cell = session.submit(script, timeout_s)
             await session.follow(cell, float("inf"), report)
             closing = _closing(cell)
-            result = await answer(session, cell, self._budget, since=Position(), closing=closing)
+            result = await answer(
+                session, cell, self._budget, caller.reply, since=Position(), closing=closing
+            )
             files = await anyio.to_thread.run_sync(_files, session)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._manager.close(session)
+                self._manager.known_to_have_ended(session.handle)
         return _apart(result, session, files)
 
     async def _open(self, caller: Caller, name: str, needs: Needs, report: Report) -> Session:
@@ -215,9 +219,9 @@ def _apart(result: CallToolResult, session: Session, files: list[str]) -> CallTo
     ]
     if files:
         content.append(
-            TextContent(
-                text=f"[the script wrote {', '.join(files)}: gone with its session. Use execute "
-                "and read_file to keep files]"
+            said(
+                f"the script wrote {', '.join(files)}: gone with its session. Use execute and "
+                "read_file to keep files"
             )
         )
     return result.model_copy(update={"content": content})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-from mcp.server import MCPServer
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
@@ -16,8 +14,7 @@ from kernel_mcp.api.toolkit import (
     READS,
     AnyContext,
     SessionArg,
-    add_tool,
-    caller_of,
+    Toolbox,
     reporter,
 )
 from kernel_mcp.sessions.narration import silence
@@ -26,9 +23,9 @@ from kernel_mcp.settings import Settings
 DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 
 
-def register_packages(mcp: MCPServer[Any], desk: PackageDesk, settings: Settings) -> None:
-    """Add these tools to `mcp`."""
-    tool = partial(add_tool, mcp)
+def register_packages(box: Toolbox, desk: PackageDesk, settings: Settings) -> None:
+    """Add these tools to `box`."""
+    tool, caller = box.tool, box.caller
 
     @tool(annotations=DOWNLOADS)
     async def install(
@@ -44,12 +41,12 @@ def register_packages(mcp: MCPServer[Any], desk: PackageDesk, settings: Settings
         works there. Either all are installed or nothing changes. Which packages may be added is
         the operator's decision; list_packages tells.
         """
-        return await desk.install(caller_of(ctx), session, packages, reporter(ctx) or silence)
+        return await desk.install(caller(ctx), session, packages, reporter(ctx) or silence)
 
     @tool(annotations=READS)
     async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
         """List the packages of a session with their versions, and what install may add."""
-        return await desk.list_packages(caller_of(ctx), session, reporter(ctx) or silence)
+        return await desk.list_packages(caller(ctx), session, reporter(ctx) or silence)
 
     @tool(annotations=CHANGES)
     async def create_session(
@@ -65,7 +62,7 @@ def register_packages(mcp: MCPServer[Any], desk: PackageDesk, settings: Settings
         Not needed for ordinary work: tools called without `session` share a default session.
         """
         return await desk.create_session(
-            caller_of(ctx),
+            caller(ctx),
             name=name,
             packages=packages,
             python=python,
@@ -92,7 +89,7 @@ def register_packages(mcp: MCPServer[Any], desk: PackageDesk, settings: Settings
         from the script's `# /// script` block and from `dependencies`.
         """
         return await desk.run_script(
-            caller_of(ctx),
+            caller(ctx),
             script,
             dependencies=dependencies,
             python=python,

@@ -19,6 +19,7 @@ from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
+from kernel_mcp.output.notice import guarded
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
@@ -134,11 +135,13 @@ class ResourceServer(MCPServer[Any]):
         """Read a resource. Raises ResourceError."""
         try:
             content, mime = await self._library.read(Caller(), str(uri))
+            if isinstance(content, str) and mime != NOTEBOOK_MIME:
+                content = guarded(content)
         except (SessionNotFound, InputError) as error:
-            raise ResourceNotFoundError(str(error)) from error
+            raise ResourceNotFoundError(guarded(str(error))) from error
         except (ResourceError, ResourceNotFoundError):
             raise
         except Exception as error:
             log_failure(error, "reading a resource")
-            raise ResourceError(str(explained(error, "reading a resource"))) from error
+            raise ResourceError(guarded(str(explained(error, "reading a resource")))) from error
         return [ReadResourceContents(content=content, mime_type=mime)]

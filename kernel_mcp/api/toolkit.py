@@ -5,22 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, cast
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from mcp_types import ToolAnnotations
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+from kernel_mcp.api.telling import Teller
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.output.notice import guarded
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.narration import Report
 
 P = ParamSpec("P")
-R = TypeVar("R")
 AnyContext = Context[Any, Any]
 
 SessionArg = Annotated[str, Field(description="Session handle; empty for the default session")]
@@ -34,11 +34,6 @@ DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_wor
 ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 
 
-def caller_of(ctx: AnyContext) -> Caller:
-    """Who calls: on stdio one process is one client."""
-    return Caller()
-
-
 def reporter(ctx: AnyContext) -> Report | None:
     """Sends progress messages with a rising counter; None unless the client asked for them."""
     if "progress_token" not in (ctx.request_context.meta or {}):
@@ -48,46 +43,64 @@ def reporter(ctx: AnyContext) -> Report | None:
     async def report(text: str) -> None:
         nonlocal count
         count += 1
-        await ctx.report_progress(count, message=text)
+        await ctx.report_progress(count, message=guarded(text))
 
     return report
 
 
-def add_tool(
-    mcp: MCPServer[Any],
-    *,
-    annotations: ToolAnnotations,
-    meta: dict[str, Any] | None = None,
-    structured_output: bool | None = None,
-) -> Callable[[Callable[P, Awaitable[R]]], None]:
-    """Registers the function it decorates, described by its docstring."""
+class Toolbox:
+    """Registers tools with `mcp` and hands their answers to `teller`, who finishes them."""
 
-    def add(function: Callable[P, Awaitable[R]]) -> None:
-        mcp.add_tool(
-            readable(function),
-            description=inspect.getdoc(function),
-            annotations=annotations,
-            meta=meta,
-            structured_output=structured_output,
-        )
+    def __init__(self, mcp: MCPServer[Any], teller: Teller) -> None:
+        self._mcp = mcp
+        self._teller = teller
+        self._callers: dict[int, Caller] = {}
 
-    return add
+    def caller(self, ctx: AnyContext) -> Caller:
+        """Who makes the call that a tool is working on."""
+        return self._callers[id(ctx)]
 
+    def tool(
+        self,
+        *,
+        annotations: ToolAnnotations,
+        meta: dict[str, Any] | None = None,
+        structured_output: bool | None = None,
+    ) -> Callable[[Callable[P, Awaitable[BaseModel]]], None]:
+        """Registers the function it decorates, described by its docstring."""
 
-def readable(tool: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """Hand the text of our own errors to the model unchanged, and put others into words."""
+        def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
+            self._mcp.add_tool(
+                self._finished(function),
+                description=inspect.getdoc(function),
+                annotations=annotations,
+                meta=meta,
+                structured_output=structured_output,
+            )
 
-    @functools.wraps(tool)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return await tool(*args, **kwargs)
-        except KernelMcpError as error:
-            raise ToolError(str(error)) from error
-        except (ToolError, MCPError):
-            raise
-        except Exception as error:
-            doing = f"answering {tool.__name__}"
-            log_failure(error, doing, str(kwargs.get("session") or ""))
-            raise ToolError(str(explained(error, doing))) from error
+        return add
 
-    return call
+    def _finished(
+        self, tool: Callable[P, Awaitable[BaseModel]]
+    ) -> Callable[P, Awaitable[BaseModel]]:
+        """The tool with whole answers, be they errors: our own in their words, others explained."""
+
+        @functools.wraps(tool)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> BaseModel:
+            ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
+            caller = self._callers[id(ctx)] = self._teller.caller(ctx.request_id)
+            try:
+                result = await tool(*args, **kwargs)
+            except KernelMcpError as error:
+                return self._teller.refusal(caller, handle, error)
+            except MCPError:
+                raise
+            except Exception as error:  # noqa: BLE001  # logged, and told to the caller
+                doing = f"answering {tool.__name__}"
+                log_failure(error, doing, handle)
+                return self._teller.refusal(caller, handle, explained(error, doing))
+            finally:
+                del self._callers[id(ctx)]
+            return self._teller.finish(caller, handle, result)
+
+        return call

@@ -5,10 +5,8 @@ Tool names and arguments are the public contract of the server; what they do is 
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-from mcp.server import MCPServer
 from mcp_types import CallToolResult
 from pydantic import Field
 
@@ -31,17 +29,16 @@ from kernel_mcp.api.toolkit import (
     CodeArg,
     PathArg,
     SessionArg,
+    Toolbox,
     WaitArg,
-    add_tool,
-    caller_of,
     reporter,
 )
 from kernel_mcp.settings import Settings
 
 
-def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
-    """Add every tool to `mcp`."""
-    tool = partial(add_tool, mcp)
+def register(box: Toolbox, desk: Desk, settings: Settings) -> None:
+    """Add every tool to `box`."""
+    tool, caller = box.tool, box.caller
 
     @tool(annotations=CHANGES, meta=ALWAYS_LOADED, structured_output=False)
     async def execute(
@@ -61,7 +58,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         stop it. Every answer says so when variables were lost.
         """
         return await desk.execute(
-            caller_of(ctx), session, code, timeout_s=timeout, wait_s=wait, report=reporter(ctx)
+            caller(ctx), session, code, timeout_s=timeout, wait_s=wait, report=reporter(ctx)
         )
 
     @tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
@@ -73,7 +70,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         Answers as soon as the cell ends, at the latest after `wait` seconds. Giving up on this
         call does not stop the cell.
         """
-        return await desk.wait(caller_of(ctx), session, wait_s=wait, report=reporter(ctx))
+        return await desk.wait(caller(ctx), session, wait_s=wait, report=reporter(ctx))
 
     @tool(annotations=CHANGES, structured_output=False)
     async def interrupt(ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
@@ -82,7 +79,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         Variables are kept. Code that does not react is killed with its kernel after a short
         grace; the answer then says that variables are lost.
         """
-        return await desk.interrupt(caller_of(ctx), session)
+        return await desk.interrupt(caller(ctx), session)
 
     @tool(annotations=READS)
     async def check_syntax(
@@ -92,7 +89,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
 
         Every finding has its position and source line.
         """
-        return await desk.check_syntax(caller_of(ctx), session, code)
+        return await desk.check_syntax(caller(ctx), session, code)
 
     @tool(annotations=DESTROYS, structured_output=False)
     async def reset(
@@ -102,17 +99,17 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         files: Annotated[bool, Field(description="Also empty the workspace")] = False,
     ) -> CallToolResult:
         """Replace the session's kernel by a fresh one; all variables are lost."""
-        return await desk.reset(caller_of(ctx), session, packages=packages, files=files)
+        return await desk.reset(caller(ctx), session, packages=packages, files=files)
 
     @tool(annotations=READS)
     async def list_sessions(ctx: AnyContext) -> SessionList:
         """List your sessions: state, what runs and for how long, idle time, memory."""
-        return desk.list_sessions(caller_of(ctx))
+        return desk.list_sessions(caller(ctx))
 
     @tool(annotations=DESTROYS)
     async def close_session(ctx: AnyContext, session: SessionArg = "") -> Closed:
         """End a session: its kernel, its variables and its files."""
-        return await desk.close_session(caller_of(ctx), session)
+        return await desk.close_session(caller(ctx), session)
 
     @tool(annotations=READS)
     async def list_variables(ctx: AnyContext, session: SessionArg = "") -> VariableList:
@@ -120,14 +117,14 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
 
         Works while a cell is running.
         """
-        return await desk.list_variables(caller_of(ctx), session)
+        return await desk.list_variables(caller(ctx), session)
 
     @tool(annotations=READS)
     async def list_files(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "."
     ) -> FileList:
         """List a folder of the session's workspace."""
-        return await desk.list_files(caller_of(ctx), session, path)
+        return await desk.list_files(caller(ctx), session, path)
 
     @tool(annotations=READS, structured_output=False)
     async def read_file(
@@ -141,7 +138,7 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
 
         `kernel://SESSION/cells/N` reads the whole output of cell N in the same way.
         """
-        return await desk.read_file(caller_of(ctx), session, path, offset=offset, limit=limit)
+        return await desk.read_file(caller(ctx), session, path, offset=offset, limit=limit)
 
     @tool(annotations=CHANGES)
     async def write_file(
@@ -152,16 +149,16 @@ def register(mcp: MCPServer[Any], desk: Desk, settings: Settings) -> None:
         encoding: Annotated[str, Field(description="utf-8 or base64")] = "utf-8",
     ) -> Written:
         """Write a file into the workspace, where code finds it under the same path."""
-        return await desk.write_file(caller_of(ctx), session, path, content, encoding)
+        return await desk.write_file(caller(ctx), session, path, content, encoding)
 
     @tool(annotations=CHANGES, structured_output=False)
     async def export_notebook(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
     ) -> CallToolResult:
         """Save all cells with their outputs as a Jupyter notebook in the workspace."""
-        return await desk.export_notebook(caller_of(ctx), session, path)
+        return await desk.export_notebook(caller(ctx), session, path)
 
     @tool(annotations=READS)
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
         """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
-        return await desk.info(caller_of(ctx), session)
+        return await desk.info(caller(ctx), session)

@@ -63,6 +63,8 @@ class Channels:
         self._settled = perf_counter()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.received = self.malformed = 0
+        self.unread: set[Channel] = set()
+        """Channels that the kernel has closed before it had read all of them."""
         self._open("shell", b"DEALER", connection.path(connection.shell_port))
         self._open("control", b"DEALER", connection.path(connection.control_port))
         self._open("iopub", b"SUB", connection.path(connection.iopub_port))
@@ -215,6 +217,8 @@ class Channels:
     def _hang_up(self, channel: Channel) -> None:
         line = self._lines.pop(channel, None)
         if line is not None:
+            if line.unread:
+                self.unread.add(channel)
             self._loop.remove_reader(line)
             line.close()
 

@@ -19,12 +19,14 @@ MAX_WAITING_BYTES = 64 * MIB
 class Connection:
     """A ZMTP client on a Unix socket; it never connects again.
 
-    Raises OSError when nobody listens.
+    `unread` says that the other end went without having read all that was sent, which Linux tells
+    by a reset. Raises OSError when nobody listens.
     """
 
     def __init__(
         self, path: str, socket_type: bytes, *, max_bytes: int, loop: asyncio.AbstractEventLoop
     ) -> None:
+        self.unread = False
         self._loop = loop
         self._decoder = Decoder(max_bytes)
         self._room = bytearray(READ_BYTES)
@@ -54,6 +56,9 @@ class Connection:
             size = self._socket.recv_into(self._room)
         except BlockingIOError:
             return False
+        except ConnectionResetError as reason:
+            self.unread = True
+            raise EOFError(str(reason)) from reason
         except OSError as reason:
             raise EOFError(str(reason)) from reason
         if not size:
@@ -106,6 +111,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError:
+            self.unread = True
             self._out.clear()  # the reader sees the end
         if not self._out:
             self._loop.remove_writer(self._socket)

@@ -13,6 +13,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Channels
+from kernel_mcp.kernels.names import KnownNames
 from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
 from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, KernelHandle
 from kernel_mcp.output.events import Event, Failure, Stream
@@ -41,6 +42,7 @@ class Run:
         self.execution_count: int | None = None
         self.failure: Failure | None = None
         self.finished = anyio.Event()
+        self.begun = False
         self._idle = False
 
     def on_reply(self, content: dict[str, Any]) -> None:
@@ -88,6 +90,7 @@ class Kernel:
         self.environment = environment
         self.policy = policy
         self.dead = anyio.Event()
+        self.names = KnownNames()
         self._run: Run | None = None
         self._stray: Sink | None = None
         self._asked: dict[str, Answer] = {}
@@ -170,6 +173,8 @@ class Kernel:
         """
         with self.asking("control", kind, content) as answer, anyio.move_on_after(timeout):
             await answer.done.wait()
+        if answer.message is None and self.exit is not None:
+            raise LaunchError("The kernel has ended.")
         if answer.message is None:
             raise LaunchError(
                 f"The kernel did not answer within {timeout:g} s: it is held up by code that does "
@@ -194,6 +199,10 @@ class Kernel:
         finally:
             del self._asked[msg_id]
 
+    def missed(self, run: Run) -> bool:
+        """Whether the kernel has ended and surely never took the request of `run`."""
+        return self.exit is not None and not run.begun and "shell" in self._channels.unread
+
     def interrupt(self) -> None:
         """Ask the running cell to stop."""
         self.handle.interrupt()
@@ -216,11 +225,14 @@ class Kernel:
             return
         run = self._run
         mine = run is not None and message.parent == run.msg_id
+        if run is not None and mine:
+            run.begun = True
         if channel == "shell":
             if run is not None and mine and message.kind == "execute_reply":
                 first = run.status is None
                 run.on_reply(message.content)
                 if first:
+                    self.names.hear(message.content.get("names"))
                     self._await_idle(run, IDLE_MOST_S)
         elif message.kind == "status":
             if run is not None and mine and message.content.get("execution_state") == "idle":

@@ -58,9 +58,8 @@ async def render(
     session: str,
     cell: int,
     budget: Budget | None = None,
-    notes: Sequence[str] = (),
 ) -> Rendered:
-    """What a client shows for `items` of one cell; `notes` follow them whatever the budget.
+    """What a client shows for `items` of one cell.
 
     Pictures are checked and shrunk in a thread. Text beyond the budget is left out in the middle,
     with its exact length and a link to the whole.
@@ -76,7 +75,7 @@ async def render(
         pictures = await anyio.to_thread.run_sync(
             _prepare, wanted, budget.picture_bytes, abandon_on_cancel=True
         )
-    content = _content(layout, pictures, notes, uri)
+    content = _content(layout, pictures, uri)
     return Rendered(content, layout.omitted, mime_types(items))
 
 
@@ -137,7 +136,6 @@ def _fitted(raw: bytes, limit: int, deadline: float) -> Picture | str:
 def _content(
     layout: Layout,
     pictures: dict[PictureAt, Picture | str],
-    notes: Sequence[str],
     uri: str,
 ) -> list[ContentBlock]:
     page = _Page()
@@ -158,8 +156,6 @@ def _content(
             page.line(unit.text)
     if page.empty:
         page.line("(no output)")
-    for note in notes:
-        page.line(note)
     return [*page.blocks(), *map(_resource, [*links, *layout.links])]
 
 

@@ -25,6 +25,7 @@ from kernel_mcp.launch.trees import empty_tree, remove_tree
 STAGING = ".next"
 SCRIPTS = "bin"
 """The folder of a generation with the programs of its packages."""
+_ASIDE = ".aside-"
 _LEFTOVERS = (".lock",)
 """What installers put beside the packages and no kernel needs."""
 
@@ -136,6 +137,17 @@ class Layer:
         note_file(place).write_text(content, encoding="utf-8")
         staging.chmod(0o555)
         staging.rename(place)
+
+    def set_aside(self) -> None:
+        """Hide all generations from kernels that start from now on."""
+        for number in self._numbers() if self.folder.exists() else ():
+            (self.folder / str(number)).rename(self.folder / f"{_ASIDE}{number}")
+
+    def take_back(self) -> None:
+        """Show again what was set aside and has not been cleared."""
+        for entry in list(self.folder.iterdir()) if self.folder.exists() else ():
+            if entry.name.startswith(_ASIDE):
+                entry.rename(self.folder / entry.name.removeprefix(_ASIDE))
 
     def clear(self) -> None:
         """Remove everything; does nothing when the folder has gone."""

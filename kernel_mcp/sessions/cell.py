@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -12,6 +12,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.output.events import Event
 from kernel_mcp.output.outputs import OutputLog, Position
+from kernel_mcp.sessions.ledger import Loss, Notice
 
 
 class Status(str, Enum):
@@ -53,7 +54,12 @@ class Outcome:
 
 
 class Cell:
-    """One cell of a session. Times are seconds of the session's clock; `timeout_s` 0 is none."""
+    """One cell of a session. Times are seconds of the session's clock; `timeout_s` 0 is none.
+
+    `since` is the number of the session's last notice when the cell was handed in; `before` are the
+    losses it ran after, `own` is the one that was its doing. It is `told` when an answer about its
+    end was delivered, and `reported` is how far delivered answers have told its output.
+    """
 
     def __init__(self, number: int, code: str, timeout_s: float, log: OutputLog) -> None:
         self.number = number
@@ -65,11 +71,15 @@ class Cell:
         self.outcome: Outcome | None = None
         self.error: Exception | None = None
         self.finished = anyio.Event()
+        self.since = 0
+        self.before: list[Notice] = []
+        self.own: Notice | None = None
         self.notices: list[str] = []
         self.steps: list[str] = []
         self.told = False
         self.listens = False
         self.reported = Position()
+        self._unsaid: list[Notice] = []
         self._stop: StopReason | None = None
         self._scope: anyio.CancelScope | None = None
         self._changes = 0
@@ -145,6 +155,30 @@ class Cell:
         self.notices.append(text)
         self._tell()
 
+    def run_after(self, losses: list[Notice]) -> None:
+        """Have the answers about this cell tell what was lost before it began."""
+        self.before = losses
+        self._unsaid = list(losses)
+        self._tell()
+
+    @property
+    def unsaid(self) -> tuple[Notice, ...]:
+        """Of the losses it ran after, those that no delivered answer about it has told."""
+        return tuple(self._unsaid)
+
+    def delivered(self, *, ended: bool, to: Position, notices: int, said: Sequence[Notice]) -> None:
+        """An answer has arrived: with output up to `to`, `ended` or not, and so many notices."""
+        self.told = self.told or ended
+        self.reported = to
+        del self.notices[:notices]
+        self._unsaid = [notice for notice in self._unsaid if notice not in said]
+
+    @property
+    def losses(self) -> list[Loss]:
+        """What was lost before it began and by it."""
+        found = [*self.before, *([self.own] if self.own is not None else [])]
+        return [notice.loss for notice in found if notice.loss is not None]
+
     def step(self, text: str) -> None:
         """Tell what is being done before the cell can run; shown as progress only."""
         self.steps.append(text)
@@ -167,16 +201,23 @@ class Cell:
             self._heard = None
 
     def meta(self, session: str, *, omitted: int, outputs: list[str]) -> dict[str, Any]:
-        """The machine-readable outcome under `kernel-mcp/cell`; durations in seconds."""
+        """The machine-readable outcome under `kernel-mcp/cell`; durations in seconds.
+
+        `lost` names variables that are gone, `lost_omitted` counts those without a name there.
+        """
         outcome = self.outcome or Outcome(self.status)
+        losses = self.losses
+        cause = outcome.cause or (losses[0].cause if losses else None)
         return {
             "session": session,
             "cell": self.number,
             "status": outcome.status.value,
             "execution_count": outcome.execution_count,
             "duration_s": round(self.duration_s, 6),
-            "state_kept": outcome.state_kept,
-            "cause": outcome.cause,
+            "state_kept": outcome.state_kept and not losses,
+            "lost": list(dict.fromkeys(name for loss in losses for name in loss.names)),
+            "lost_omitted": sum(loss.more for loss in losses),
+            "cause": cause,
             "omitted": omitted,
             "outputs": outputs,
         }

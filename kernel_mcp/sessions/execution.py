@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.launch.base import Usage
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 
@@ -17,6 +18,7 @@ INTERRUPT_EVERY_S = 0.5
 """A kernel ignores an interrupt that arrives just before the cell begins, so it is repeated."""
 CPU_CHECK_EVERY_S = 0.25
 DEATH_TIMEOUT_S = 5.0
+GONE = "The kernel ended before it could take this cell. Run it again."
 
 
 async def run_cell(
@@ -26,8 +28,8 @@ async def run_cell(
 
     The cell is interrupted when it is told to stop, after its own `timeout_s` of wall-clock time
     or after `cpu_s` seconds of processor time (0: no limit); `grace_s` later the kernel is killed.
-    Raises LaunchError when the kernel takes no requests, WorkspaceError when its disk quota is used
-    up by far.
+    Raises LaunchError when the kernel takes no requests, KernelGone when it has ended before it
+    took this one, WorkspaceError when its disk quota is used up by far.
     """
     limits = kernel.handle.limits
     await limits.begin(lambda: cell.stop(StopReason.DISK))
@@ -40,8 +42,10 @@ async def run_cell(
 
 
 async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:
-    run = kernel.submit(cell.code, cell.listen())
+    run = await _hand_over(kernel, cell)
     reason = await _end_or_stop(kernel, run, cell, cpu_s)
+    if reason is None and kernel.missed(run):
+        raise KernelGone(GONE)
     if reason is None and run.status == "aborted":
         run = kernel.submit(cell.code, cell.listen())
         reason = await _end_or_stop(kernel, run, cell, cpu_s)
@@ -50,8 +54,20 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
         grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
         killed = await stop(kernel, run, grace_s)
     if killed or run.status is None:
-        return _death(kernel, cell, reason, grace_s, cpu_s)
+        return _death(kernel, run, cell, reason, grace_s, cpu_s)
     return _end(kernel, run, cell, reason, cpu_s)
+
+
+async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
+    """Send the cell. Raises LaunchError where none is taken, KernelGone when that is for good."""
+    try:
+        return kernel.submit(cell.code, cell.listen())
+    except LaunchError as error:
+        with anyio.move_on_after(DEATH_TIMEOUT_S):
+            await kernel.dead.wait()
+        if kernel.exit is None:
+            raise
+        raise KernelGone(GONE) from error
 
 
 _AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
@@ -115,13 +131,20 @@ def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -
 
 
 def _death(
-    kernel: Kernel, cell: Cell, reason: StopReason | None, grace_s: float, cpu_s: float
+    kernel: Kernel,
+    run: Run,
+    cell: Cell,
+    reason: StopReason | None,
+    grace_s: float,
+    cpu_s: float,
 ) -> Outcome:
     """The outcome of a cell that has lost its kernel."""
     wish = _wish(kernel, cell, reason, cpu_s)
     cause = f"the kernel was {kernel.exit.describe()}" if kernel.exit else "the kernel is gone"
     if reason in _AT_ONCE:
         cause = wish
+    elif reason is None and not run.begun:
+        cause = f"{cause}, and the code of this cell may have begun to run"
     elif reason not in (None, StopReason.DISK):
         cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
     return Outcome(Status.KILLED, state_kept=False, cause=cause)

@@ -105,7 +105,7 @@ class Waking:
     """How a session came back.
 
     `notice` is for the answer of its first cell, empty when there had been nothing to save;
-    `loss` says in short what is gone, None when nothing is. `back` counts variables, and `lost`
+    `loss` says in short what is gone, None when nothing is. `back` names variables, and `lost`
     maps the names of lost variables and the paths of lost files to reasons: all of them, while the
     notice is cut. It is empty where even the names are lost. `restored` says whether the kernel
     holds what an earlier one had made.
@@ -113,7 +113,7 @@ class Waking:
 
     notice: str = ""
     loss: str | None = None
-    back: int = 0
+    back: tuple[str, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
     restored: bool = False
 
@@ -329,16 +329,18 @@ def came_back(sleep: Sleep, names: Sequence[str], failed: Mapping[str, str]) -> 
     parts.append(START_ANEW)
     gone = {**sleep.gone, **failed}
     loss = f"hibernation could not keep {listing(gone)}" if gone else None
-    return Waking(". ".join(parts), loss, len(names), gone, restored=sleep.dump is not None)
+    return Waking(". ".join(parts), loss, tuple(names), gone, restored=sleep.dump is not None)
 
 
 def nothing_back(sleep: Sleep, failure: str) -> Waking:
     """A notice for a session whose variables are lost, or that had none."""
     if failure:
         text = f"{sleep.began()}, but its variables could not be saved: {failure}. All variables"
+        saved = sleep.dump.names if sleep.dump is not None else ()
         return Waking(
             f"{text} of earlier cells are lost, files in the workspace are kept",
             f"the session was hibernated, and {failure}",
+            lost={**dict.fromkeys(saved, failure), **sleep.gone},
         )
     return came_back(sleep, (), {}) if sleep.gone else Waking()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,16 +12,20 @@ import anyio.abc
 
 from kernel_mcp.audit import Journal
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.errors import HibernationError
+from kernel_mcp.errors import HibernationError, KernelGone, KernelMcpError, LaunchError
 from kernel_mcp.sessions.demand import Demand, KernelSource
 from kernel_mcp.sessions.folders import REMOVED, restore
-from kernel_mcp.sessions.hibernation import Hibernation, Sleep, nothing_back
+from kernel_mcp.sessions.hibernation import Hibernation, Sleep, Waking, listing, nothing_back
+from kernel_mcp.sessions.ledger import Ledger, Loss, Notice
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kernel_mcp.kernels.kernel import Kernel
-    from kernel_mcp.sessions.cell import Cell
+
+FILES_KEPT = "files in the workspace are kept"
+SHOWN_NAMES = 50
+"""Names of lost variables in a notice; the machine-readable outcome has more."""
 
 
 class KernelKeeper:
@@ -28,8 +33,7 @@ class KernelKeeper:
 
     `demand` is what the next kernel has to be like.
     `awake` is False for a hibernated session, which has no kernel until `admit` lets it have one.
-    `used` says that the kernel holds what cells have made. `news` is what the next answer has to
-    tell, `loss` names in short what earlier cells have lost.
+    `used` says that the kernel holds what cells have made. Every loss goes to `ledger`.
     """
 
     def __init__(
@@ -40,18 +44,20 @@ class KernelKeeper:
         folder: Path,
         max_bytes: int,
         admit: Callable[[], Awaitable[None]],
+        ledger: Ledger,
         journal: Journal,
     ) -> None:
         self.demand = demand
         self.kernel: Kernel | None = None
         self.awake = True
         self.used = False
-        self.news: list[str] = []
-        self.loss: str | None = None
+        self.ledger = ledger
         self._source = source
         self._admit = admit
         self._journal = journal
         self._missed = False
+        self._engaged = False
+        self._asleep: Notice | None = None
         self._dozing: anyio.CancelScope | None = None
         self._hibernation = Hibernation(folder, max_bytes=max_bytes, start=self._start_beside)
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -60,6 +66,34 @@ class KernelKeeper:
     def sleep(self) -> Sleep | None:
         """What a hibernated session is instead of having a kernel."""
         return self._hibernation.sleep
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something to lose: what cells have made, in a kernel or saved."""
+        return self.used or self.sleep is not None
+
+    def loss(self, cause: str) -> Loss:
+        """What would be lost now, because of `cause`."""
+        if self.sleep is not None:
+            return Loss.of(cause, (str(each["name"]) for each in self.sleep.variables))
+        if self.kernel is None or not self.used:
+            return Loss(cause)
+        return Loss.of(cause, self.kernel.names, self.kernel.names.more)
+
+    @contextmanager
+    def engaged(self) -> Iterator[None]:
+        """Inside this block a death of the kernel is told by the cell that runs in it."""
+        used, self.used = self.used, True
+        self._engaged = True
+        try:
+            yield
+        except KernelGone:
+            self.used = used
+            raise
+        finally:
+            self._engaged = False
+            if self.kernel is not None:
+                self._miss(self.kernel)
 
     def watch_in(self, tasks: anyio.abc.TaskGroup) -> None:
         """Watch kernels for their death in this task group."""
@@ -77,7 +111,7 @@ class KernelKeeper:
                 self._miss_workspace()
                 return self.kernel
             await self.drop()
-        await self._mourn()
+        await self.mourn()
         asleep = not self.awake
         if asleep:
             await self._admit()
@@ -95,12 +129,36 @@ class KernelKeeper:
             with Barrier("ending a kernel", self.demand.session):
                 await _end(kernel)
 
-    async def forget(self) -> None:
-        """End the kernel with all that it held, saved or not, and all that was to be told of it."""
+    async def start_fresh(self) -> Kernel:
+        """A kernel to take the place of the one that lives, or of what is saved.
+
+        Raises KernelMcpError; all is as it was then.
+        """
+        asleep = not self.awake
+        if asleep:
+            await self._admit()
+        try:
+            return await self._start_beside()
+        except KernelMcpError as error:
+            self.awake = not asleep
+            raise LaunchError(
+                f"No fresh kernel could be started: {error}\nNothing was reset: the session and "
+                "its variables are as they were. Try again, or end it with close_session."
+            ) from error
+        except BaseException:
+            self.awake = not asleep
+            raise
+
+    async def forget(self, fresh: Kernel | None) -> None:
+        """End the kernel with all that it held, saved or not, and use `fresh` from now on.
+
+        Nothing later runs after a loss.
+        """
         await self.drop()
+        self.kernel = fresh
         await self._hibernation.end()
-        self.news.clear()
-        self.loss = None
+        self._asleep = None
+        self.ledger.forgive()
 
     async def hibernate(self, sleep: Sleep, *, forced: bool) -> bool:
         """Save what the kernel holds and end it, unless `disturb` is called before that is done.
@@ -110,16 +168,24 @@ class KernelKeeper:
         """
         with anyio.CancelScope() as scope:
             self._dozing = scope
+            told = False
             try:
                 if self.kernel is not None and self.kernel.exit is not None:
-                    await self._mourn()
+                    await self.mourn()
+                self._engaged = True
                 kernel = self.kernel if self.used else None
                 sleep = await self._hibernation.prepare(kernel, sleep, forced=forced)
+                told = not scope.cancel_called
             finally:
                 self._dozing = None
+                self._engaged = False
+                if not told and self.kernel is not None:
+                    self._miss(self.kernel)
         if scope.cancel_called:
             await self._hibernation.end()
             return False
+        if sleep.gone or sleep.failure:
+            self._asleep = self._tell_sleep(sleep)
         self._hibernation.sleep = sleep
         self.awake = False
         saved = len(sleep.dump.names) if sleep.dump is not None else 0
@@ -132,21 +198,33 @@ class KernelKeeper:
         if self._dozing is not None:
             self._dozing.cancel()
 
-    def tell_loss(self, cause: str) -> None:
-        """Have the next answer tell that variables are lost."""
-        self.loss = cause
-        self.news.append(
-            f"Before this cell, {cause}: all variables of earlier cells are lost, files in the "
-            "workspace are kept. The kernel is a fresh one now"
-        )
+    def lose(self, what: str, loss: Loss) -> Notice:
+        """Have the next answer tell that all variables are lost; `what` is a sentence about why."""
+        text = f"{what}: all variables, imports and definitions made before are lost; {FILES_KEPT}"
+        return self.ledger.add(f"{text}.{lost_names(loss)}", loss)
 
-    def report(self, cell: Cell) -> str | None:
-        """Tell with the answer of `cell` what has happened since the last one; what was lost."""
-        for text in self.news:
-            cell.notice(text)
-        self.news.clear()
-        loss, self.loss = self.loss, None
-        return loss
+    async def mourn(self) -> None:
+        """Have the next answer tell that the kernel died between cells, if it did."""
+        kernel = self.kernel
+        if kernel is not None and kernel.exit is not None:
+            self._miss(kernel)
+            await self.drop()
+
+    def _miss(self, kernel: Kernel) -> None:
+        if kernel is self.kernel and self.used and kernel.exit is not None:
+            cause = f"the kernel was {kernel.exit.describe()} between cells"
+            self._journal.died(cause)
+            self.lose(cause[0].upper() + cause[1:], self.loss(cause))
+            self.used = False
+
+    def _tell_sleep(self, sleep: Sleep) -> Notice:
+        """Have the next answer tell what the session has lost by falling asleep."""
+        if sleep.failure:
+            cause = f"the session was hibernated, and {sleep.failure}"
+            loss = self.loss(cause)
+        else:
+            loss = Loss.of(f"hibernation could not keep {listing(sleep.gone)}", sleep.gone)
+        return self.ledger.add(sleep.remark(), loss)
 
     async def _begin(self, tell: Callable[[str], None]) -> Kernel:
         if self.sleep is None:
@@ -163,20 +241,29 @@ class KernelKeeper:
             await _end(kernel)
             raise
         await self._hibernation.end()
-        self._journal.woke(waking.back, len(waking.lost))
+        self._journal.woke(len(waking.back), len(waking.lost))
         self.used = waking.restored
+        kernel.names.add(waking.back)
+        asleep, self._asleep = self._asleep, None
         if waking.notice:
-            self.news.append(waking.notice)
-        self.loss = self.loss or waking.loss
+            known = asleep.loss if asleep is not None else None
+            self.ledger.withdraw(asleep)
+            self.ledger.add(waking.notice, _loss_of(waking, known))
         return kernel
 
     async def _start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
-        self.news += restore(demand)
+        for text in restore(demand):
+            self.ledger.add(text)
         self._missed = False
         kernel = await self._source.start(demand, tell)
         assert self._tasks is not None
-        self._tasks.start_soon(kernel.watch)
+        self._tasks.start_soon(self._watch, kernel)
         return kernel
+
+    async def _watch(self, kernel: Kernel) -> None:
+        await kernel.watch()
+        if not self._engaged:
+            self._miss(kernel)
 
     async def _start_beside(self) -> Kernel:
         return await self._start(replace(self.demand, beside=True), lambda _text: None)
@@ -184,21 +271,28 @@ class KernelKeeper:
     def _miss_workspace(self) -> None:
         """Have the next answer tell, once, that the kernel's workspace is there no more."""
         self._missed = True
-        self.news.append(
+        self.ledger.add(
             f"{REMOVED}: its files are gone, and this kernel can write none. Variables are kept; "
             "save what you need, then call reset for a new workspace"
         )
 
-    async def _mourn(self) -> None:
-        """Have the next answer tell that the kernel died between cells."""
-        if self.kernel is None:
-            return
-        exit_status, used = self.kernel.exit, self.used
-        await self.drop()
-        if used and exit_status is not None:
-            cause = f"the kernel was {exit_status.describe()} between cells"
-            self._journal.died(cause)
-            self.tell_loss(cause)
+
+def lost_names(loss: Loss) -> str:
+    """A sentence with the names of what was lost; empty where none is known."""
+    if not loss.names:
+        return ""
+    more = loss.more + max(0, len(loss.names) - SHOWN_NAMES)
+    others = f" and {more:,} more" if more else ""
+    return f" Lost: {listing(loss.names[:SHOWN_NAMES])}{others}."
+
+
+def _loss_of(waking: Waking, known: Loss | None) -> Loss | None:
+    """What a session has lost by its sleep; `known` is what falling asleep had told of."""
+    if waking.loss is None:
+        return None
+    if known is not None and not waking.lost:
+        return replace(known, cause=waking.loss)
+    return Loss.of(waking.loss, waking.lost)
 
 
 async def _end(kernel: Kernel) -> None:

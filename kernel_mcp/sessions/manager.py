@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,23 @@ import anyio.abc
 
 from kernel_mcp.audit import Audit
 from kernel_mcp.barriers import Barrier, surely
-from kernel_mcp.errors import InputError, SessionNotFound
+from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.launch.trees import make_private, remove_tree
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.demand import Demand, KernelSource
+from kernel_mcp.sessions.keeper import lost_names
+from kernel_mcp.sessions.ledger import Loss
 from kernel_mcp.sessions.occupancy import Occupancy
+from kernel_mcp.sessions.reply import Reply
 from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.settings import Settings
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_NAME_CHARS = 100
-DROPPED = (
-    "Your default session had been hibernated and was dropped by now, as this server keeps only so "
-    "many: its variables and files are gone. This is a new default session"
-)
+MOST_ENDED = 500
+"""Sessions that have ended and are remembered, so that their owners are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,21 @@ class Caller:
     """Who is calling: the owner of sessions, and where their default session is looked up.
 
     `default` is empty when this caller has no default session, as over HTTP without a session id.
+    `reply` is the answer that the call will have.
     """
 
     principal: str = "local"
     default: str = "default"
+    reply: Reply = field(default_factory=Reply, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A session that is no more, of which its owner may not know: why, and what went with it."""
+
+    owner: str
+    why: str
+    loss: Loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,7 @@ class SessionManager:
         self._audit = audit or Audit()
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
+        self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._default_lock = anyio.Lock()
         self._occupancy = Occupancy(
             settings,
@@ -167,6 +181,14 @@ class SessionManager:
         if handle:
             session = self._sessions.get(handle)
             if session is None or session.owner != caller.principal:
+                ended = self._ended.get(handle)
+                if session is None and ended is not None and ended.owner == caller.principal:
+                    raise SessionGone(
+                        f"Session {handle!r} {self._fate(ended)} Open another with create_session, "
+                        "or leave `session` empty for the default session.",
+                        lost=ended.loss.names,
+                        more=ended.loss.more,
+                    )
                 raise SessionNotFound(
                     f"There is no session {handle[:60]!r}: it was never yours, was closed, or has "
                     "expired. Open one with create_session, or leave `session` empty for the "
@@ -175,15 +197,22 @@ class SessionManager:
             return session
         key = (caller.principal, caller.default)
         async with self._default_lock:
-            former = self._defaults.get(key)
-            session = self._sessions.get(former or "")
+            former = self._defaults.get(key, "")
+            session = self._sessions.get(former)
             if session is None:
                 session = await self.create(caller)
-                if former == "":
-                    session.remark(DROPPED)
                 if caller.default:
                     self._defaults[key] = session.handle
+                if (ended := self._ended.pop(former, None)) is not None:
+                    text = f"The default session {self._fate(ended)} This is a new default session"
+                    session.ledger.add(text, ended.loss)
         return session
+
+    def find(self, caller: Caller, handle: str) -> Session | None:
+        """The session that `resolve` would find, if there is one."""
+        handle = handle or self._defaults.get((caller.principal, caller.default), "")
+        session = self._sessions.get(handle)
+        return session if session is not None and session.owner == caller.principal else None
 
     async def retire(self, session: Session) -> None:
         """Hibernate an idle session, or end it where hibernated sessions are not kept."""
@@ -192,8 +221,17 @@ class SessionManager:
         else:
             await self._drop(session)
 
-    async def close(self, session: Session) -> None:
+    def known_to_have_ended(self, handle: str) -> None:
+        """Note that the owner of a session knows of its end."""
+        self._ended.pop(handle, None)
+
+    def _fate(self, ended: Ended) -> str:
+        files = "" if self._folders.keep else " and files"
+        return f"{ended.why}: its variables{files} are gone.{lost_names(ended.loss)}"
+
+    async def close(self, session: Session, why: str = "was closed") -> None:
         """End a session with its kernel and, unless they are kept, its files."""
+        self._remember(session, why)
         session.close()
         with anyio.move_on_after(CLOSE_TIMEOUT_S):
             await session.ended.wait()
@@ -203,17 +241,25 @@ class SessionManager:
         self._tasks.start_soon(work)
 
     async def _drop(self, session: Session) -> None:
-        """End a session that its owner has not asked to end."""
-        for key, handle in self._defaults.items():
-            if handle == session.handle:
-                self._defaults[key] = ""
-        await self.close(session)
+        """End an idle session that its owner has not asked to end."""
+        why = "had been idle for long, has expired and was ended: this server keeps only so many"
+        if session.state == "hibernated":
+            why = "had been hibernated, has expired and was dropped: this server keeps only so many"
+        await self.close(session, why)
+
+    def _remember(self, session: Session, why: str) -> None:
+        """Have the owner's next call told of the end of a session."""
+        if session.handle in self._sessions and session.handle not in self._ended:
+            self._ended[session.handle] = Ended(session.owner, why, session.loss(f"it {why}"))
+            if len(self._ended) > MOST_ENDED:
+                self._ended.popitem(last=False)
 
     async def _serve(self, session: Session, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
             with Barrier("serving a session", session.handle):
                 await session.serve(task_status=task_status)
         finally:
+            self._remember(session, "was ended by a failure of the server")
             with anyio.CancelScope(shield=True):
                 async with session.installing:
                     await self._remove_files(session.handle)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import anyio
 
 from kernel_mcp.audit import Journal
 from kernel_mcp.barriers import Barrier, explained
-from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.errors import KernelGone, KernelMcpError
 from kernel_mcp.output.events import Failure
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell, stop
@@ -47,7 +46,8 @@ class CellRunner:
             with Barrier(f"running cell {cell.number}", self._keeper.demand.session) as barrier:
                 await self._run(cell)
             if barrier.failure is not None:
-                kept = await self._settle()
+                with self._keeper.engaged():
+                    kept = await self._settle(cell)
                 cell.fail(explained(barrier.failure, "running this cell", kept=kept), self._clock())
         finally:
             if cell.outcome is None:
@@ -61,29 +61,32 @@ class CellRunner:
             cell.fail(error, self._clock())
 
     async def _outcome(self, cell: Cell) -> Outcome:
+        try:
+            return await self._attempt(cell)
+        except KernelGone:  # nothing of the cell has run: a fresh kernel may run it
+            return await self._attempt(cell)
+
+    async def _attempt(self, cell: Cell) -> Outcome:
         with anyio.CancelScope() as scope:
             cell.watch_stop(scope)
             kernel = await self._keeper.ensure(cell.step)
         cell.watch_stop(None)
         if scope.cancelled_caught:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
-        loss = self._keeper.report(cell)
+        cell.run_after(self._keeper.ledger.place(cell.since))
         refusal = await refuse(cell.code, kernel.policy, self._keeper.demand.workspace)
         if refusal is not None:
-            outcome = self._refused(cell, refusal)
-        else:
-            self._keeper.used = True
-            self._journal.begins(kernel.handle)
+            return self._refused(cell, refusal)
+        self._journal.begins(kernel.handle)
+        with self._keeper.engaged():
             outcome = await run_cell(
                 kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s, clock=self._clock
             )
             if outcome.status is Status.KILLED:
-                await self._after_kill(cell)
-        if loss is not None and outcome.state_kept:
-            outcome = replace(outcome, state_kept=False, cause=outcome.cause or loss)
+                await self._after_kill(cell, outcome)
         return outcome
 
-    async def _settle(self) -> str:
+    async def _settle(self, cell: Cell) -> str:
         """Bring the kernel to rest after a failure in the midst of a cell; what that has cost."""
         kernel = self._keeper.kernel
         if kernel is None or kernel.exit is not None:
@@ -94,6 +97,8 @@ class CellRunner:
         with Barrier("stopping a cell", self._keeper.demand.session):
             if not await stop(kernel, run, self._grace_s) and run.status is not None:
                 return "The cell was interrupted; variables are kept."
+        what = f"The server failed while running cell {cell.number} and ended its kernel"
+        cell.own = self._keeper.lose(what, self._keeper.loss("the server failed"))
         await self._keeper.drop()
         return "The kernel was ended: all variables are lost, files in the workspace are kept."
 
@@ -102,14 +107,15 @@ class CellRunner:
         self._journal.refused(cell, refusal.value)
         return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
 
-    async def _after_kill(self, cell: Cell) -> None:
+    async def _after_kill(self, cell: Cell, outcome: Outcome) -> None:
         """Drop the dead kernel and, unless the session ends or resets, have a fresh one."""
+        ends = cell.stop_reason in (StopReason.RESET, StopReason.CLOSE)  # which tell it themselves
+        if not ends:
+            cause = outcome.cause or "its kernel is gone"
+            loss = self._keeper.loss(cause)
+            cell.own = self._keeper.lose(f"Cell {cell.number} was killed ({cause})", loss)
         await self._keeper.drop()
-        if cell.stop_reason is StopReason.CANCEL:  # nobody waits for this cell's answer
-            self._keeper.tell_loss(
-                "a cell whose call was cancelled did not react to its interrupt and was killed"
-            )
-        if cell.stop_reason not in (StopReason.RESET, StopReason.CLOSE):
+        if not ends:
             await self._replace_kernel(cell)
 
     async def _replace_kernel(self, cell: Cell) -> None:

@@ -18,13 +18,14 @@ import anyio.abc
 from kernel_mcp.audit import SILENT, Journal
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.descriptions import counted, descriptions
-from kernel_mcp.errors import SessionNotFound
+from kernel_mcp.errors import LaunchError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.cell import Cell, StopReason
 from kernel_mcp.sessions.demand import Demand, KernelSource
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.keeper import KernelKeeper
+from kernel_mcp.sessions.ledger import Ledger, Loss, Notice
 from kernel_mcp.sessions.narration import Report, narrate
 from kernel_mcp.sessions.queue import CellQueue
 from kernel_mcp.sessions.runner import CellRunner
@@ -72,6 +73,7 @@ class Session:
         self.created = self.last_used = clock()
         self.spared_until = 0.0
         self._spared_s = 0.0
+        self.ledger = Ledger()
         self._queue = CellQueue(cells_dir, clock)
         self.cells = self._queue.cells
         self._keeper = KernelKeeper(
@@ -80,6 +82,7 @@ class Session:
             folder=cells_dir,
             max_bytes=hibernate_bytes,
             admit=lambda: admit(self),
+            ledger=self.ledger,
             journal=journal,
         )
         self._runner = CellRunner(
@@ -187,6 +190,7 @@ class Session:
             raise SessionNotFound("This session has been closed. Open another with create_session.")
         self._touched = True
         cell = self._queue.add(code, timeout_s)
+        cell.since = self.ledger.number
         self._keeper.disturb()
         self._wake.set()
         self.last_used = self._clock()
@@ -221,25 +225,50 @@ class Session:
             await cell.finished.wait()
         return cell
 
-    async def reset(self, *, packages: bool, files: bool) -> Kernel:
-        """Drop the queue and the kernel and start a fresh one.
+    async def reset(self, *, packages: bool, files: bool) -> Notice | None:
+        """Drop the queue and the kernel for a fresh one; what tells of the loss, if there was any.
 
         With `packages` it has none of those that were installed, with `files` an empty workspace.
-        Raises KernelMcpError when no kernel can be started.
+        What holds variables is given up once the fresh kernel is there. Raises KernelMcpError when
+        none can be started, or when files or packages cannot be removed.
         """
-        self._halt(StopReason.RESET)
         async with AsyncExitStack() as held:
             if packages:  # in the order in which an install takes them
                 await held.enter_async_context(self.installing)
-            await held.enter_async_context(self._turn)
-            await self._keeper.forget()
-            self.cells.settle(kernel_gone=True)
-            if files:
-                await anyio.to_thread.run_sync(self.workspace.clear)
-            if packages and self.demand.layer is not None:
-                await anyio.to_thread.run_sync(Layer(self.demand.layer).clear)
-            self.last_used = self._clock()
-            return await self._keeper.ensure(lambda _text: None)
+            layer = self._layer if packages else None
+            if layer is not None:
+                held.push_async_callback(_shielded, layer.take_back)
+                await anyio.to_thread.run_sync(layer.set_aside)
+            fresh = await self._keeper.start_fresh() if self._keeper.holds else None
+            try:
+                return await self._swap(held, fresh, layer, files=files)
+            except BaseException:
+                if fresh is not None and fresh is not self.kernel:
+                    with anyio.CancelScope(shield=True):
+                        await fresh.aclose()
+                raise
+
+    async def _swap(
+        self, held: AsyncExitStack, fresh: Kernel | None, layer: Layer | None, *, files: bool
+    ) -> Notice | None:
+        notice = None
+        if fresh is not None:
+            notice = self._keeper.lose("The session was reset", self.loss("the session was reset"))
+            if self.current is not None:
+                self.current.own = notice
+        self._halt(StopReason.RESET)
+        await held.enter_async_context(self._turn)
+        if self._closed:
+            raise SessionNotFound("This session was closed meanwhile.")
+        await self._keeper.forget(fresh)
+        self.cells.settle(kernel_gone=True)
+        if layer is not None:
+            await anyio.to_thread.run_sync(layer.clear)
+        if files:
+            await anyio.to_thread.run_sync(self.workspace.clear)
+        self.last_used = self._clock()
+        await self._keeper.ensure(lambda _text: None)
+        return notice
 
     async def ensure_kernel(self) -> Kernel:
         """The live kernel, without waiting for a cell that runs in it.
@@ -282,9 +311,9 @@ class Session:
         """Count as awake from now on, because room was made for a kernel."""
         self._keeper.awake = True
 
-    def remark(self, text: str) -> None:
-        """Have the answer of the next cell say this too."""
-        self._keeper.news.append(text)
+    def loss(self, cause: str) -> Loss:
+        """What ending this session now would lose."""
+        return self._keeper.loss(cause)
 
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
@@ -302,13 +331,26 @@ class Session:
         if self.sleep is not None:
             return {"variables": self.sleep.variables, "omitted": 0}
         kernel = self._keeper.kernel
-        if kernel is None or kernel.exit is not None:
+        if kernel is None:
             return {"variables": [], "omitted": 0}
-        reply = await kernel.ask("kernel_mcp_variables_request", {}, timeout=VARIABLES_TIMEOUT_S)
+        try:
+            reply = await kernel.ask(
+                "kernel_mcp_variables_request", {}, timeout=VARIABLES_TIMEOUT_S
+            )
+        except LaunchError:
+            if kernel.exit is None:
+                raise
+            async with self._turn:  # the cell that it died of tells of it first
+                await self._keeper.mourn()
+            return {"variables": [], "omitted": 0}
         return {
             "variables": descriptions(reply.get("variables")),
             "omitted": counted(reply.get("omitted")) or 0,
         }
+
+    @property
+    def _layer(self) -> Layer | None:
+        return None if self.demand.layer is None else Layer(self.demand.layer)
 
     def _halt(self, reason: StopReason) -> None:
         if self._ahead is not None:
@@ -334,3 +376,8 @@ class Session:
             with Barrier("putting a cell's output away", self.handle):
                 self._queue.end(cell)
             self.last_used = self._clock()
+
+
+async def _shielded(work: Callable[[], None]) -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(work)

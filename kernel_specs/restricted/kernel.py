@@ -73,6 +73,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         self.shell.exit_now = False
         self._pid = os.getpid()
         self._unanswered: tuple[Any, Any] | None = None
+        self._names = variables.Names()
         self.shell_handlers = {
             name: self._answered(handler) for name, handler in self.shell_handlers.items()
         }
@@ -226,6 +227,9 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
                 reply["ename"] = type(error).__name__
                 reply["evalue"] = tracebacks.safe_str(error)
                 reply["traceback"] = shell._last_traceback or []
+        come, gone = self._names.news(shell.user_ns, shell.user_ns_hidden)
+        if come or gone:
+            reply["names"] = [come, gone]
         reply["payload"] = shell.payload_manager.read_payload()
         shell.payload_manager.clear_payload()
         return reply

@@ -14,6 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MAX_NAMES = 500
+MAX_NEWS = 1000
+"""Names that one reply tells of."""
+NAME_CHARS = 200
 PREVIEW_CHARS = 80
 PREVIEW_ITEMS = 6
 PREVIEW_DEPTH = 2
@@ -61,6 +64,54 @@ def describe(namespace: dict[str, Any], hidden: Container[str] = ()) -> dict[str
     variables = [asdict(_variable(name, value)) for name, value in names[:MAX_NAMES]]
     omitted = max(0, len(names) - MAX_NAMES)
     return {"status": "ok", "variables": variables, "omitted": omitted}
+
+
+class Names:
+    """What a namespace has gained and lost since the last look.
+
+    A look costs as much as there is new: a dict keeps the order in which names came, so those after
+    the last known one are new, and unless the count says that others have gone, that is all.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._size = 0
+        self._last: object = None
+
+    def news(
+        self, namespace: dict[Any, Any], hidden: Container[str]
+    ) -> tuple[list[str], list[str]]:
+        """Names that have come and names that have gone, at most `MAX_NEWS` of each."""
+        fresh, known = self._since(namespace), self._known
+        if fresh is not None and len(namespace) == self._size + len(fresh):
+            come = [key for key in fresh if _public(key, hidden) and key not in known]
+            gone: list[str] = []
+        else:
+            now = {key: None for key in list(namespace) if _public(key, hidden)}
+            come = [key for key in now if key not in known]
+            gone = [key for key in known if key not in now]
+            known.difference_update(gone)
+        known.update(come)
+        self._size, self._last = len(namespace), next(reversed(namespace.keys()), None)
+        return come[:MAX_NEWS], gone[:MAX_NEWS]
+
+    def _since(self, namespace: dict[Any, Any]) -> list[Any] | None:
+        """The keys behind the last known one, or None when that is not there any more."""
+        fresh: list[Any] = []
+        try:
+            for key in reversed(namespace.keys()):
+                if key is self._last:
+                    return fresh[::-1]
+                fresh.append(key)
+        except RuntimeError:  # a thread is changing it
+            pass
+        return None
+
+
+def _public(key: object, hidden: Container[str]) -> bool:
+    return (
+        type(key) is str and not key.startswith("_") and len(key) <= NAME_CHARS
+    ) and key not in hidden
 
 
 def _variable(name: str, value: object) -> Variable:

@@ -253,7 +253,8 @@ async def test_an_answer_about_an_earlier_cell_says_so() -> None:
         await notebook.call("execute", code="time.sleep(0.5); 'C'", wait=0)
         first = await notebook.call("wait")
         assert first.text == (
-            "[This is cell 1, which an earlier call had started. Call wait again for cell 3]\n'A'"
+            "[kernel-mcp] This is cell 1, which an earlier call had started. Call wait again for "
+            "cell 3\n'A'"
         )
         assert (await notebook.call("wait")).text == "'C'"
 

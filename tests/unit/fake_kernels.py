@@ -13,13 +13,16 @@ import anyio
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.kernel import Answer, Kernel, Run, Sink
+from kernel_mcp.kernels.names import KnownNames
 from kernel_mcp.kernels.wire import Message
 from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, Usage
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.policy import Policy
+from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Folders, SessionManager
+from kernel_mcp.sessions.session import Session
 from kernel_mcp.settings import Limits, Settings
 
 
@@ -34,6 +37,7 @@ class FakeKernel:
         self.exit: ExitStatus | None = None
         self.closed = False
         self.handle = self
+        self.names = KnownNames()
         self.limits = KernelLimits(
             Limits(), membership=None, quotas=(), wake=lambda _: None, forget=lambda _: None
         )
@@ -81,13 +85,24 @@ class FakeKernel:
         run.on_idle()
         return run
 
+    def missed(self, run: Run) -> bool:
+        return self.exit is not None and not run.begun
+
     def submit(self, code: str, sink: Sink) -> Run:
+        if self.exit is not None:
+            raise LaunchError("The kernel's shell channel is closed. Call reset.")
         run = Run(sink)
+        if self._source.mortal:
+            self._source.mortal -= 1
+            self.die()
+            run.finished.set()
+            return run
         if code == "wait":
             self._waiting = run
             return run
         name, _, value = code.partition(" = ")
         self.variables[name] = value
+        self.names.add([name])
         run.on_reply({"status": "ok", "execution_count": len(self.variables)})
         run.on_idle()
         return run
@@ -199,6 +214,8 @@ class FakeSource:
         self.dump = self.load = ""
         self.size = 0
         self.refuse = ""
+        self.mortal = 0
+        """Kernels that end before they take a cell."""
         self.dumping = anyio.Event()
 
     async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
@@ -212,6 +229,13 @@ class FakeSource:
     def living(self) -> int:
         """Kernels that have not been closed."""
         return sum(not kernel.closed for kernel in self.kernels)
+
+
+def deliver(session: Session, cell: Cell) -> None:
+    """Have an answer about `cell` carry, as delivered, what the session has to tell."""
+    pending = session.ledger.pending
+    cell.notices += [notice.text for notice in pending]
+    session.ledger.told(pending)
 
 
 class FakeClock:

@@ -6,12 +6,15 @@ import array
 import json
 import math
 from collections.abc import Iterator
+from time import process_time
 from types import ModuleType
 from typing import Any, NoReturn, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kernel_specs.restricted.variables import MAX_NAMES, PREVIEW_CHARS, describe
+from kernel_specs.restricted.variables import MAX_NAMES, PREVIEW_CHARS, Names, describe
 
 
 class Hostile:
@@ -151,3 +154,52 @@ def test_arrays_and_tables_show_shape_and_columns() -> None:
     assert table["shape"] == [2, 2]
     assert table["preview"] == "columns: 'a', 'b'"
     assert one(pandas.Series([1, 2, 3]))["length"] == 3
+
+
+def test_names_that_come_and_go_are_told_once() -> None:
+    names, space = Names(), dict[Any, Any]({"_i": "", "quit": 1})
+    assert names.news(space, {"quit"}) == ([], [])
+    space.update(_i1="a = 1", a=1, b=2)
+    assert names.news(space, {"quit"}) == (["a", "b"], [])
+    assert names.news(space, {"quit"}) == ([], [])
+    space.update(_i2="", a=3)
+    assert names.news(space, {"quit"}) == ([], [])
+    del space["a"]
+    space.update(_i3="", c=3)
+    assert names.news(space, {"quit"}) == (["c"], ["a"])
+    del space["c"]
+    space["c"] = 4
+    assert names.news(space, {"quit"}) == ([], [])
+    space.clear()
+    come, gone = names.news(space, {"quit"})
+    assert (come, sorted(gone)) == ([], ["b", "c"])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcdef_")), max_size=30))
+def test_names_told_piece_by_piece_are_those_there_are(steps: list[tuple[bool, str]]) -> None:
+    names, space, known = Names(), dict[Any, Any](), set[str]()
+    for number, (comes, name) in enumerate(steps):
+        space[f"_i{number}"] = ""
+        if comes:
+            space[name] = number
+        else:
+            space.pop(name, None)
+        if number % 3:
+            come, gone = names.news(space, ())
+            known = (known - set(gone)) | set(come)
+            assert known == {key for key in space if not key.startswith("_")}
+
+
+def test_odd_keys_and_long_names_are_not_told() -> None:
+    names = Names()
+    assert names.news({1: 1, "x" * 500: 1, "ok": 1, None: 2}, ()) == (["ok"], [])
+
+
+def test_a_look_at_names_costs_no_more_when_there_are_many() -> None:
+    names, space = Names(), {f"n{i}": i for i in range(100_000)}
+    names.news(space, ())
+    begin = process_time()
+    for number in range(1000):
+        space[f"m{number}"] = number
+        names.news(space, ())
+    assert process_time() - begin < 0.5  # a scan of all names would take seconds

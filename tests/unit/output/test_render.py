@@ -42,8 +42,8 @@ def log_of(folder: Path, *events: Stream | Display | Failure) -> OutputLog:
     return log
 
 
-async def shown(log: OutputLog, *, notes: tuple[str, ...] = (), **budget: int) -> Rendered:
-    return await render(log.since(), session="abc", cell=3, budget=Budget(**budget), notes=notes)
+async def shown(log: OutputLog, **budget: int) -> Rendered:
+    return await render(log.since(), session="abc", cell=3, budget=Budget(**budget))
 
 
 def kinds(rendered: Rendered) -> list[str]:
@@ -87,7 +87,6 @@ async def test_text_results_and_errors_come_in_order_without_labels(tmp_path: Pa
 
 async def test_no_output_is_said(tmp_path: Path) -> None:
     assert text_of(await shown(log_of(tmp_path))) == "(no output)"
-    assert text_of(await shown(log_of(tmp_path), notes=("[stopped]",))) == "(no output)\n[stopped]"
 
 
 async def test_pictures_stand_between_the_texts_around_them(tmp_path: Path) -> None:
@@ -256,12 +255,6 @@ async def test_the_exception_is_always_shown(tmp_path: Path) -> None:
     assert "Cell In[1], line 1" in text
     assert "ValueError: yyy" in text
     assert len(text) < 2000
-
-
-async def test_notes_are_outside_the_budget(tmp_path: Path) -> None:
-    log = log_of(tmp_path, Stream("stdout", "x" * 100_000))
-    text = text_of(await shown(log, characters=200, notes=("[timeout: stopped]",)))
-    assert text.endswith("\n[timeout: stopped]")
 
 
 async def test_an_update_of_an_earlier_cell_says_so(tmp_path: Path) -> None:

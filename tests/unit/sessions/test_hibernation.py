@@ -24,7 +24,7 @@ from kernel_mcp.sessions.hibernation import (
 )
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
-from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
 
 pytestmark = [pytest.mark.anyio]
 
@@ -42,6 +42,7 @@ class Notebook:
         cell = self.session.submit(code, 0.0)
         with anyio.fail_after(60):
             await cell.finished.wait()
+        deliver(self.session, cell)
         return cell
 
     async def hibernate(self, purpose: str = "", after_s: float = 3600.0) -> bool:
@@ -79,9 +80,9 @@ async def test_variables_come_back_and_the_answer_names_them(tmp_path: Path) -> 
             "This session had been hibernated after 1 h idle to make room for another session. "
             f"Back: a, b (2). Not back: lock (thread lock): create it again. {START_ANEW}"
         )
-        assert cell.outcome is not None
-        assert cell.outcome.state_kept is False
-        assert "lock" in (cell.outcome.cause or "")
+        outcome = cell.meta("s", omitted=0, outputs=[])
+        assert (outcome["state_kept"], outcome["lost"]) == (False, ["lock"])
+        assert "lock" in outcome["cause"]
         assert nb.dumps == []
         assert (await nb.run("d = 4")).notices == []
 
@@ -227,8 +228,8 @@ async def test_a_kernel_that_dies_while_it_saves_is_told_honestly(tmp_path: Path
             "could not be saved: its kernel ended meanwhile (exited with code 7)" in cell.notices[0]
         )
         assert "lost" in cell.notices[0]
-        assert cell.outcome is not None
-        assert cell.outcome.state_kept is False
+        outcome = cell.meta("s", omitted=0, outputs=[])
+        assert (outcome["state_kept"], outcome["lost"]) == (False, ["a"])
         assert nb.dumps == []
 
 
@@ -302,7 +303,11 @@ async def test_reset_forgets_what_was_saved(tmp_path: Path) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
         await nb.hibernate()
-        await nb.session.reset(packages=False, files=False)
+        lost = await nb.session.reset(packages=False, files=False)
+        assert lost is not None
+        assert lost.loss is not None
+        assert lost.loss.names == ("a",)
+        nb.session.ledger.told([lost])
         assert nb.session.state == "idle"
         assert nb.dumps == []
         assert (await nb.run("b = 1")).notices == []

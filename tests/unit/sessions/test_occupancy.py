@@ -12,7 +12,7 @@ from kernel_mcp.limits.capacity import Bound, Capacity
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
-from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
 
 pytestmark = [pytest.mark.anyio]
 
@@ -54,6 +54,7 @@ async def test_one_session_too_many_sends_the_longest_idle_one_to_sleep(tmp_path
         cell = second.submit("z = 1", 0.0)
         with anyio.fail_after(60):
             await cell.finished.wait()
+        deliver(second, cell)
         assert "to make room for another session. Back: x (1)" in cell.notices[0]
         assert states([first, second, third]) == ["hibernated", "idle", "idle"]
 
@@ -127,7 +128,7 @@ async def test_the_oldest_sleepers_are_dropped_beyond_the_number_kept(tmp_path: 
             clock.now += 1
             await manager.retire(session)
         assert states(sessions) == ["closed", "hibernated", "hibernated", "idle"]
-        with pytest.raises(SessionNotFound, match="expired"):
+        with pytest.raises(SessionNotFound, match="dropped"):
             await manager.resolve(ME, sessions[0].handle)
         assert len(list(tmp_path.rglob("*.dump"))) == 2
 
@@ -164,6 +165,7 @@ async def test_who_loses_the_default_session_is_told_with_the_next_one(tmp_path:
         cell = fresh.submit("y = 1", 0.0)
         with anyio.fail_after(60):
             await cell.finished.wait()
+        deliver(fresh, cell)
         assert "default session" in cell.notices[0]
         assert "gone" in cell.notices[0]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.kernel import Kernel, Run, Sink
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Caller
@@ -123,3 +124,84 @@ async def test_a_session_that_was_not_told_to_begin_has_no_kernel(tmp_path: Path
         session = await manager.create(Caller())
         await anyio.wait_all_tasks_blocked()
         assert (session.state, source.demands) == ("new", [])
+
+
+@pytest.mark.parametrize("noticed", ["by nobody", "by the request"])
+async def test_a_cell_whose_kernel_was_gone_runs_on_a_fresh_one(
+    tmp_path: Path, noticed: str
+) -> None:
+    source = FakeSource()
+    manager = new_manager(tmp_path, source, FakeClock())
+    async with manager.running():
+        session = await manager.create(Caller())
+        await ended(session.submit("a = 1", 0.0))
+        source.mortal = 1
+        if noticed == "by the request":
+            source.mortal = 0
+            assert session.kernel is not None
+            kernel = source.kernels[-1]
+            submit = kernel.submit
+
+            def die_first(code: str, sink: Sink) -> Run:
+                kernel.die()
+                return submit(code, sink)
+
+            kernel.submit = die_first  # type: ignore[method-assign]
+        cell = await ended(session.submit("b = 2", 0.0))
+        assert cell.status is Status.OK
+        assert cell.error is None
+        assert source.kernels[-1].variables == {"b": "2"}
+        assert cell.meta("s", omitted=0, outputs=[])["lost"] == ["a"]
+        (notice,) = session.ledger.pending
+        assert "exited with code 7" in notice.text
+
+
+async def test_a_cell_is_tried_twice_and_no_more(tmp_path: Path) -> None:
+    source = FakeSource()
+    source.mortal = 5
+    manager = new_manager(tmp_path, source, FakeClock())
+    async with manager.running():
+        session = await manager.create(Caller())
+        cell = await ended(session.submit("a = 1", 0.0))
+        assert "Run it again" in str(cell.error)
+        assert source.mortal == 3
+        assert session.ledger.pending == ()
+
+
+async def test_a_reset_that_cannot_start_a_kernel_keeps_the_old_one(tmp_path: Path) -> None:
+    source = FakeSource()
+    manager = new_manager(tmp_path, source, FakeClock())
+    async with manager.running():
+        session = await manager.create(Caller())
+        session.workspace.write_file("kept.txt", "x")
+        await ended(session.submit("a = 1", 0.0))
+        source.refuse = "beside"
+        with pytest.raises(LaunchError, match="variables are as they were"):
+            await session.reset(packages=True, files=True)
+        assert (session.ledger.pending, source.living) == ((), 1)
+        assert source.kernels[-1].variables == {"a": "1"}
+        assert session.workspace.list_files().entries
+        source.refuse = ""
+        notice = await session.reset(packages=True, files=True)
+        assert notice is not None
+        assert session.ledger.pending == (notice,)
+        assert (source.living, source.kernels[-1].variables) == (1, {})
+        assert not session.workspace.list_files().entries
+
+
+async def test_a_reset_that_was_cancelled_early_has_cost_nothing(tmp_path: Path) -> None:
+    source = SlowSource()
+    source.go.set()
+    manager = new_manager(tmp_path, source, FakeClock())
+    async with manager.running():
+        session = await manager.create(Caller())
+        await ended(session.submit("a = 1", 0.0))
+        source.go = anyio.Event()
+        running = session.submit("wait", 0.0)
+        with anyio.move_on_after(0.05):
+            await session.reset(packages=False, files=False)
+        assert running.outcome is None
+        assert source.living == 1
+        assert session.ledger.pending == ()
+        await session.interrupt()
+        assert source.kernels[-1].variables == {"a": "1"}

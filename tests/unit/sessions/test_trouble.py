@@ -21,7 +21,7 @@ from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.settings import Limits
-from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, new_manager
+from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup
@@ -206,13 +206,17 @@ async def test_a_workspace_that_was_removed_is_told_and_made_again_by_reset(tmp_
     async with manager.running():
         session = await with_data(manager)
         remove_tree(tmp_path / "w")
-        told, silent = [await ended(session.submit("b = 2", 0.0)) for _ in range(2)]
+        told = await ended(session.submit("b = 2", 0.0))
+        deliver(session, told)
+        silent = await ended(session.submit("b = 2", 0.0))
+        deliver(session, silent)
         assert "removed from outside" in " ".join(told.notices)
         assert "reset" in " ".join(told.notices)
         assert silent.notices == []
         await session.reset(packages=True, files=True)
         assert session.workspace.root.is_dir()
         again = await ended(session.submit("b = 2", 0.0))
+        deliver(session, again)
         assert "new, empty one" in " ".join(again.notices)
         assert (await manager.create(Caller())).workspace.root.is_dir()
 
@@ -227,5 +231,6 @@ async def test_a_folder_that_was_removed_before_there_is_a_kernel_is_made_again(
             remove_tree(tmp_path / place)
         cell = await ended(session.submit("a = 1", 0.0))
         assert cell.status is Status.OK
+        deliver(session, cell)
         assert "new, empty one" in cell.notices[0]
         assert session.workspace.root.is_dir()

@@ -1,0 +1,171 @@
+"""What answers say besides what was asked for: the server's notices, told from all other text.
+
+A notice is a content block of its own, and nothing else in an answer can look like one. The answer
+of every tool carries what its session has to tell and no delivered answer has told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar, cast
+
+from mcp_types import CallToolResult, ContentBlock, ResourceLink, TextContent
+from pydantic import BaseModel
+
+from kernel_mcp.delivery import Receipt, RequestId
+from kernel_mcp.errors import KernelMcpError, SessionGone
+from kernel_mcp.output.notice import guarded, notice
+from kernel_mcp.sessions.ledger import Loss, Notice
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.reply import Reply
+from kernel_mcp.sessions.session import Session
+
+CELL_KEY = "kernel-mcp/cell"
+LOST_KEY = "kernel-mcp/lost"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Post(Protocol):
+    """A transport's word on which answers have been delivered."""
+
+    def expect(self, request: RequestId | None) -> Receipt:
+        """The receipt of the answer to a request that has come in."""
+
+
+class Sessions(Protocol):
+    """Finds the session that a call is about."""
+
+    def find(self, caller: Caller, handle: str) -> Session | None:
+        """The session, or None where there is none."""
+
+
+class NoticeContent(TextContent):
+    """A block that the server speaks in."""
+
+
+def said(text: str) -> NoticeContent:
+    """A notice as a content block."""
+    return NoticeContent(text=notice(text))
+
+
+def say(text: str) -> CallToolResult:
+    """A result that is one notice."""
+    return CallToolResult(content=[said(text)])
+
+
+class Teller:
+    """Finishes the answers of tools; `post` says which of them have been delivered."""
+
+    def __init__(self, sessions: Sessions, post: Post) -> None:
+        self._sessions = sessions
+        self._post = post
+
+    def caller(self, request: RequestId | None) -> Caller:
+        """Who calls: on stdio one process is one client."""
+        return Caller(reply=Reply(self._post.expect(request)))
+
+    def finish(self, caller: Caller, handle: str, result: BaseModel) -> BaseModel:
+        """`result` with what the session has to tell, and everything else guarded."""
+        session = self._sessions.find(caller, handle)
+        pending: tuple[Notice, ...] = ()
+        if session is not None:
+            pending = tuple(n for n in session.ledger.pending if not caller.reply.carries(n))
+            caller.reply.carry(session.ledger, pending)
+        if isinstance(result, CallToolResult):
+            result = _guarded_result(result)
+        else:
+            result = _guarded_model(result)
+        return _with(result, session, pending) if session is not None and pending else result
+
+    def refusal(self, caller: Caller, handle: str, error: KernelMcpError) -> BaseModel:
+        """The answer that an error is."""
+        result = CallToolResult(content=[TextContent(text=str(error))], is_error=True)
+        if isinstance(error, SessionGone):
+            loss = Loss("the session has ended", error.lost, error.more)
+            result.meta = {LOST_KEY: _lost(handle, [loss])}
+        return self.finish(caller, handle, result)
+
+
+def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[ContentBlock]:
+    """`content` with notices behind what is shown, before links to more of it."""
+    place = next((i for i, block in enumerate(content) if isinstance(block, ResourceLink)), None)
+    place = len(content) if place is None else place
+    return [*content[:place], *map(said, texts), *content[place:]]
+
+
+def _with(result: BaseModel, session: Session, pending: Sequence[Notice]) -> CallToolResult:
+    texts = [each.text for each in pending]
+    losses = [each.loss for each in pending if each.loss is not None]
+    if not isinstance(result, CallToolResult):
+        if "notices" in type(result).model_fields:
+            result = result.model_copy(update={"notices": [notice(text) for text in texts]})
+        result = CallToolResult(
+            content=[TextContent(text=result.model_dump_json(indent=2))],
+            structured_content=result.model_dump(mode="json"),
+        )
+    meta = dict(result.meta or {})
+    if losses and CELL_KEY in meta:
+        meta[CELL_KEY] = _marked(cast(dict[str, Any], meta[CELL_KEY]), losses)
+    elif losses:
+        meta[LOST_KEY] = _lost(session.handle, losses)
+    content = with_notices(result.content, texts)
+    return result.model_copy(update={"content": content, "meta": meta or None})
+
+
+def _lost(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:
+    return {
+        "session": handle,
+        "lost": _names(losses),
+        "lost_omitted": sum(loss.more for loss in losses),
+        "cause": losses[0].cause,
+    }
+
+
+def _marked(cell: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
+    """The outcome of a cell with losses that came after it began."""
+    return {
+        **cell,
+        "state_kept": False,
+        "lost": list(dict.fromkeys([*cell["lost"], *_names(losses)])),
+        "lost_omitted": cell["lost_omitted"] + sum(loss.more for loss in losses),
+        "cause": cell["cause"] or losses[0].cause,
+    }
+
+
+def _names(losses: Sequence[Loss]) -> list[str]:
+    return list(dict.fromkeys(guarded(name) for loss in losses for name in loss.names))
+
+
+def _guarded_result(result: CallToolResult) -> CallToolResult:
+    content = [_guarded_block(block) for block in result.content]
+    structured = result.structured_content
+    if structured is not None:
+        structured = _guarded_value(structured)
+    return result.model_copy(update={"content": content, "structured_content": structured})
+
+
+def _guarded_block(block: ContentBlock) -> ContentBlock:
+    if isinstance(block, TextContent) and not isinstance(block, NoticeContent):
+        text = guarded(block.text)
+        return block if text is block.text else block.model_copy(update={"text": text})
+    if isinstance(block, ResourceLink):
+        return block.model_copy(update={"name": guarded(block.name)})
+    return block
+
+
+def _guarded_model(model: M) -> M:
+    text = model.model_dump_json()
+    if guarded(text) is text:
+        return model
+    return type(model).model_validate(_guarded_value(model.model_dump()))
+
+
+def _guarded_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return guarded(value)
+    if isinstance(value, dict):
+        return {key: _guarded_value(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_guarded_value(each) for each in value]
+    return value

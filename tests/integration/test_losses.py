@@ -1,0 +1,203 @@
+"""No variable is lost without word of it, whatever ends a kernel and whatever is asked next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.integration.agent import ERAS, Agent, Answer, agent
+
+pytestmark = [pytest.mark.anyio]
+
+PREFIX = "[kernel-mcp] "
+DIES_LATER = (
+    "x = 1; y = 2; open('kept.txt', 'w').write('z')\n"
+    "import os, threading; threading.Timer(0.3, lambda: os._exit(7)).start()"
+)
+STUBBORN = "sum(range(10**11))"
+TOOLS: dict[str, dict[str, Any]] = {
+    "execute": {"code": "1 + 1"},
+    "wait": {},
+    "interrupt": {},
+    "list_variables": {},
+    "list_sessions": {},
+    "check_syntax": {"code": "x"},
+    "reset": {},
+    "info": {},
+    "list_files": {},
+    "read_file": {"path": "kept.txt"},
+    "read_file of nothing": {"path": "nothing.txt"},
+    "write_file": {"path": "new.txt", "content": "y"},
+    "list_packages": {},
+    "install": {"packages": ["nothing-of-this-name"]},
+    "export_notebook": {},
+    "execute of nothing": {"code": ""},
+}
+
+
+def notices(answer: Answer) -> list[str]:
+    """What the server says of itself: blocks of text, and the field of structured results."""
+    texts = [block.text for block in answer.result.content if block.type == "text"]
+    return [text for text in texts if text.startswith(PREFIX)]
+
+
+def losses(answer: Answer) -> list[str]:
+    """The notices that tell of lost variables."""
+    return [text for text in notices(answer) if "lost" in text]
+
+
+def lost(answer: Answer) -> list[str]:
+    """The names that the machine-readable part of an answer calls lost."""
+    meta = answer.result.meta or {}
+    found = meta.get("kernel-mcp/cell") or meta.get("kernel-mcp/lost") or {"lost": []}
+    return list(found["lost"])
+
+
+async def use(notebook: Agent, tool: str, session: str) -> Answer:
+    name = tool.split()[0]
+    if name == "list_sessions":
+        return await notebook.call(name)
+    return await notebook.call(name, **TOOLS[tool], session=session)
+
+
+async def handed_in(notebook: Agent, queued: int) -> None:
+    """Return when so many cells wait behind the one that runs."""
+    with anyio.fail_after(60):
+        while (await notebook.call("list_sessions")).data["sessions"][0]["queued"] < queued:
+            await anyio.sleep(0.01)
+
+
+async def kills(audit: Path, count: int) -> None:
+    """Return when the server has noticed that so many kernels ended."""
+    with anyio.fail_after(60):
+        while audit.read_text().count('"event": "kill"') < count:
+            await anyio.sleep(0.05)
+
+
+async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    async with agent("--allow", "*", "--max-sessions", "20", "--audit-log", str(audit)) as notebook:
+        sessions = {}
+        for tool in TOOLS:
+            sessions[tool] = (await notebook.call("create_session")).data["session"]
+            await notebook.run(DIES_LATER, session=sessions[tool])
+        await kills(audit, len(TOOLS))
+        sessions["list_sessions"], others = "", sessions
+        for tool, session in others.items():
+            if tool == "list_sessions":
+                continue
+            answer = await use(notebook, tool, session)
+            (notice,) = losses(answer)
+            assert "code 7" in notice, tool
+            assert lost(answer) == ["x", "y", "os", "threading"], tool
+            if answer.result.structured_content is not None:
+                assert answer.data["notices"] == [notice], tool
+            answer = await use(notebook, tool, session)
+            repeated = tool == "list_variables"
+            assert ("code 7" in json.dumps(answer.data)) is repeated if repeated else True
+            assert losses(answer) == [], tool
+        first = await notebook.call("list_sessions")
+        assert json.dumps(first.data).count("code 7") == 1
+        assert "code 7" not in json.dumps((await notebook.call("list_sessions")).data)
+
+
+async def test_a_loss_told_by_another_tool_still_marks_the_next_cell(tmp_path: Path) -> None:
+    audit = tmp_path / "audit.jsonl"
+    async with agent("--allow", "*", "--audit-log", str(audit)) as notebook:
+        await notebook.run(DIES_LATER)
+        await kills(audit, 1)
+        assert losses(await notebook.call("list_files"))
+        answer = await notebook.run("'x' in globals()")
+        assert answer.cell["state_kept"] is False
+        assert answer.cell["lost"] == ["x", "y", "os", "threading"]
+        answer = await notebook.run("1")
+        assert (answer.cell["state_kept"], answer.cell["lost"]) == (True, [])
+        assert notices(answer) == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_a_cancelled_answer_told_is_told_again(era: str) -> None:
+    async with agent("--grace", "0.5", "--allow", "*", era=era) as notebook:
+        await notebook.run("x = 1")
+        with anyio.move_on_after(0.5):
+            await notebook.run(STUBBORN)
+        with anyio.move_on_after(1.5):  # begins on the fresh kernel and is given up as well
+            await notebook.run("import time; time.sleep(60)")
+        answer = await notebook.call("list_variables")
+        assert len(losses(answer)) == 1
+        assert lost(answer) == ["x"]
+        answer = await notebook.run("1 + 1")
+        assert "2" in answer.text
+
+
+async def test_a_killer_that_nobody_waits_for_is_told_by_what_comes_next() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.run("x = 1")
+        killer = await notebook.run("import os; os._exit(3)", wait=0)
+        behind = await notebook.run("'x' in globals()")
+        assert killer.status in ("queued", "running")
+        assert (behind.cell["state_kept"], behind.cell["lost"]) == (False, ["x"])
+        assert "code 3" in "".join(losses(behind))
+        assert (await notebook.call("wait")).status == "killed"
+
+
+async def test_every_cell_that_waited_behind_a_killer_says_so() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.run("x = 1")
+        answers: dict[int, Answer] = {}
+
+        async def run(place: int, code: str) -> None:
+            answers[place] = await notebook.run(code)
+
+        async with anyio.create_task_group() as tasks:
+            killer = (
+                "import os, pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)"
+            )
+            codes = [f"{killer}\nos._exit(3)", "a = 2", "'x' in globals()"]
+            for place, code in enumerate(codes):
+                tasks.start_soon(run, place, code)
+                await handed_in(notebook, place)
+            await notebook.call("write_file", path="go", content="")
+        assert [answers[i].status for i in range(3)] == ["killed", "ok", "ok"]
+        assert all(answers[i].cell["lost"] == ["x"] for i in range(3))
+        assert all("x" in losses(answers[i])[0] for i in range(3))
+        assert not (await notebook.run("a")).cell["lost"]
+
+
+async def test_the_names_of_what_was_lost_follow_the_code() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.run("a, b, _c = 1, 2, 3")
+        await notebook.run("del a; d = 4\ndef f(): ...")
+        await notebook.run("1/0")
+        await notebook.run("globals().update({f'n{i}': i for i in range(600)})")
+        answer = await notebook.run("import os; os._exit(3)")
+        assert answer.cell["lost"][:4] == ["b", "d", "f", "n0"]
+        assert len(answer.cell["lost"]) == 500
+        assert answer.cell["lost_omitted"] == 103
+        assert "Lost: b, d, f, n0" in answer.text
+        assert "more" in answer.text
+
+
+async def test_a_cell_that_meets_the_death_of_its_kernel_runs_or_says_what_happened() -> None:
+    async with agent("--allow", "*", "--warm", "0") as notebook:
+        for name in "abcdef":
+            await notebook.run(
+                "import os, pathlib, threading, time\n"
+                f"x = 1; go = pathlib.Path('{name}')\n"
+                "def die():\n"
+                "    while not go.exists(): time.sleep(0.0005)\n"
+                "    os._exit(7)\n"
+                "threading.Thread(target=die, daemon=True).start()"
+            )
+            await notebook.call("write_file", path=name, content="")
+            answer = await notebook.call("execute", code="'x' in globals()")
+            assert not answer.failed, answer.text
+            if answer.text == "True":  # it was quicker
+                answer = await notebook.run("import time; time.sleep(60)")
+            assert "code 7" in answer.text
+            assert "x" in answer.cell["lost"]
+            assert answer.status == "killed" or "False" in answer.text
