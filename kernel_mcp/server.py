@@ -52,6 +52,7 @@ from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.scripts import ScriptReader
+from kernel_mcp.sessions.spares import spare_folder, sweep_spares
 from kernel_mcp.settings import Settings
 from kernel_mcp.stdio import stdio_streams
 
@@ -133,13 +134,14 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             demands=lambda: [session.demand for session in manager.sessions],
         )
         spares = _spares(settings, sandbox, run.path)
+        waiting = folders.workspaces
+        if folders.keep and spares:
+            waiting = stack.enter_context(spare_folder(waiting))
+        elif folders.keep:
+            sweep_spares(waiting)
         capacity = _capacity(settings)
         pool = WarmPool(
-            factory,
-            size=spares,
-            folder=folders.workspaces,
-            layers=folders.layers,
-            capacity=capacity,
+            factory, size=spares, folder=waiting, layers=folders.layers, capacity=capacity
         )
         stack.push_async_callback(pool.aclose)
         manager = SessionManager(

@@ -154,8 +154,10 @@ class TemplateLauncher:
 
     async def aclose(self) -> None:
         """End all templates with the kernels they still have, then close the cold launcher."""
-        for supervisor in (*self._supervisors.values(), *self._retired):
-            await supervisor.aclose()
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for supervisor in (*self._supervisors.values(), *self._retired):
+                    tasks.start_soon(supervisor.aclose)
         await self._cold.aclose()
 
     def _retire(self, environment: KernelEnvironment) -> None:

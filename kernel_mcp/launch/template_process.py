@@ -22,8 +22,8 @@ from kernel_specs.template import packets
 
 ANSWER_S = 10.0
 """A fork takes some 10 ms; on a machine that is so busy a cold start would not be faster."""
-END_S = 2.0
-"""How long a template that was told to end may take."""
+END_S = 0.5
+"""How long a template that was told to end, or a kernel that nobody wants, may take."""
 
 
 class TemplateError(LaunchError):
@@ -160,12 +160,15 @@ class TemplateProcess:
         return answer.fork
 
     async def _answer(self, answer: _Answer) -> None:
-        """Wait for an answer; a cancelled request waits too, so that its kernel can be ended."""
+        """Wait for an answer; a cancelled request waits a little, to see its kernel end.
+
+        A kernel that comes later is ended by `_on_message`.
+        """
         try:
             with anyio.move_on_after(ANSWER_S):
                 await answer.given.wait()
         except BaseException:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(ANSWER_S):
+            with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
                 await answer.given.wait()
                 if answer.fork is not None:
                     await self._discard(answer.fork)

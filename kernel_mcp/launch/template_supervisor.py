@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import anyio
+
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template_outer import Shared, outer_command, start_message
@@ -97,8 +99,10 @@ class TemplateSupervisor:
     async def aclose(self) -> None:
         """End all templates with the kernels they still have."""
         self.retire()
-        for template in list(self._all):
-            await template.aclose()
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for template in list(self._all):
+                    tasks.start_soon(template.aclose)
 
     def _start(self) -> None:
         self._failures = 0

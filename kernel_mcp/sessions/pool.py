@@ -27,6 +27,7 @@ from kernel_mcp.launch.trees import give_tree, make_private, remove_tree
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.demand import Demand, KernelSource
+from kernel_mcp.sessions.spares import NAME_BYTES
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -49,8 +50,8 @@ class _Spare:
 class WarmPool:
     """A `KernelSource` in front of another that keeps `size` spares.
 
-    Spares are made below `folder` and `layers`, where the workspaces and package layers of sessions
-    are too.
+    Spares are made below `folder` and `layers`, on the file systems of the workspaces and package
+    layers of sessions.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class WarmPool:
         return await self._source.start(demand, tell)
 
     async def _make(self) -> _Spare:
-        name = secrets.token_hex(8)
+        name = secrets.token_hex(NAME_BYTES)
         workspace, layer = self._folder / name, self._layers / name
         make_private(workspace)
         Layer(layer).make()
@@ -132,7 +133,10 @@ class WarmPool:
 
     async def _hand_over(self, spare: _Spare, demand: Demand) -> bool:
         """Put a spare's folders in the place of the session's; whether it can be used."""
-        if spare.kernel.exit is not None or not self._hand_over_layer(spare, demand.layer):
+        handle = spare.kernel.handle
+        if handle.exit is not None or handle.stopped:
+            return False
+        if not self._hand_over_layer(spare, demand.layer):
             return False
         await self._hand_over_workspace(spare, demand.workspace)
         return True

@@ -18,8 +18,8 @@ template proper loads the restricted kernel. No user code ever runs here.
 
 Processes, outermost first, `=` where a new pid namespace begins:
 
-    bwrap ── enter (root servers only) = keeper ─┬─ forker ── kernel (in the init's namespaces)
-                                                 └─ init = (what the kernel leaves behind)
+    bwrap = enter ── enter (both for root servers only) = keeper ─┬─ forker ── kernel (joins init's)
+                                                                  └─ init = (its orphans)
 
 The init is a small process, so that the sandbox is built while the forker copies its page tables,
 and as PID 1 of the kernel's namespaces it takes everything with it when it is killed.

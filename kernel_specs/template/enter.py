@@ -2,7 +2,8 @@
 
 A root server's template gives up being root first: it enters a user namespace whose root is an
 ordinary user of the host and which knows the user ids of kernels, but not the host's root. What
-packages do while they are imported is then done by nobody in particular.
+packages do while they are imported is then done by nobody in particular. What remains root outside
+has no right, and is out of sight of what is inside.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = int(argv[0])
     if argv[1:]:
+        below = os.fork()
+        if below:
+            os.close(control)
+            return _outlive(below)
         linux.mount("proc", "/proc", "proc", _HIDDEN)
         first = _enter([tuple(map(int, row.split(":"))) for row in argv[1].split(",")])
         if first:
@@ -100,7 +105,11 @@ def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, .
 
 
 def _outlive(first: int) -> int:
-    """Wait for the keeper without any right; the death of bubblewrap ends both."""
+    """Wait for a child without any right; it dies with this process, and this one with its parent.
+
+    The first of two such processes is PID 1, whose end takes everything along, also what is
+    stopped. It stays the user that bubblewrap is, which could not end any other with its own death.
+    """
     linux.set_name("kernel-outer")
     linux.clear_capabilities()
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -155,6 +155,34 @@ def test_no_process_is_left(server: RawServer, way: str, busy: bool) -> None:
         assert [path for path in server.state.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.parametrize("way", ["stdin closed", "SIGTERM", "SIGKILL"])
+def test_stopped_helpers_end_with_the_server_and_no_spare_stays(tmp_path: Path, way: str) -> None:
+    """Whatever has stopped bubblewrap, the template and the kernels."""
+    workspace = tmp_path / "w"
+    server = RawServer(tmp_path / "s", "--workspace", str(workspace))
+    try:
+        server.execute(2, "x = 1")
+        for number in range(3, 3000):
+            if len(list(workspace.glob(".kernel-mcp-*/*"))) == 3:  # two spares and a lock
+                break
+            server.execute(number, "x")
+        pids = server.descendants()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        WAYS[way](server)
+        code = server.process.wait(timeout=GONE_S)
+        assert ends(pids) == []
+    finally:
+        server.close()
+    if way == "SIGKILL":
+        assert len(list(workspace.iterdir())) == 2
+    else:
+        assert code in (0, -signal.SIGALRM)  # on a busy machine the time limit ends it
+    RawServer(tmp_path / "s", "--workspace", str(workspace), "--warm", "0").close()
+    assert [path.name.partition("-")[0] for path in workspace.iterdir()] == ["s"]
+
+
 @pytest.mark.parametrize("asking", [False, True], ids=["idle", "busy"])
 def test_a_client_that_stops_listening_ends_the_server(tmp_path: Path, asking: bool) -> None:
     with (tmp_path / "log").open("w+b") as log:

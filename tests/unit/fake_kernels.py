@@ -36,6 +36,7 @@ class FakeKernel:
         self.variables: dict[str, str] = {}
         self.exit: ExitStatus | None = None
         self.closed = False
+        self.stopped = False
         self.handle = self
         self.names = KnownNames()
         self.limits = KernelLimits(

@@ -119,6 +119,15 @@ async def test_a_spare_that_has_died_is_passed_over_and_its_folder_removed(tmp_p
         assert source.kernels[0].closed
 
 
+async def test_a_spare_that_was_stopped_is_passed_over(tmp_path: Path) -> None:
+    source = FakeSource()
+    async with filled(tmp_path, source) as pool:
+        source.kernels[0].stopped = True
+        kernel: object = await pool.start(demand(tmp_path), tell)
+        assert kernel is source.kernels[1]
+        assert source.kernels[0].closed
+
+
 async def test_a_session_with_wishes_of_its_own_gets_a_kernel_of_its_own(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
