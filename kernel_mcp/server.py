@@ -48,6 +48,7 @@ from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
+from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.reaper import Reaper
@@ -253,9 +254,23 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
             tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
             tasks.start_soon(_warm_up, built, greeted)
+            tasks.start_soon(_stay_within_bounds, built)
             lowlevel = mcp._lowlevel_server
             await lowlevel.run(read, write, lowlevel.create_initialization_options())
             tasks.cancel_scope.cancel()
+
+
+async def _stay_within_bounds(built: Parts) -> None:
+    """Keep what the server itself holds for its sessions bounded."""
+    memory = OwnMemory()
+    try:
+        await ServerBounds(
+            lambda: built.manager.sessions,
+            memory=memory,
+            most_memory=memory_bound(built.settings.max_sessions),
+        ).run()
+    finally:
+        memory.close()
 
 
 async def _warm_up(built: Parts, greeted: anyio.Event) -> None:

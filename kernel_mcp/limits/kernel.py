@@ -164,6 +164,11 @@ class KernelLimits:
             self._cause = f"out of memory ({reason})"
             self.kill()
 
+    def give_up(self, cause: str) -> None:
+        """End the kernel because of what it costs the server."""
+        self._cause = cause
+        self.kill()
+
     def rank(self) -> None:
         """Let short cells of other kernels go before one that has been computing for a while."""
         if self.awake:

@@ -88,6 +88,20 @@ class CellQueue:
             self.current.stop(reason)
             self.current.told = True
 
+    def file_away(self) -> list[int]:
+        """Move ended cells to disk; the numbers of those whose end no answer has told of."""
+        ended = [cell for cell in self.cells.untold if cell.finished.is_set()]
+        for cell in ended:
+            cell.told = True
+        self.cells.settle()
+        return [cell.number for cell in ended]
+
+    def refuse(self, cause: str) -> list[int]:
+        """End every cell that waits, because of `cause`, and move them to disk; their numbers."""
+        while self._waiting:
+            self._drop(self._waiting[0], f"it was not run: {cause}")
+        return self.file_away()
+
     def _drop(self, cell: Cell, cause: str) -> Cell:
         """End a cell that waits."""
         self._waiting.remove(cell)

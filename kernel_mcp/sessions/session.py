@@ -29,6 +29,7 @@ from kernel_mcp.sessions.ledger import Ledger, Loss, Notice
 from kernel_mcp.sessions.narration import Report, narrate
 from kernel_mcp.sessions.queue import CellQueue
 from kernel_mcp.sessions.runner import CellRunner
+from kernel_mcp.sessions.sizes import size_of
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -155,6 +156,35 @@ class Session:
     def kernel(self) -> Kernel | None:
         """The live kernel, if one has been started."""
         return self._keeper.kernel
+
+    @property
+    def held(self) -> int:
+        """Bytes of the server's memory that its cells and the messages of its kernel take."""
+        return size_of(self._queue, self.kernel)
+
+    def relieve(self, cause: str) -> str:
+        """Let go of what the server holds for it, as little as will do; what was done, in words.
+
+        Cells that have ended go to disk first. Then those that wait are ended with `cause`, then
+        the kernel is. The next answer tells of it.
+        """
+        enough = self.held // 2
+        done, refused = "had its ended cells moved to disk", list[int]()
+        filed = self._queue.file_away()
+        if self.held > enough:
+            refused = self._queue.refuse(cause)
+            done = f"had {len(refused)} waiting cells ended"
+        if self.held > enough and self.kernel is not None:
+            self.kernel.handle.limits.give_up(cause)
+            done = "lost its kernel"
+        if filed:
+            where = f"kernel://{self.handle}/cells/N"
+            self.ledger.add(
+                f"{_cells(filed)} ended meanwhile: what they put out can be read as {where}"
+            )
+        if refused:
+            self.ledger.add(f"{_cells(refused)} were not run: {cause}")
+        return done
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Run queued cells until the session is closed; ends the kernel on the way out."""
@@ -381,3 +411,8 @@ class Session:
 async def _shielded(work: Callable[[], None]) -> None:
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(work)
+
+
+def _cells(numbers: list[int]) -> str:
+    """Cells that followed each other, by number."""
+    return f"Cells {min(numbers)} to {max(numbers)} ({len(numbers)})"

@@ -1,0 +1,149 @@
+"""What the server itself may hold: memory, and records on disk, of all sessions together.
+
+Where that is exceeded, the session that holds most gives way, and no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterable
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.limits.words import amount
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.settings import GIB, MIB
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+RELIEF_S = 10.0
+"""A pause after a look that found memory beyond the bound and nobody who holds much of it."""
+OWN_BYTES = 256 * MIB
+SESSION_BYTES = 48 * MIB
+"""What the server needs: for itself some 80 MiB, and as much again for what it is asked; for each
+session that runs a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
+GUILTY_BYTES = 16 * MIB
+"""Who holds less than this is not made to give way."""
+RECORD_BYTES = 2 * GIB
+"""Cells and outputs on disk of all sessions: as much as the variables of those that sleep."""
+
+
+class OwnMemory:
+    """The private memory of this process in bytes, read without opening anything."""
+
+    def __init__(self) -> None:
+        self._fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._page = os.sysconf("SC_PAGE_SIZE")
+
+    def __call__(self) -> int:
+        """Raises OSError."""
+        _, resident, shared, *_ = map(int, os.pread(self._fd, 256, 0).split())
+        return (resident - shared) * self._page
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class ServerBounds:
+    """Keeps the server within its memory and its records, while `run` is running."""
+
+    def __init__(
+        self,
+        sessions: Callable[[], Iterable[Session]],
+        *,
+        memory: Callable[[], int],
+        most_memory: int,
+        most_records: int = RECORD_BYTES,
+    ) -> None:
+        """`memory` tells how much the server holds now, all in bytes."""
+        self._sessions = sessions
+        self._memory = memory
+        self._most_memory = most_memory
+        self._most_records = most_records
+        self._told = False
+
+    async def run(self) -> None:
+        """Look for ever; has to be run as a task."""
+        while True:
+            await anyio.sleep(PAUSE_S)
+            with Barrier("comparing the records of sessions with their bound"):
+                self.check_records()
+            relieved = True
+            with Barrier("comparing the server's memory with its bound"):
+                relieved = self.check_memory()
+            if not relieved:
+                await anyio.sleep(RELIEF_S)
+
+    def check_memory(self) -> bool:
+        """Have the session that holds most let go of it, if the server holds too much.
+
+        False when there is too much and no session that holds a notable part of it.
+        """
+        if self._memory() <= self._most_memory:
+            self._told = False
+            return True
+        _trim()
+        if (held := self._memory()) <= self._most_memory:
+            return True
+        parts = {session: session.held for session in self._sessions()}
+        guilty = max(parts, key=lambda session: parts[session], default=None)
+        if guilty is None or parts[guilty] < GUILTY_BYTES:
+            if not self._told:
+                logger.error(
+                    "the server holds %s of memory, which is more than %s, and no session much of "
+                    "it: nothing was ended", amount(held), amount(self._most_memory),
+                )  # fmt: skip
+            self._told = True
+            return False
+        part = amount(parts[guilty])
+        done = guilty.relieve(
+            f"the server's memory ran short (it holds {amount(held)}, limit "
+            f"{amount(self._most_memory)}), and this session held most of it: {part} of outputs "
+            "and code"
+        )
+        logger.warning(
+            "the server held %s of memory, limit %s: session %s, which held %s, %s",
+            amount(held), amount(self._most_memory), guilty.handle, part, done,
+        )  # fmt: skip
+        _trim()
+        return True
+
+    def check_records(self) -> None:
+        """Have the sessions with the largest records remove their oldest outputs."""
+        sizes = {session: session.cells.disk_bytes for session in self._sessions()}
+        if sum(sizes.values()) <= self._most_records:
+            return
+        level = _level(sizes.values(), self._most_records)
+        for session in (session for session, size in sizes.items() if size > level):
+            logger.info("the oldest outputs of session %s make room for others", session.handle)
+            session.cells.make_room(level, before=len(session.cells) + 1)
+
+
+def memory_bound(sessions: int) -> int:
+    """Bytes of memory for a server with so many sessions that may run at once."""
+    return OWN_BYTES + sessions * SESSION_BYTES
+
+
+def _level(sizes: Iterable[int], most: int) -> int:
+    """What each may have at most so that all have `most` together, and who has less keeps it."""
+    ascending = sorted(sizes)
+    for place, size in enumerate(ascending):
+        fair = most // (len(ascending) - place)
+        if size > fair:
+            return fair
+        most -= size
+    return most
+
+
+def _trim() -> None:
+    """Give back to the system what is in use no more."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)

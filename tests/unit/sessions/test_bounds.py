@@ -1,0 +1,140 @@
+"""Who gives way when the server holds too much."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from kernel_mcp.output.events import Stream
+from kernel_mcp.sessions import bounds
+from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds
+from kernel_mcp.sessions.cell import Outcome, Status
+from kernel_mcp.sessions.queue import CellQueue
+from kernel_mcp.sessions.sizes import size_of
+from kernel_mcp.settings import KIB, MIB
+from tests.integration.memory import status_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kernel_mcp.sessions.session import Session
+
+
+@dataclass(eq=False)
+class Holder:
+    """A session that holds so much of the memory that `Server` counts, and records on disk."""
+
+    handle: str
+    held: int = 0
+    queue: CellQueue | None = None
+    causes: list[str] = field(default_factory=list)
+
+    @property
+    def cells(self) -> object:
+        assert self.queue is not None
+        return self.queue.cells
+
+    def relieve(self, cause: str) -> str:
+        self.held = 0
+        self.causes.append(cause)
+        return "lost its kernel"
+
+
+class Server:
+    def __init__(self, *holders: Holder, most: int = 100 * MIB, records: int = MIB) -> None:
+        self.holders = holders
+        self.other = 0
+        self.bounds = ServerBounds(
+            lambda: cast("list[Session]", list(self.holders)),
+            memory=lambda: self.other + sum(holder.held for holder in self.holders),
+            most_memory=most,
+            most_records=records,
+        )
+
+
+def test_the_session_that_holds_most_lets_go_and_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server(Holder("s-1", 30 * MIB), Holder("s-2", 60 * MIB), Holder("s-3", 20 * MIB))
+    assert server.bounds.check_memory()
+    assert [holder.held // MIB for holder in server.holders] == [30, 0, 20]
+    [cause] = server.holders[1].causes
+    assert cause == (
+        "the server's memory ran short (it holds 110 MiB, limit 100 MiB), and this session held "
+        "most of it: 60 MiB of outputs and code"
+    )
+    assert "session s-2, which held 60 MiB, lost its kernel" in caplog.text
+    assert server.bounds.check_memory()
+    assert not any(holder.causes for holder in server.holders[::2])
+
+
+def test_memory_that_no_session_holds_costs_no_session_anything(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server(Holder("s-1", 10 * MIB), Holder("s-2", 5 * MIB))
+    server.other = 200 * MIB
+    assert not server.bounds.check_memory()
+    assert not server.bounds.check_memory()
+    assert not any(holder.causes for holder in server.holders)
+    assert len(caplog.messages) == 1
+
+
+def test_records_are_levelled_so_that_small_ones_are_kept(tmp_path: Path) -> None:
+    holders = []
+    for number, size in enumerate((20 * KIB, 600 * KIB, 900 * KIB)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        holders.append(Holder(f"s-{number}", queue=CellQueue(folder, lambda: 0.0)))
+        _print(holders[-1].queue, size)
+    server = Server(*holders, records=700 * KIB)
+    server.bounds.check_records()
+    found = [holder.queue.cells.disk_bytes for holder in holders if holder.queue is not None]
+    assert found[0] >= 20 * KIB
+    assert 200 * KIB < found[1] <= 340 * KIB
+    assert sum(found) <= 700 * KIB
+    large = holders[2].queue
+    assert large is not None
+    assert "removed to make room" in "".join(large.cells[0].log.text())
+    assert "removed to make room" not in "".join(large.cells[-1].log.text())
+
+
+def _print(queue: CellQueue | None, size: int) -> None:
+    """Run cells that print 20 KiB each."""
+    assert queue is not None
+    for _ in range(size // (20 * KIB)):
+        cell = queue.add("print()", 0.0)
+        queue.begin()
+        cell.take(Stream("stdout", "x" * 20 * KIB))
+        cell.finish(Outcome(Status.OK), 0.0)
+        cell.told = True
+        queue.end(cell)
+
+
+def test_the_level_leaves_what_is_below_it() -> None:
+    assert bounds._level([1, 2, 300, 400], 203) == 100
+    assert bounds._level([10, 10, 10], 15) == 5
+    assert bounds._level([1, 1, 5], 6) == 4
+
+
+def test_what_hangs_on_a_session_is_weighed_whatever_it_is_made_of(tmp_path: Path) -> None:
+    queue = CellQueue(tmp_path, lambda: 0.0)
+    empty = size_of(queue, None)
+    assert empty < 100 * KIB
+    cell = queue.add("x = 1 # \U0001f600" + "a" * 100_000, 0.0)
+    assert 400_000 < size_of(queue, None) - empty < 500_000
+    queue.begin()
+    cell.take(Stream("stdout", "y" * 300_000))
+    assert size_of(queue, None) - empty > 650_000
+
+
+def test_own_memory_is_what_linux_counts_as_private() -> None:
+    memory = OwnMemory()
+    before = memory()
+    kept = b"x" * 64 * MIB
+    assert 56 * MIB < memory() - before < 80 * MIB  # Linux counts by the batch
+    memory.close()
+    assert len(kept)
+    assert abs(before + len(kept) - status_bytes(os.getpid(), "RssAnon")) < 8 * MIB
