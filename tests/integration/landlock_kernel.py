@@ -17,8 +17,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
-from kernel_mcp.launch.launched import LaunchedKernel
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.output.events import Event, Stream
@@ -50,7 +49,7 @@ class Cell:
 class Notebook:
     """A kernel and the workspace it runs in."""
 
-    def __init__(self, handle: LaunchedKernel, kernel: Kernel, workspace: Path) -> None:
+    def __init__(self, handle: KernelHandle, kernel: Kernel, workspace: Path) -> None:
         self.handle = handle
         self.kernel = kernel
         self.workspace = workspace
@@ -68,17 +67,22 @@ class Notebook:
 
 @asynccontextmanager
 async def notebook(
-    runs: RunDirectory, *, sandbox: Sandbox | None = None, limits: Limits | None = None
+    runs: RunDirectory,
+    *,
+    sandbox: Sandbox | None = None,
+    limits: Limits | None = None,
+    launcher: Launcher | None = None,
+    folder: Path | None = None,
 ) -> AsyncIterator[Notebook]:
-    """Start a kernel in an empty workspace and end it."""
-    with tempfile.TemporaryDirectory(prefix="kernel-mcp-") as folder:
-        launcher = LocalLauncher(sandbox or LandlockSandbox.detect(), runs)
+    """Start a kernel in an empty workspace, below `folder` if given, and end it."""
+    with tempfile.TemporaryDirectory(prefix="kernel-mcp-", dir=folder) as made:
+        launcher = launcher or LocalLauncher(sandbox or LandlockSandbox.detect(), runs)
         request = KernelRequest(
             session="test",
             environment=ENVIRONMENT,
             policy=POLICY,
             limits=limits or Limits(),
-            workspace=Path(folder),
+            workspace=Path(made),
         )
         handle = await launcher.launch(request)
         kernel = Kernel(handle, environment=ENVIRONMENT, policy=POLICY)
@@ -86,7 +90,7 @@ async def notebook(
             await kernel.ready(CELL_TIMEOUT_S)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(kernel.watch)
-                yield Notebook(handle, kernel, Path(folder))
+                yield Notebook(handle, kernel, Path(made))
                 handle.kill()
         finally:
             await kernel.aclose()

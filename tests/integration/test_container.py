@@ -19,6 +19,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox
 from kernel_mcp.sandbox.engine import LABEL
@@ -27,6 +28,8 @@ from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.selftest import require_boundary, thorough_checks
 from kernel_mcp.settings import MIB, Limits
 from tests.integration import containers
+from tests.integration.kernel_contract import keeps_the_contract
+from tests.integration.landlock_kernel import notebook
 from tests.integration.limited_kernel import LimitedKernel, limited_kernel
 
 pytestmark = [
@@ -243,6 +246,13 @@ async def test_a_kernel_computes_is_interrupted_and_goes_on(sandbox: ContainerSa
         assert (await kernel.run(pool)).text == "[1, 2]\n"
         assert kernel.handle.usage().memory_bytes > 10 * MIB
     assert kernel.handle.exit is not None
+
+
+async def test_the_process_of_a_kernel_keeps_the_contract_of_all(
+    sandbox: ContainerSandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RunDirectory.create() as runs:
+        await keeps_the_contract(lambda: notebook(runs, sandbox=sandbox), caplog)
 
 
 @pytest.mark.parametrize("groups", [True, False])
