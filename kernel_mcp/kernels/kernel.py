@@ -13,6 +13,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Channels
+from kernel_mcp.kernels.ending import Ending
 from kernel_mcp.kernels.names import KnownNames
 from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
 from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, KernelHandle
@@ -21,10 +22,6 @@ from kernel_mcp.policy import Policy
 
 Sink: TypeAlias = Callable[[Event], None]
 
-IDLE_GRACE_S = 2.0
-"""How long after the reply a cell may go without output or its `idle` status, which may be lost."""
-IDLE_MOST_S = 60.0
-"""How long it may go on sending output that came before its reply."""
 DRAIN_S = 0.25
 """How long after a death to wait for the end of what the kernel had sent."""
 
@@ -32,7 +29,8 @@ DRAIN_S = 0.25
 class Run:
     """One execute request in flight; `finished` is set when it ended or the kernel died.
 
-    The first reply stands: the kernel can send any number of them.
+    The first reply stands: the kernel can send any number of them. `unsure` says that the kernel
+    did not tell the end of its output.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -43,6 +41,7 @@ class Run:
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
+        self.unsure = False
         self._idle = False
 
     def on_reply(self, content: dict[str, Any]) -> None:
@@ -92,6 +91,7 @@ class Kernel:
         self.dead = anyio.Event()
         self.names = KnownNames()
         self._run: Run | None = None
+        self._ending: Ending | None = None
         self._stray: Sink | None = None
         self._asked: dict[str, Answer] = {}
         self._closing = False
@@ -151,6 +151,7 @@ class Kernel:
     def _send_cell(self, kind: str, code: str, sink: Sink) -> Run:
         run = Run(sink)
         self._run = run
+        self._ending = None
         self._stray = sink
         run.msg_id = self._channels.send(
             "shell",
@@ -221,6 +222,8 @@ class Kernel:
         if channel != "iopub" and (answer := self._asked.get(message.parent)) is not None:
             answer.message = message
             answer.done.set()
+        if self._ending is not None:
+            self._ending.hear(channel, message)
         if channel == "control":
             return
         run = self._run
@@ -233,30 +236,28 @@ class Kernel:
                 run.on_reply(message.content)
                 if first:
                     self.names.hear(message.content.get("names"))
-                    self._await_idle(run, IDLE_MOST_S)
+                if first and not run.finished.is_set():
+                    self._ending = Ending(run, self._channels)
         elif message.kind == "status":
             if run is not None and mine and message.content.get("execution_state") == "idle":
                 run.on_idle()
         else:
-            event = event_from(message)
-            if isinstance(event, Stream):
-                self._heard += len(event.text)
-            if event is not None and self._stray is not None:
-                (run.sink if run is not None and mine else self._stray)(event)
+            self._take_output(message, run if mine else None)
 
-    def _await_idle(self, run: Run, left_s: float) -> None:
-        """End the cell when its `idle` is lost: some time after the last of its output."""
-        seen = self._channels.received
+    def _take_output(self, message: Message, run: Run | None) -> None:
+        """Hand output to the cell it belongs to, or to the one that runs or ran last.
 
-        def look() -> None:
-            if run.finished.is_set():
-                return
-            if self._channels.received == seen or left_s <= 0:
-                run.finished.set()
-            else:
-                self._await_idle(run, left_s - IDLE_GRACE_S)
-
-        self._channels.call_later(IDLE_GRACE_S, look)
+        That gets what threads and children of earlier cells print late, under the id of their cell,
+        and text without a parent, which comes from file descriptors. Messages that answer requests
+        of others do not get here, see `Wire`.
+        """
+        event = event_from(message)
+        if isinstance(event, Stream):
+            self._heard += len(event.text)
+        elif not message.parent:
+            return
+        if event is not None and self._stray is not None:
+            (run.sink if run is not None else self._stray)(event)
 
     def _on_refused(self, reason: str) -> None:
         if self._stray is not None:

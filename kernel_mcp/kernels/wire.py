@@ -7,8 +7,8 @@ of a message: every field is checked before anything else sees it.
 from __future__ import annotations
 
 import hmac
-import itertools
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ MAX_FRAMES = 2000
 MAX_COUNT = 2**53
 
 
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _decode = json.JSONDecoder(parse_constant=lambda _word: None).decode
 """NaN and its kin, which are no JSON, become null as in Jupyter's front ends."""
 
@@ -65,14 +66,15 @@ class Wire:
 
     def __init__(self, key: str) -> None:
         self._name = secrets.token_hex(16)
-        self._numbers = itertools.count()
+        self._sent = 0
         self._digest = hmac.new(key.encode(), digestmod="sha256")
         self._parent, self._parent_id = b"{}", ""
         """The last parent header, which all messages of a cell have in common."""
 
     def request(self, kind: str, content: dict[str, Any]) -> tuple[str, list[bytes]]:
         """Return the id and the frames of a new request."""
-        msg_id = f"{self._name}_{next(self._numbers)}"
+        msg_id = f"{self._name}_{self._sent}"
+        self._sent += 1
         header = {
             "msg_id": msg_id,
             "msg_type": kind,
@@ -87,7 +89,7 @@ class Wire:
     def decode(self, frames: Sequence[bytes]) -> Message:
         """Check the signature and the shape of one multi-part message.
 
-        Raises WireError.
+        Its parent is a request of this end, or there is none. Raises WireError.
         """
         try:
             start = frames.index(DELIM) + 1
@@ -100,12 +102,27 @@ class Wire:
             raise WireError("bad signature")
         if len(parts[0]) > MAX_HEADER_BYTES or len(parts[1]) > MAX_HEADER_BYTES:
             raise WireError("header or parent is too long")
-        _check_values(parts[3])
         if parts[1] != self._parent:
-            self._parent_id = _text(_json_object(parts[1]), "msg_id", "")
+            self._parent_id = self._request_of(_json_object(parts[1]))
             self._parent = parts[1]
+        _check_values(parts[3])
         kind = _text(_json_object(parts[0]), "msg_type")
         return Message(kind, self._parent_id, _json_object(parts[3]), tuple(buffers))
+
+    def _request_of(self, parent: dict[str, Any]) -> str:
+        """The id of a request that was sent from here, empty for no parent. Raises WireError."""
+        if not parent:
+            return ""
+        msg_id = _text(parent, "msg_id")
+        name, _, number = msg_id.rpartition("_")
+        if (
+            name != self._name
+            or parent.get("session") != self._name
+            or not _NUMBER.fullmatch(number)
+            or int(number) >= self._sent
+        ):
+            raise WireError("it answers no request of this server")
+        return msg_id
 
     def _sign(self, parts: Sequence[bytes]) -> bytes:
         digest = self._digest.copy()

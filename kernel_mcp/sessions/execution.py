@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel_mcp.errors import KernelGone, LaunchError
+from kernel_mcp.kernels.ending import UNSURE
 from kernel_mcp.launch.base import Usage
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 
@@ -53,6 +54,8 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     if reason is not None:
         grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
         killed = await stop(kernel, run, grace_s)
+    if run.unsure:
+        cell.notice(UNSURE)
     if killed or run.status is None:
         return _death(kernel, run, cell, reason, grace_s, cpu_s)
     return _end(kernel, run, cell, reason, cpu_s)

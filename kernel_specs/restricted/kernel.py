@@ -21,6 +21,7 @@ from traitlets import Type
 from kernel_specs.restricted import tracebacks, variables
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console import Console
+from kernel_specs.restricted.cstdio import CStdout
 from kernel_specs.restricted.forgetting import forgetting
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.iopub import IOPub
@@ -72,6 +73,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         self._control_lock = asyncio.Lock()
         self.shell.exit_now = False
         self._pid = os.getpid()
+        self.c_stdout = CStdout()
         self._unanswered: tuple[Any, Any] | None = None
         self._names = variables.Names()
         self.shell_handlers = {
@@ -207,6 +209,8 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
             )
         finally:
             self._restore_input()
+        if os.getpid() == self._pid:
+            self.c_stdout.flush()
         self.console.flush()
         if os.getpid() != self._pid:
             os._exit(0)  # user code forked and fell through: only the parent is the kernel

@@ -220,6 +220,43 @@ def no_idle(peer: Peer, parent: Any) -> None:
 
 
 @mode
+def slow_end(peer: Peer, parent: Any) -> None:
+    """Its reply overtakes all else, which comes once it has been asked whether it still works."""
+    peer.reply("execute_reply", parent, {"status": "ok"})
+    asked = question(peer)
+    peer.text(parent, "slow\n")
+    peer.publish("status", parent, {"execution_state": "idle"})
+    peer.publish("status", asked, {"execution_state": "idle"})
+
+
+@mode
+def no_idle_but_answers(peer: Peer, parent: Any) -> None:
+    peer.reply("execute_reply", parent, {"status": "ok"})
+    asked = question(peer)
+    peer.text(parent, "before\n")
+    peer.publish("status", asked, {"execution_state": "idle"})
+
+
+@mode
+def forge_parents(peer: Peer, parent: Any) -> None:
+    """Output that answers requests of others, and some that answers none."""
+    for forged in (
+        {**parent, "session": "other"}, {**parent, "msg_id": "x"}, {"msg_id": "x", "session": "y"}
+    ):  # fmt: skip
+        peer.text(forged, "forged\n")
+        peer.publish("display_data", forged, {"data": {"text/plain": "forged"}})
+    peer.publish("display_data", {}, {"data": {"text/plain": "forged"}})
+    peer.text({}, "of a file descriptor\n")
+    peer.honest(parent)
+
+
+def question(peer: Peer) -> Any:
+    """The header of the next control request."""
+    parts = peer.control.recv_multipart()
+    return json.loads(parts[parts.index(DELIM) + 2])
+
+
+@mode
 def abort(peer: Peer, parent: Any) -> None:
     peer.end(parent, status="aborted")
 

@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.ending import UNSURE
 from kernel_mcp.sessions.cell import Status
 from tests.escape.hostile_host import court, memory_growth, round_trips, text_of
 from tests.integration.agent import agent
@@ -110,9 +111,26 @@ async def test_a_forged_idle_ends_nothing_and_loses_nothing() -> None:
 
 async def test_a_cell_without_an_idle_ends_with_its_reply() -> None:
     async with court() as bench:
-        cell = await bench.run(await bench.session("no_idle"), timeout_s=30)
+        for mode in ("no_idle", "no_idle_but_answers"):
+            cell = await bench.run(await bench.session(mode), timeout_s=30)
+            assert cell.status is Status.OK
+            assert text_of(cell) == "before\n"
+            assert cell.notices == [UNSURE]
+
+
+async def test_a_reply_that_overtakes_its_output_does_not_end_the_cell() -> None:
+    async with court() as bench:
+        cell = await bench.run(await bench.session("slow_end"), timeout_s=30)
         assert cell.status is Status.OK
-        assert text_of(cell) == "before\n"
+        assert text_of(cell) == "slow\n"
+        assert cell.notices == []
+
+
+async def test_output_that_answers_requests_of_others_belongs_to_no_cell() -> None:
+    async with court() as bench:
+        cell = await bench.run(await bench.session("forge_parents"))
+        assert cell.status is Status.OK
+        assert text_of(cell) == "of a file descriptor\nhonest\n"
 
 
 async def test_a_cell_that_the_kernel_drops_is_not_told_to_have_run() -> None:

@@ -867,3 +867,14 @@ def test_idle_kernel_uses_no_processor_time(kernel: GuestKernel) -> None:
 def _cpu_ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+def test_what_the_c_library_keeps_back_belongs_to_the_cell_that_printed_it(
+    kernel: GuestKernel,
+) -> None:
+    code = "import ctypes; libc = ctypes.CDLL(None); _ = libc.puts(b'from C'); print('from Python')"
+    assert sorted(kernel.run(code).text().split("\n")) == ["", "from C", "from Python"]
+    assert kernel.run("_ = [libc.printf(b'%d\\n', i) for i in range(3000)]").text() == "".join(
+        f"{number}\n" for number in range(3000)
+    )
+    assert kernel.run("pass").text() == ""

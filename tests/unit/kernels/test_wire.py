@@ -45,8 +45,34 @@ def test_a_request_is_read_back_by_the_other_end() -> None:
 
 
 def test_a_message_of_the_right_shape_is_decoded() -> None:
-    message = Wire(KEY).decode(frames({"msg_type": "status"}, {"msg_id": "a"}, {"x": 1}))
-    assert message == Message("status", "a", {"x": 1})
+    wire = Wire(KEY)
+    msg_id, request = wire.request("execute_request", {})
+    parent = json.loads(request[2])
+    assert wire.decode(frames({"msg_type": "status"}, parent, {"x": 1})) == Message(
+        "status", msg_id, {"x": 1}
+    )
+    assert wire.decode(frames({"msg_type": "status"}, {}, {"x": 1})).parent == ""
+
+
+def test_what_answers_no_request_of_this_end_is_refused() -> None:
+    wire = Wire(KEY)
+    msg_id, request = wire.request("execute_request", {})
+    parent = json.loads(request[2])
+    name = parent["session"]
+    for forged in (
+        {**parent, "session": "other"},
+        {"msg_id": msg_id},
+        {"session": name},
+        {"session": "other"},
+        {**parent, "msg_id": f"{name}_1"},
+        {**parent, "msg_id": f"{name}_{'9' * 5000}"},
+        {**parent, "msg_id": f"{name}_\u0660"},
+        {**parent, "msg_id": "other_0"},
+        json.loads(Wire(KEY).request("execute_request", {})[1][2]),
+    ):
+        with pytest.raises(WireError):
+            wire.decode(frames({"msg_type": "stream"}, forged, {"name": "stdout", "text": "x"}))
+    assert wire.decode(frames({"msg_type": "stream"}, parent, {})).parent == msg_id
 
 
 @pytest.mark.parametrize(
