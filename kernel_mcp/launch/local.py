@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Barrier, explained, surely
+from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest
 from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
 from kernel_mcp.launch.inspector import Inspector
@@ -57,7 +58,7 @@ class LocalLauncher:
         try:
             return await self._launch(request, connection)
         except OSError as reason:
-            raise explained(reason, "preparing a kernel's files") from reason
+            raise LaunchError(str(explained(reason, "preparing a kernel's files"))) from reason
 
     async def _launch(
         self, request: KernelRequest, connection: ConnectionInfo | None
