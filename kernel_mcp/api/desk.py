@@ -23,7 +23,7 @@ from kernel_mcp.api.models import (
     Written,
 )
 from kernel_mcp.api.resources import cell_of, cell_uri_number
-from kernel_mcp.api.telling import said, say
+from kernel_mcp.api.telling import LOST_KEY, lost_meta, said, say
 from kernel_mcp.audit import Audit
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.files.paging import page_of
@@ -35,6 +35,7 @@ from kernel_mcp.packages.present import all_versions
 from kernel_mcp.policy import check, own_modules
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.keeper import lost_names
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.narration import Report
 from kernel_mcp.sessions.session import Clock, Session
@@ -142,9 +143,13 @@ class Desk:
         if lost is not None:
             caller.reply.carry(session.ledger, [lost])
         dropped = " The packages that had been installed are gone too." if packages else ""
+        loss = lost.loss if lost is not None else None
+        names = lost_names(loss) if loss is not None else ""
+        place = "is now empty" if files else "is as it was"
         return say(
             f"Session {session.handle} has a fresh kernel: all variables, imports and definitions "
-            f"are gone. The workspace {'is now empty' if files else 'is as it was'}.{dropped}"
+            f"are gone.{names} The workspace {place}.{dropped}",
+            meta={} if loss is None else {LOST_KEY: lost_meta(session.handle, [loss])},
         )
 
     def list_sessions(self, caller: Caller) -> SessionList:
@@ -300,6 +305,8 @@ def _nothing_runs(session: Session) -> str:
     if not session.cells:
         return "Nothing is running: no cell has been executed in this session."
     last = session.cells[-1]
+    if last.outcome is None:
+        return f"Nothing is left to tell: cell {last.number} was cancelled and is being stopped."
     return (
         f"Nothing is running. Cell {last.number} was the last; it ended with {last.status.value}."
     )

@@ -49,9 +49,9 @@ def said(text: str) -> NoticeContent:
     return NoticeContent(text=notice(text))
 
 
-def say(text: str) -> CallToolResult:
+def say(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
     """A result that is one notice."""
-    return CallToolResult(content=[said(text)])
+    return CallToolResult(content=[said(text)], _meta=meta or None)
 
 
 class Teller:
@@ -83,7 +83,7 @@ class Teller:
         result = CallToolResult(content=[TextContent(text=str(error))], is_error=True)
         if isinstance(error, SessionGone):
             loss = Loss("the session has ended", error.lost, error.more)
-            result.meta = {LOST_KEY: _lost(handle, [loss])}
+            result.meta = {LOST_KEY: lost_meta(handle, [loss])}
         return self.finish(caller, handle, result)
 
 
@@ -105,31 +105,33 @@ def _with(result: BaseModel, session: Session, pending: Sequence[Notice]) -> Cal
             structured_content=result.model_dump(mode="json"),
         )
     meta = dict(result.meta or {})
-    if losses and CELL_KEY in meta:
-        meta[CELL_KEY] = _marked(cast(dict[str, Any], meta[CELL_KEY]), losses)
-    elif losses:
-        meta[LOST_KEY] = _lost(session.handle, losses)
+    key = CELL_KEY if CELL_KEY in meta else LOST_KEY
+    if losses:
+        before = cast(dict[str, Any], meta[key]) if key in meta else lost_meta(session.handle, [])
+        meta[key] = _marked(before, losses)
     content = with_notices(result.content, texts)
     return result.model_copy(update={"content": content, "meta": meta or None})
 
 
-def _lost(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:
+def lost_meta(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:
+    """The machine-readable part of an answer that is not about a cell."""
     return {
         "session": handle,
         "lost": _names(losses),
         "lost_omitted": sum(loss.more for loss in losses),
-        "cause": losses[0].cause,
+        "state_kept": not losses,
+        "cause": losses[0].cause if losses else None,
     }
 
 
-def _marked(cell: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
-    """The outcome of a cell with losses that came after it began."""
+def _marked(outcome: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
+    """The outcome of a cell, or what stands for it, with losses that came after it began."""
     return {
-        **cell,
+        **outcome,
         "state_kept": False,
-        "lost": list(dict.fromkeys([*cell["lost"], *_names(losses)])),
-        "lost_omitted": cell["lost_omitted"] + sum(loss.more for loss in losses),
-        "cause": cell["cause"] or losses[0].cause,
+        "lost": list(dict.fromkeys([*outcome["lost"], *_names(losses)])),
+        "lost_omitted": outcome["lost_omitted"] + sum(loss.more for loss in losses),
+        "cause": outcome["cause"] or losses[0].cause,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,88 @@ async def test_a_cell_that_meets_the_death_of_its_kernel_runs_or_says_what_happe
             assert "code 7" in answer.text
             assert "x" in answer.cell["lost"]
             assert answer.status == "killed" or "False" in answer.text
+
+
+async def opened(notebook: Agent, code: str = "x = 1") -> str:
+    handle = str((await notebook.call("create_session")).data["session"])
+    await notebook.run(code, session=handle)
+    return handle
+
+
+async def killed_unseen(notebook: Agent) -> str:
+    """A cell that nobody waits for has killed its kernel."""
+    handle = await opened(notebook)
+    await notebook.run("import os; os._exit(3)", session=handle, wait=0)
+    return handle
+
+
+async def cancelled(notebook: Agent) -> str:
+    """A cell whose call was given up did not stop."""
+    handle = await opened(notebook)
+    with anyio.move_on_after(0.5):
+        await notebook.run(STUBBORN, session=handle)
+    await notebook.run("1", session=await opened(notebook))  # as long as the kill takes, and more
+    return handle
+
+
+async def too_long(notebook: Agent) -> str:
+    """A cell did not stop at its time limit, and its answer is still to be fetched."""
+    handle = await opened(notebook)
+    await notebook.run(STUBBORN, session=handle, wait=0, timeout=0.3)
+    return handle
+
+
+async def reset_unheard(notebook: Agent) -> str:
+    """A reset was given up."""
+    handle = await opened(notebook)
+    with anyio.move_on_after(0.02):
+        await notebook.call("reset", session=handle)
+    return handle
+
+
+async def hibernated_in_part(notebook: Agent) -> str:
+    """A session had to make room, and one of its variables cannot be kept."""
+    handle = await opened(notebook, "import threading; y = 2; x = threading.Lock()")
+    for _ in range(4):
+        await opened(notebook)
+    return handle
+
+
+async def dropped(notebook: Agent) -> str:
+    """A session had to make room, and then its dump had to."""
+    handle = await opened(notebook)
+    for _ in range(8):
+        await opened(notebook)
+    return handle
+
+
+CAUSES = {
+    "a cell killed its kernel unseen": (killed_unseen, ()),
+    "a cancelled cell was killed": (cancelled, ("--grace", "0.3")),
+    "a cell was killed at its limit": (too_long, ("--grace", "0.3")),
+    "hibernated without a variable": (hibernated_in_part, ("--max-sessions", "4")),
+    "dropped": (dropped, ("--max-sessions", "4", "--hibernate-sessions", "1")),
+}
+FIRST: dict[str, dict[str, Any]] = {
+    "execute": {"code": "'x' in globals()"},
+    "wait": {},
+    "list_variables": {},
+    "list_files": {},
+    "reset": {},
+}
+
+
+@pytest.mark.parametrize(("cause", "flags"), CAUSES.values(), ids=CAUSES.keys())
+async def test_what_is_asked_first_after_a_loss_tells_it(
+    cause: Callable[[Agent], Awaitable[str]], flags: tuple[str, ...]
+) -> None:
+    async with agent("--allow", "*", "--warm", "0", *flags) as notebook:
+        for tool, arguments in FIRST.items():
+            handle = await cause(notebook)
+            with anyio.fail_after(60):
+                answer = await notebook.call(tool, **arguments, session=handle)
+                while "x" not in lost(answer) and tool in ("wait", "list_files", "list_variables"):
+                    answer = await notebook.call(tool, **arguments, session=handle)  # not yet dead
+            assert "x" in lost(answer), (tool, answer.text)
+            assert answer.failed or notices(answer), (tool, answer.text)
+            assert "ost: x" in answer.text or "x (" in answer.text, (tool, answer.text)
