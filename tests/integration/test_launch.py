@@ -236,7 +236,7 @@ async def test_an_interpreter_that_is_not_there_is_told(launch: Launch) -> None:
 
 async def test_a_workspace_that_is_not_there_is_told(launch: Launch, workspace: Path) -> None:
     workspace.rmdir()
-    with pytest.raises(LaunchError, match="a folder that it needs has been removed"):
+    with pytest.raises(LaunchError, match="a file or folder that it needs has been removed"):
         await launch("ready()")
 
 
