@@ -54,11 +54,16 @@ class Faults:
         try:
             yield
         except (OSError, MemoryError, RuntimeError) as reason:
-            if what not in self._told:
-                self._told.add(what)
-                logger.warning(
-                    "the %s of session %s could not be measured, the last value stays: %s",
-                    what,
-                    self.session,
-                    reason_of(reason),
-                )
+            text = f"could not be measured, the last value stays: {reason_of(reason)}"
+            self._tell(what, text)
+
+    def unseen(self, folders: int) -> None:
+        """Note that there are folders in which nothing could be counted."""
+        if folders:
+            text = f"is not all: {folders} folders belong to others, who have closed them"
+            self._tell("measured disk space", text)
+
+    def _tell(self, what: str, text: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning("the %s of session %s %s", what, self.session, text)

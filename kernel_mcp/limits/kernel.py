@@ -230,6 +230,7 @@ class KernelLimits:
         if self.quotas:
             with self._faults.kept("disk space"):
                 await anyio.to_thread.run_sync(look)
+                self._faults.unseen(sum(quota.measured.unseen for quota in self.quotas))
                 return True
             return False
         return True

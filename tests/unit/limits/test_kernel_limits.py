@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.files.holding import Holding
 from kernel_mcp.launch import usage as usage_module
 from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.limits import files, unnamed, weighing
@@ -239,6 +240,21 @@ async def test_what_cannot_be_weighed_is_too_much(
     assert watched.done == ["kill"]
     assert watched.limits.explain(KILLED).describe() == (
         "killed by SIGKILL: out of memory (its processes hold more files than can be measured)"
+    )
+
+
+async def test_folders_that_cannot_be_seen_are_said_once_and_held_against_nobody(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.limits.session = "s-1"
+    monkeypatch.setattr(quota_module, "measure", lambda *_, **__: Holding(0, 3, unseen=2))
+    await watched.begin()
+    await watched.limits.check_disk()
+    assert watched.done == []
+    [told] = caplog.messages
+    assert told == (
+        "the measured disk space of session s-1 is not all: 2 folders belong to others, who have "
+        "closed them"
     )
 
 

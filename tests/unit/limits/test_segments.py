@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from kernel_mcp.limits import segments
 from kernel_mcp.limits.segments import Segments
 from kernel_mcp.settings import MIB
 
@@ -41,6 +42,26 @@ def test_a_detached_segment_counts(namespaces: list[str]) -> None:
         finally:
             found.close()
             process.kill()
+
+
+def test_a_table_that_could_not_be_opened_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = os.memfd_create("table")
+    os.write(table, b"key rss\n0 4096\n")
+    failures: list[Exception] = [OSError("it has ended"), OSError(24, "Too many open files")]
+
+    def opened(_member: int) -> int:
+        if failures:
+            raise failures.pop()
+        return table
+
+    monkeypatch.setattr(segments, "_opened", opened)
+    monkeypatch.setattr(segments, "_member", lambda _processes: 1)
+    monkeypatch.setattr(segments, "RETRY", 0)
+    found = Segments()
+    assert [found.held([1]) for _ in range(4)] == [0, 0, 4096, 4096]
+    monkeypatch.setattr(segments, "RETRY", 1e9)
+    found.close()
+    assert found.held([1]) == 0
 
 
 def test_without_a_namespace_of_its_own_nothing_counts() -> None:
