@@ -10,6 +10,7 @@ from kernel_mcp.output.displayindex import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.sessions.history import History
+from kernel_mcp.sessions.ledger import Notice
 from kernel_mcp.settings import MIB
 
 RECORD_BYTES = 512 * MIB
@@ -78,13 +79,16 @@ class CellQueue:
             cell.stop(StopReason.CANCEL)
         cell.told = True  # nobody asks for it; what it cost is told with the next answer
 
-    def halt(self, reason: StopReason) -> None:
-        """End every cell, because the session is reset or closed."""
+    def halt(self, reason: StopReason, lost: Notice | None) -> None:
+        """End every cell, because the session is reset or closed; `lost` is what that has cost."""
         what = "reset" if reason is StopReason.RESET else "closed"
         while self._waiting:
             cause = f"the session was {what} before this cell began"
-            self._drop(self._waiting[0], cause).told = True
+            cell = self._waiting[0]
+            cell.run_after([] if lost is None else [lost])
+            self._drop(cell, cause).told = True
         if self.current is not None:
+            self.current.own = lost
             self.current.stop(reason)
             self.current.told = True
 

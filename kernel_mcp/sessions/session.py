@@ -284,9 +284,7 @@ class Session:
         notice = None
         if fresh is not None:
             notice = self._keeper.lose("The session was reset", self.loss("the session was reset"))
-            if self.current is not None:
-                self.current.own = notice
-        self._halt(StopReason.RESET)
+        self._halt(StopReason.RESET, notice)
         await held.enter_async_context(self._turn)
         if self._closed:
             raise SessionNotFound("This session was closed meanwhile.")
@@ -347,9 +345,12 @@ class Session:
 
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
+        notice = None
+        if self._keeper.holds and not self._closed:
+            notice = self._keeper.lose("The session was closed", self.loss("it was closed"))
         self._closed = True
         self.closing.set()
-        self._halt(StopReason.CLOSE)
+        self._halt(StopReason.CLOSE, notice)
         self._wake.set()
 
     async def variables(self) -> dict[str, Any]:
@@ -382,11 +383,11 @@ class Session:
     def _layer(self) -> Layer | None:
         return None if self.demand.layer is None else Layer(self.demand.layer)
 
-    def _halt(self, reason: StopReason) -> None:
+    def _halt(self, reason: StopReason, lost: Notice | None) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
         self._keeper.disturb()
-        self._queue.halt(reason)
+        self._queue.halt(reason, lost)
 
     async def _start_ahead(self) -> None:
         if self._ahead is not None:

@@ -9,6 +9,7 @@ import pytest
 from kernel_mcp.output.events import Stream
 from kernel_mcp.sessions import queue
 from kernel_mcp.sessions.cell import Outcome, Status, StopReason
+from kernel_mcp.sessions.ledger import Ledger, Loss
 from kernel_mcp.sessions.queue import CellQueue
 from tests.unit.fake_kernels import FakeClock
 
@@ -54,10 +55,14 @@ async def test_a_cell_that_waits_is_abandoned_at_once_a_running_one_stopped(
 async def test_a_halt_ends_every_cell(cells: CellQueue, reason: StopReason, word: str) -> None:
     running, *waiting = (cells.add("1", 1.0) for _ in range(3))
     cells.begin()
-    cells.halt(reason)
+    lost = Ledger().add("gone", Loss("halt", ("x",)))
+    cells.halt(reason, lost)
     assert running.stop_reason is reason
     cause = f"the session was {word} before this cell began"
     assert [cell.outcome for cell in waiting] == [Outcome(Status.INTERRUPTED, cause=cause)] * 2
+    assert [cell.meta("s", omitted=0, outputs=[])["lost"] for cell in (running, *waiting)] == [
+        ["x"]
+    ] * 3
 
 
 async def test_the_end_of_a_cell_makes_room_for_its_output(
