@@ -186,7 +186,7 @@ class ConfinedProcess:
         self.start.kill()  # what the kernel has left behind
         self.start.tail.drain()
         if code is None:
-            ended = ExitStatus(signal=signal.SIGKILL, detail="nobody was left to say how")
+            ended = ExitStatus(signal=signal.SIGKILL, detail="its template did not tell how")
         else:
             ended = exit_status(code, wrapped=self.start.wrapped, output=self.output)
         self.exit = self.explain(ended)
