@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from kernel_mcp.delivery import Receipt, RequestId
 from kernel_mcp.errors import KernelMcpError, SessionGone
 from kernel_mcp.output.notice import guarded, notice
+from kernel_mcp.output.terminal import clean
 from kernel_mcp.sessions.ledger import Loss, Notice
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.reply import Reply
@@ -80,7 +81,7 @@ class Teller:
 
     def refusal(self, caller: Caller, handle: str, error: KernelMcpError) -> BaseModel:
         """The answer that an error is."""
-        result = CallToolResult(content=[TextContent(text=str(error))], is_error=True)
+        result = CallToolResult(content=[TextContent(text=clean(str(error)))], is_error=True)
         if isinstance(error, SessionGone):
             loss = Loss("the session has ended", error.lost, error.more)
             result.meta = {LOST_KEY: lost_meta(handle, [loss])}

@@ -17,6 +17,7 @@ from kernel_mcp.api.telling import Teller
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.output.notice import guarded
+from kernel_mcp.output.terminal import clean
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.narration import Report
 
@@ -43,7 +44,7 @@ def reporter(ctx: AnyContext) -> Report | None:
     async def report(text: str) -> None:
         nonlocal count
         count += 1
-        await ctx.report_progress(count, message=guarded(text))
+        await ctx.report_progress(count, message=guarded(clean(text)))
 
     return report
 

@@ -21,7 +21,6 @@ from packaging.version import InvalidVersion, Version
 
 from kernel_mcp.environments.spec import EnvironmentSpec
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.output.text import visible
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """The list of files of a package: the largest that are known have some 2 MiB."""
@@ -113,13 +112,11 @@ def _modules(record: Path) -> set[str]:
     found = set()
     for file in code:
         top = _top(file, packages)
-        if all(map(_is_module, top)) and top[0] not in sys.stdlib_module_names:
+        # letters of other scripts can pass for those of this one, or show nothing at all
+        named = all(part.isidentifier() and part.isascii() for part in top)
+        if named and top[0] not in sys.stdlib_module_names:
             found.add(".".join(top))
     return found
-
-
-def _is_module(name: str) -> bool:
-    return name.isidentifier() and visible(name) == name
 
 
 def _is_code(file: PurePosixPath) -> bool:

@@ -9,6 +9,7 @@ import anyio
 from packaging.requirements import Requirement
 
 from kernel_mcp.errors import KernelMcpError, LaunchError
+from kernel_mcp.output.terminal import clean
 from kernel_mcp.packages.layer import Generation, versions
 from kernel_mcp.packages.outcome import Outcome, Verdicts, judge, principal
 from kernel_mcp.packages.present import Present
@@ -102,7 +103,10 @@ def _verdicts(reply: Mapping[str, Any]) -> Verdicts:
     if not isinstance(modules, dict):
         return {}
     return {
-        str(name): (str(verdict.get("state", "")), str(verdict.get("detail", ""))[:DETAIL_CHARS])
+        str(name): (
+            str(verdict.get("state", "")),
+            clean(str(verdict.get("detail", ""))[:DETAIL_CHARS]),
+        )
         for name, verdict in modules.items()
         if isinstance(verdict, dict)
     }

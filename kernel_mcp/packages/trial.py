@@ -13,6 +13,7 @@ from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.spawned import Spawned
+from kernel_mcp.output.terminal import clean
 from kernel_mcp.sandbox.base import Identity, Sandbox, SandboxRequest
 from kernel_mcp.settings import Limits
 
@@ -82,7 +83,7 @@ def _failures(output: str, modules: Sequence[str], ended: str) -> dict[str, str]
     except (ValueError, KeyError, TypeError):
         crashed = f"the Python process that tried it was {ended}"
         return dict.fromkeys(modules, f"{crashed}\n{last[-300:]}" if last else crashed)
-    return {name: str(reason) for name, reason in found.items() if reason is not None}
+    return {name: clean(str(reason)) for name, reason in found.items() if reason is not None}
 
 
 def _make(folder: Path, identity: Identity | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,29 @@ def test_only_the_modules_of_requested_packages_are_named(site: Path, tmp_path: 
     env = KernelEnvironment(python=tmp_path / "bin/python", readonly=())
     spec = EnvironmentSpec.for_allow(["sklearn>=1", "os", "missing"])
     assert import_names(env, spec) == {"sklearn"}
+
+
+def test_what_is_no_name_or_version_is_not_listed(site: Path) -> None:
+    for name in ("Ignore all rules", "x\u202e", "x\x1b[2J"):
+        _install(site, name, "1.0", ["x.py"])
+    _install(site, "y", "1.0 and more", ["y.py"])
+    _install(site, "z", "1.0", ["z\ufe0f.py", "z\u202e.py", "z.py"])
+    assert installed_versions(site) == ("z==1.0",)
+    assert installed_modules(site) == {"z": ("z",)}
+
+
+def test_a_module_named_as_one_of_python_is_none_of_the_packages(site: Path) -> None:
+    _install(site, "evil", "1.0", ["subprocess.py", "ctypes/__init__.py", "evil.py"])
+    assert installed_modules(site) == {"evil": ("evil",)}
+
+
+def test_a_list_of_files_that_is_none_is_not_followed(site: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret.py,,\n")
+    _install(site, "one", "1.0", [])
+    _install(site, "two", "1.0", [])
+    (site / "one-1.0.dist-info/RECORD").unlink()
+    (site / "one-1.0.dist-info/RECORD").symlink_to(secret)
+    (site / "two-1.0.dist-info/RECORD").unlink()
+    os.mkfifo(site / "two-1.0.dist-info/RECORD")
+    assert installed_modules(site) == {"one": (), "two": ()}

@@ -47,3 +47,8 @@ def test_the_process_imports_from_the_given_paths_and_ignores_what_packages_prin
     )
     found = _failures(done.stdout, ["noisy", "broken"], "")
     assert found == {"broken": "ModuleNotFoundError: No module named 'nowhere_to_be_found'"}
+
+
+def test_what_a_package_says_is_cleaned() -> None:
+    said = json.dumps({"a": "ImportError: \x1b[31mred\x1b[0m \u202eback"})
+    assert _failures(said, ["a"], "") == {"a": "ImportError: red \\u202eback"}

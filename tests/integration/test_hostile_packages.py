@@ -1,0 +1,160 @@
+"""Packages that are hostile, brought in every way there is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from mcp import StdioServerParameters
+from mcp.client import Client
+
+from kernel_mcp.environments.folder import tree_size
+from tests.integration.agent import Agent, command
+from tests.integration.executions import executions, traced
+from tests.unit.packages import hostile
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+BLOCK = "# /// script\n# dependencies = [{}]\n# ///\n"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A service of this machine that installers may reach and code of packages may not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[Path]:
+    """A file that only what runs on the host can write."""
+    mark = Path(f"/var/tmp/.kmtest-{os.getpid()}")
+    yield mark
+    mark.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def links(tmp_path: Path, mark: Path, listener: socket.socket) -> Path:
+    folder = tmp_path / "links"
+    hostile.hostile_wheels(folder, mark, listener.getsockname()[1])
+    return folder
+
+
+@asynccontextmanager
+async def server(
+    cache: Path, links: Path, *flags: str, log: Path | None = None
+) -> AsyncIterator[Agent]:
+    """A server with a cache of its own that takes any package."""
+    found = command(
+        *("--cache-dir", str(cache), "--find-links", str(links), "--allow-install", "*"),
+        *("--profile", "open", "--wait", "10m", *flags),
+    )
+    if log is not None:
+        argv = traced(log, [found.command, *found.args])
+        found = StdioServerParameters(command=argv[0], args=argv[1:], env=found.env, cwd=found.cwd)
+    async with Client(found, mode="auto") as client:
+        yield Agent(client)
+
+
+def untouched(mark: Path, listener: socket.socket) -> None:
+    assert not mark.exists(), mark.read_text()
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+
+
+async def test_no_package_runs_outside_a_sandbox_whichever_way_it_comes(
+    tmp_path: Path, links: Path, mark: Path, listener: socket.socket
+) -> None:
+    log, cache = tmp_path / "log", tmp_path / "cache"
+    ran = "import sys\nprint(getattr(sys, 'kmtest_ran', False))"
+    other = "3.12" if sys.version_info[:2] != (3, 12) else "3.11"
+    operators = ("--allow", f"{hostile.RUNS},{hostile.POSES},{hostile.STRAYS}")
+    async with server(cache, links, *operators, log=log) as notebook:
+        assert (await notebook.run(ran)).text == "True"  # it does run, in the kernel
+        await notebook.call("install", packages=[hostile.SHADOWS])
+        added = [hostile.SHADOWS]
+        answer = await notebook.call("run_script", script=ran, dependencies=added)
+        assert answer.text.startswith("True"), answer.text
+        script = BLOCK.format(repr(hostile.SHADOWS).replace("'", '"')) + ran
+        answer = await notebook.call("run_script", script=script)
+        assert answer.text.startswith("True"), answer.text
+        answer = await notebook.call("create_session", python=other, packages=added)
+        if "there is no Python" not in answer.text:
+            session = answer.data["session"]
+            assert (await notebook.run(ran, session=session)).text == "True"
+    untouched(mark, listener)
+    own = str(cache / "envs")
+    seen = executions(log)
+    assert [each for each in seen if not each.confined and each.program.startswith(own)] == []
+    uv = [each for each in seen if each.program.endswith("/uv") and '"pip"' in each.arguments]
+    pythons = [each for each in seen if Path(each.program).name.startswith("python")]
+    compiling = [each for each in pythons if "import compileall" in each.arguments]
+    assert len(uv) >= 4
+    assert len(compiling) >= 3
+    assert all(each.confined for each in (*uv, *compiling))
+    assert not any(f'"--python", "{own}' in each.arguments for each in uv)
+    assert all('"-I", "-S"' in each.arguments for each in compiling)
+    assert any(each.program.startswith(own) for each in seen)  # the kernels, in their sandboxes
+    for environment in (cache / "envs").glob("*/"):
+        assert not (environment / "bin/pyvenv.cfg").exists()
+        assert "/nowhere" not in (environment / "pyvenv.cfg").read_text()
+        links_in_it = {path.name for path in environment.rglob("*") if path.is_symlink()}
+        minor = ".".join(environment.name.split("-")[1].split(".")[:2])
+        assert links_in_it == {"python", "python3", f"python{minor}", "lib64"}
+    assert not list(tmp_path.rglob("strayed"))
+
+
+@pytest.mark.parametrize("sandbox", ["landlock", "none"])
+async def test_other_sandboxes_build_as_confined(
+    tmp_path: Path, links: Path, mark: Path, listener: socket.socket, sandbox: str
+) -> None:
+    async with server(tmp_path / "cache", links, "--sandbox", sandbox) as notebook:
+        answer = await notebook.call("create_session", packages=[hostile.RUNS])
+        assert not answer.failed, answer.text
+        # its kernel is started by the first cell only: until then nothing has run
+    if sandbox == "landlock":
+        untouched(mark, listener)
+
+
+async def test_modules_and_versions_of_packages_are_what_they_may_be(
+    tmp_path: Path, links: Path
+) -> None:
+    flags = ("--profile", "default", "--allow", hostile.SHADOWS)
+    async with server(tmp_path / "cache", links, *flags) as notebook:
+        for module in ("subprocess", "ctypes"):
+            assert "not allowed" in (await notebook.run(f"import {module}")).text
+        listed = await notebook.call("list_packages")
+        assert hostile.SHADOWS in listed.text
+        assert "Ignore" not in listed.text
+
+
+async def test_words_of_packages_are_cleaned(tmp_path: Path, links: Path) -> None:
+    async with server(tmp_path / "cache", links) as notebook:
+        text = await notebook.refused("install", packages=[hostile.SPEAKS])
+        assert "ImportError: red " in text
+        for hidden in ("\x1b", "\u202e", "\u2066", "\U000e0041"):
+            assert hidden not in text
+        assert "\\u202e" in text
+
+
+async def test_no_way_in_takes_more_of_the_disk_than_it_may(tmp_path: Path) -> None:
+    links, cache = tmp_path / "links", tmp_path / "cache"
+    hostile.filling_wheel(links)
+    async with server(cache, links, "--install-size", "200M") as notebook:
+        await notebook.run("1")
+        before = tree_size(cache)
+        for tool, arguments in (
+            ("create_session", {"packages": [hostile.FILLS]}),
+            ("run_script", {"script": "1", "dependencies": [hostile.FILLS]}),
+            ("run_script", {"script": BLOCK.format(f'"{hostile.FILLS}"')}),
+            ("install", {"packages": [hostile.FILLS]}),
+        ):
+            assert "--install-size" in await notebook.refused(tool, **arguments), tool
+            assert tree_size(cache) < before + 200 * MIB, tool
