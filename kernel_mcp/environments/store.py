@@ -176,6 +176,7 @@ class EnvironmentStore:
         What uv has cached may have half of the limit.
         """
         most_bytes = self._most_bytes
+        self.workshop.tidy()
         now = time.time()
         removed = [path for path in self._remains(now) if _remove_unused(path)]
         cached = folders.tree_size(self.workshop.uv.cache)

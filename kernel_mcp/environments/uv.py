@@ -7,15 +7,18 @@ import re
 import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 import anyio
+from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
 from kernel_mcp.environments.failures import UvResult
 from kernel_mcp.environments.sources import Sources
 from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.launch.usage import tree
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.none import tie_to_server
@@ -25,6 +28,8 @@ Progress: TypeAlias = Callable[[str], Awaitable[None]]
 CACHE = "uv-cache"
 _TAIL_LINES = 40
 _LINE_CHARS = 2000
+END_S = 1.0
+"""What a process that was killed may take to be gone, with what is in its sandbox."""
 # These would make uv look at some other project's environment or interpreter.
 _DROPPED = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT",
@@ -142,14 +147,35 @@ async def run_command(
         assert process.stdout is not None
         if started is not None:
             started(process.pid)
-        async for line in _lines(TextReceiveStream(process.stdout, errors="replace")):
-            text = clean(line)
-            if not text.startswith("Using Python"):
-                tail.append(text)
-            if progress is not None and _TOLD.match(text):
-                await progress(text.strip())
-        code = await process.wait()
+        try:
+            async for line in _lines(TextReceiveStream(process.stdout, errors="replace")):
+                text = clean(line)
+                if not text.startswith("Using Python"):
+                    tail.append(text)
+                if progress is not None and _TOLD.match(text):
+                    await progress(text.strip())
+            code = await process.wait()
+        except BaseException:
+            await _end(process)
+            raise
     return UvResult(code, "\n".join(tail).strip())
+
+
+async def _end(process: Process) -> None:
+    """Kill a process and see all that it has started end: until then it may write."""
+    handles: list[int] = []
+    for pid in tree(process.pid):
+        with suppress(OSError):
+            handles.append(os.pidfd_open(pid))
+    try:
+        with suppress(ProcessLookupError):
+            process.kill()
+        with anyio.move_on_after(END_S, shield=True):
+            for handle in handles:
+                await anyio.wait_readable(handle)
+    finally:
+        for handle in handles:
+            os.close(handle)
 
 
 async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:
