@@ -204,7 +204,8 @@ async def _give(
         with contextlib.suppress(anyio.ClosedResourceError):
             async for said in to_client:
                 await writer.write(line_of(said.message))
-                written(said.message)
+                with Barrier("taking note of an answer's delivery"):
+                    written(said.message)
 
 
 @asynccontextmanager

@@ -26,6 +26,8 @@ Channel: TypeAlias = Literal["shell", "iopub", "control"]
 BURST_S = 0.003
 SHARE = 0.5
 """Of the time that passes, how much counts as paid for: a flood gets a third of the loop."""
+AGAIN_S = 0.1
+"""When to listen again after the system has refused it."""
 CLOSED_GRACE_S = 0.5
 """How long a kernel that closed a channel may take to end by itself, which says more about it."""
 OVERHEAD_BYTES = 64 * KIB
@@ -175,7 +177,11 @@ class Channels:
 
     def _resume(self) -> None:
         self._timers.pop("rest", None)
-        self._listen()
+        with Barrier("listening to a kernel again") as barrier:
+            self._listen()
+        if barrier.failure is not None:
+            self._timers["rest"] = self._loop.call_later(AGAIN_S, self._resume)
+            return
         for channel in list(self._lines):
             if "rest" not in self._timers:
                 self._read(channel)

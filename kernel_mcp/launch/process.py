@@ -15,6 +15,7 @@ from typing import Protocol
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.launch.readiness import ReadinessChannel
@@ -183,13 +184,17 @@ class ConfinedProcess:
     def _on_end(self, code: int | None) -> None:
         if self.exit is not None:
             return
-        self.start.kill()  # what the kernel has left behind
-        self.start.tail.drain()
+        with Barrier("killing what a kernel has left behind"):
+            self.start.kill()
+        with Barrier("reading the last output of a kernel"):
+            self.start.tail.drain()
         if code is None:
             ended = ExitStatus(signal=signal.SIGKILL, detail="its template did not tell how")
         else:
             ended = exit_status(code, wrapped=self.start.wrapped, output=self.output)
-        self.exit = self.explain(ended)
+        self.exit = ended
+        with Barrier("finding out why a kernel has ended"):
+            self.exit = self.explain(ended)
         self._ended.set()
 
 

@@ -154,6 +154,6 @@ class Spawned:
 
     def _close_status(self) -> None:
         if self._status_fd >= 0:
-            self._loop.remove_reader(self._status_fd)
-            os.close(self._status_fd)
-            self._status_fd = -1
+            fd, self._status_fd = self._status_fd, -1
+            self._loop.remove_reader(fd)
+            os.close(fd)

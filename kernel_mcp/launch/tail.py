@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+from kernel_mcp.barriers import Barrier
+
 BUDGET_BYTES = 1024 * 1024
 PAUSE_S = 0.05
 """After `BUDGET_BYTES` the reader pauses, so that a flood holds up its writer, not the server."""
@@ -42,12 +44,15 @@ class OutputTail:
         if self._pause is not None:
             self._pause.cancel()
         if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            self._loop.remove_reader(fd)
+            os.close(fd)
 
     def _on_readable(self) -> None:
-        if self._read() and self._budget <= 0:
+        more = False
+        with Barrier("reading what a process writes") as barrier:
+            more = self._read()
+        if self._fd >= 0 and (barrier.failure is not None or (more and self._budget <= 0)):
             self._loop.remove_reader(self._fd)
             self._pause = self._loop.call_later(PAUSE_S, self._resume)
 

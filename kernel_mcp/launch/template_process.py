@@ -9,10 +9,12 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
 
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.launch.tail import OutputTail
@@ -212,7 +214,11 @@ class TemplateProcess:
     def _on_readable(self) -> None:
         try:
             while self._control.fileno() >= 0:
-                received = packets.receive(self._control, wait=False)
+                try:
+                    received = packets.receive(self._control, wait=False)
+                except packets.DescriptorsLost as lost:
+                    self._on_lost(lost.message)
+                    continue
                 if received is None:
                     self._loop.remove_reader(self._control.fileno())
                     return  # the end of the process follows
@@ -246,6 +252,12 @@ class TemplateProcess:
         else:
             self._stop_forking("the template has ended and left its kernels behind")
 
+    def _on_lost(self, message: dict[str, Any]) -> None:
+        """A kernel was forked for which this process has no descriptors: it ends, as unheard."""
+        answer = self._asked.get(message.get("id", 0))
+        if answer is not None:
+            answer.give(error="the server has no file descriptors left for it")
+
     def _on_exit(self, number: int, status: int) -> None:
         fork = self._forks.pop(number, None)
         if fork is not None:
@@ -265,12 +277,16 @@ class TemplateProcess:
     def _on_end(self) -> None:
         """The whole template is gone, its kernels with it."""
         self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._popen.wait()
-        self._on_readable()
-        self._hang_up()
-        self._tail.drain()
-        self._tail.close()
+        for step in (
+            partial(os.close, self._pidfd),
+            self._popen.wait,
+            self._on_readable,
+            self._hang_up,
+            self._tail.drain,
+            self._tail.close,
+        ):
+            with Barrier("taking note of a template's end"):
+                step()
         self.gone.set()
         self._stop_forking("the template has ended")
         while self._forks:

@@ -83,9 +83,9 @@ class Watched:
     def close(self) -> None:
         """Stop watching."""
         if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            self._loop.remove_reader(fd)
+            os.close(fd)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._fd)

@@ -24,11 +24,19 @@ def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (
     sock.sendmsg([content], extra)
 
 
+class DescriptorsLost(ValueError):
+    """A message without its descriptors: this process may have no more of them."""
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        super().__init__("there is no room for the descriptors of a message")
+        self.message = message
+
+
 def receive(sock: socket.socket, *, wait: bool = True) -> tuple[dict[str, Any], list[int]] | None:
     """The next message and its descriptors (close-on-exec), or None when the peer has closed.
 
-    Raises ValueError for what is not a message, BlockingIOError when there is none and `wait` is
-    off, OSError.
+    Raises ValueError for what is not a message, DescriptorsLost where there is no room for its
+    descriptors, BlockingIOError when there is none and `wait` is off, OSError.
     """
     space = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
     flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
@@ -44,11 +52,13 @@ def receive(sock: socket.socket, *, wait: bool = True) -> tuple[dict[str, Any], 
         if not content:
             close_all(fds)
             return None
-        if state & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if state & socket.MSG_TRUNC:
             raise ValueError("a message was cut")
         message = json.loads(content)
         if not isinstance(message, dict):
             raise ValueError("a message is not an object")
+        if state & socket.MSG_CTRUNC:
+            raise DescriptorsLost(message)
     except ValueError:
         close_all(fds)
         raise

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -31,6 +32,7 @@ from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.settings import MIB, Limits
+from kernel_specs.template import packets
 from tests.integration import everyday_files
 from tests.integration.test_launch import open_descriptors, running
 from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
@@ -561,6 +563,35 @@ async def test_a_kernel_that_cannot_be_forked_starts_cold(
         kernel = await b.kernel(layers=layers)
         assert not is_forked(kernel)
         assert "starts cold instead" in caplog.text
+
+
+async def test_no_room_for_a_new_kernels_descriptors_costs_no_other_its_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with bench() as b:
+        before = set(descendants(os.getpid()))
+        first = await b.kernel()
+        receive = packets.receive
+
+        def cut(sock: socket.socket, *, wait: bool = True) -> Any:
+            received = receive(sock, wait=wait)
+            if received is None or received[0].get("op") != "forked":
+                return received
+            monkeypatch.undo()
+            packets.close_all(received[1])
+            raise packets.DescriptorsLost(received[0])
+
+        monkeypatch.setattr(packets, "receive", cut)
+        second = await b.kernel()
+        assert not is_forked(second)
+        assert first.exit is None
+        third = await b.kernel()
+        assert is_forked(third)
+        for kernel in (first, second, third):
+            await kernel.aclose()
+        with anyio.fail_after(60):
+            while set(descendants(os.getpid())) != before:
+                await anyio.lowlevel.checkpoint()
 
 
 def parents() -> dict[int, int]:

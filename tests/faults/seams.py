@@ -1,0 +1,375 @@
+"""The seams to the system: calls of kernel_mcp that concern files, descriptors, threads, processes.
+
+They are found in the source. Each name that is found has to stand in `SEAMS`, whose calls the
+harness makes fail, or in `HARMLESS`, which says why it does not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "kernel_mcp"
+
+SYSTEM_MODULES = (
+    "os",
+    "socket",
+    "fcntl",
+    "select",
+    "signal",
+    "subprocess",
+    "shutil",
+    "tempfile",
+    "mmap",
+    "ctypes",
+    "resource",
+    "threading",
+    "concurrent.futures",
+    "anyio.to_thread",
+    "anyio.open_file",
+    "anyio.open_process",
+    "anyio.run_process",
+    "anyio.open_signal_receiver",
+    "anyio.wait_readable",
+    "asyncio.create_subprocess_exec",
+    "asyncio.to_thread",
+    "kernel_specs.template.packets",
+)
+"""A call of anything in these reaches the system, unless it is harmless."""
+METHODS = frozenset(
+    [
+        "accept",
+        "bind",
+        "chmod",
+        "chown",
+        "connect",
+        "connect_read_pipe",
+        "connect_write_pipe",
+        "exists",
+        "expanduser",
+        "getpeername",
+        "getsockopt",
+        "glob",
+        "hardlink_to",
+        "is_dir",
+        "is_file",
+        "is_fifo",
+        "is_mount",
+        "is_socket",
+        "is_symlink",
+        "iterdir",
+        "lchmod",
+        "link_to",
+        "listen",
+        "lstat",
+        "mkdir",
+        "open",
+        "read_bytes",
+        "read_text",
+        "readlink",
+        "recv",
+        "recv_into",
+        "recvmsg",
+        "recvmsg_into",
+        "rename",
+        "rglob",
+        "rmdir",
+        "run_sync",
+        "samefile",
+        "send",
+        "send_bytes",
+        "sendall",
+        "sendmsg",
+        "setblocking",
+        "setsockopt",
+        "stat",
+        "submit",
+        "symlink_to",
+        "touch",
+        "truncate",
+        "unlink",
+        "write_bytes",
+        "write_text",
+        "add_reader",
+    ]
+)
+"""Methods of paths, sockets, executors and the event loop that do, whoever has them."""
+
+HARMLESS = frozenset(
+    [
+        "os.fsencode",
+        "os.fsdecode",
+        "os.fspath",
+        "os.strerror",
+        "os.getpid",
+        "os.getppid",
+        "os.geteuid",
+        "os.getuid",
+        "os.getgid",
+        "os.getegid",
+        "os.cpu_count",
+        "os.path.realpath",
+        "os.path.commonpath",
+        "os.path.basename",
+        "os.path.join",
+        "os.path.normpath",
+        "os.path.abspath",
+        "os.path.expanduser",
+        "os.path.isabs",
+        "os.waitstatus_to_exitcode",
+        "os.environ.get",
+        "os.environ.copy",
+        "os.environ.items",
+        "os.environ.setdefault",
+        "os.environ.pop",
+        "os.get_exec_path",
+        "os.sysconf",
+        "os.major",
+        "os.minor",
+        "os.makedev",
+        "os.WIFSTOPPED",
+        "os.WSTOPSIG",
+        "os.WIFEXITED",
+        "os.getgroups",
+        "os.getsid",
+        "os.path.lexists",
+        "os.path.relpath",
+        "os.pathsep.join",
+        "os.set_blocking",
+        "os.access",
+        "os._exit",
+        "os.umask",
+        "os.uname",
+        "ctypes.CDLL",
+        "ctypes.byref",
+        "ctypes.sizeof",
+        "ctypes.c_int",
+        "ctypes.c_long",
+        "ctypes.c_uint",
+        "ctypes.get_errno",
+        "ctypes.set_errno",
+        "ctypes.create_string_buffer",
+        "ctypes.string_at",
+        "ctypes.c_char_p",
+        "ctypes.c_void_p",
+        "ctypes.c_ulong",
+        "ctypes.c_uint64",
+        "ctypes.POINTER",
+        "ctypes.cast",
+        "ctypes.addressof",
+        "ctypes.memmove",
+        "ctypes.c_size_t",
+        "ctypes.c_uint32",
+        "ctypes.Structure",
+        "signal.Signals",
+        "signal.strsignal",
+        "signal.set_wakeup_fd",
+        "signal.setitimer",
+        "signal.signal",
+        "signal.getsignal",
+        "socket.CMSG_SPACE",
+        "socket.CMSG_LEN",
+        "socket.inet_aton",
+        "socket.ntohs",
+        "threading.Lock",
+        "threading.RLock",
+        "threading.Event",
+        "threading.current_thread",
+        "threading.get_ident",
+        "threading.main_thread",
+        "concurrent.futures.Future",
+        "concurrent.futures.ThreadPoolExecutor",
+        "signal.pthread_sigmask",
+        "signal.siginterrupt",
+        "signal.valid_signals",
+        "shutil.get_terminal_size",
+        "tempfile.gettempdir",
+        "shutil.which",
+        "resource.getrlimit",
+    ]
+)
+"""Names of these modules that ask nothing of the system, or whose failure ends a start in words."""
+
+SEAMS = frozenset(
+    [
+        ".accept",
+        ".add_reader",
+        ".bind",
+        ".chmod",
+        ".connect",
+        ".connect_read_pipe",
+        ".connect_write_pipe",
+        ".exists",
+        ".expanduser",
+        ".getsockopt",
+        ".glob",
+        ".is_dir",
+        ".is_file",
+        ".is_symlink",
+        ".iterdir",
+        ".listen",
+        ".lstat",
+        ".mkdir",
+        ".open",
+        ".read_bytes",
+        ".read_text",
+        ".readlink",
+        ".recv",
+        ".recv_into",
+        ".recvmsg",
+        ".rename",
+        ".rglob",
+        ".rmdir",
+        ".send",
+        ".sendmsg",
+        ".setblocking",
+        ".setsockopt",
+        ".stat",
+        ".submit",
+        ".symlink_to",
+        ".touch",
+        ".unlink",
+        ".write_bytes",
+        ".write_text",
+        "anyio.open_file",
+        "anyio.open_process",
+        "anyio.open_signal_receiver",
+        "anyio.run_process",
+        "anyio.to_thread.run_sync",
+        "anyio.wait_readable",
+        "fcntl.fcntl",
+        "fcntl.flock",
+        "kernel_specs.template.packets.close_all",
+        "kernel_specs.template.packets.receive",
+        "kernel_specs.template.packets.send",
+        "libc",
+        "libc.prctl",
+        "libc.syscall",
+        "open",
+        "os.chdir",
+        "os.chmod",
+        "os.chown",
+        "os.close",
+        "os.closerange",
+        "os.dup",
+        "os.dup2",
+        "os.execv",
+        "os.fchmod",
+        "os.fchown",
+        "os.fdopen",
+        "os.fork",
+        "os.fstat",
+        "os.ftruncate",
+        "os.kill",
+        "os.killpg",
+        "os.listdir",
+        "os.lseek",
+        "os.memfd_create",
+        "os.mkdir",
+        "os.open",
+        "os.pidfd_open",
+        "os.pipe2",
+        "os.pread",
+        "os.pwrite",
+        "os.read",
+        "os.readlink",
+        "os.rename",
+        "os.rmdir",
+        "os.scandir",
+        "os.set_inheritable",
+        "os.stat",
+        "os.statvfs",
+        "os.unlink",
+        "os.utime",
+        "os.waitid",
+        "os.waitpid",
+        "os.write",
+        "resource.setrlimit",
+        "select.epoll",
+        "select.poll",
+        "select.select",
+        "signal.pidfd_send_signal",
+        "socket.create_server",
+        "socket.recv_fds",
+        "socket.socket",
+        "socket.socketpair",
+        "subprocess.Popen",
+        "subprocess.run",
+        "tempfile.NamedTemporaryFile",
+        "tempfile.TemporaryDirectory",
+        "tempfile.mkdtemp",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a seam: `kernel_mcp/launch/trees.py:40:8`, and what is called."""
+
+    place: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.name}"
+
+
+class Names(ast.NodeVisitor):
+    """What the names of a module stand for."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self.known: dict[str, str] = {}
+        self.visit(tree)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for name in node.names:
+            top = name.name.partition(".")[0]
+            self.known[name.asname or top] = name.name if name.asname else top
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for name in node.names:
+            self.known[name.asname or name.name] = f"{node.module}.{name.name}"
+
+    def of(self, called: ast.expr) -> str:
+        """The name by which a seam is known; empty for what is none."""
+        parts: list[str] = []
+        node = called
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if isinstance(node, ast.Name):
+            if node.id in self.known:
+                whole = ".".join([self.known[node.id], *reversed(parts)])
+                if any(whole == each or whole.startswith(f"{each}.") for each in SYSTEM_MODULES):
+                    return whole
+                if not whole[0].islower() or whole.startswith(("kernel_", "mcp", "anyio.", "re.")):
+                    return self._method(parts) if "Path" in whole or len(parts) > 1 else ""
+            if node.id == "open" and not parts:
+                return "open"
+            if "libc" in node.id:
+                return f"libc.{parts[0]}" if parts else "libc"
+        return self._method(parts)
+
+    @staticmethod
+    def _method(parts: list[str]) -> str:
+        return f".{parts[0]}" if parts and parts[0] in METHODS else ""
+
+
+def calls_in(path: Path) -> Iterator[Call]:
+    """The calls of seams in a module, and of what is harmless."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = Names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := names.of(node.func)):
+            yield Call(place_of(path, node), name)
+
+
+def place_of(path: Path, node: ast.Call) -> str:
+    """Where a call stands."""
+    return f"{path.relative_to(PACKAGE.parent)}:{node.lineno}:{node.col_offset}"
+
+
+def all_calls() -> list[Call]:
+    """Those of the whole package."""
+    return [call for path in sorted(PACKAGE.rglob("*.py")) for call in calls_in(path)]
