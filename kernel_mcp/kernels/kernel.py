@@ -179,7 +179,8 @@ class Kernel:
         if answer.message is None:
             raise LaunchError(
                 f"The kernel did not answer within {timeout:g} s: it is held up by code that does "
-                "not let other threads run. Wait for the cell to end, or interrupt it."
+                "not let other threads run, or code has broken what answers. Wait for the cell to "
+                "end, or interrupt it; where no cell runs, call reset."
             )
         return answer.message.content
 

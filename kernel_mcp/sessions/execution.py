@@ -10,6 +10,7 @@ import anyio
 from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.kernels.ending import UNSURE
 from kernel_mcp.launch.base import Usage
+from kernel_mcp.sessions import reach
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 INTERRUPT_EVERY_S = 0.5
 """A kernel ignores an interrupt that arrives just before the cell begins, so it is repeated."""
-CPU_CHECK_EVERY_S = 0.25
 DEATH_TIMEOUT_S = 5.0
 GONE = "The kernel ended before it could take this cell. Run it again."
 
@@ -56,6 +56,10 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
         killed = await stop(kernel, run, grace_s)
     if run.unsure:
         cell.notice(UNSURE)
+    lost = reason is None and kernel.exit is None and run.status is None
+    if lost or (reason is None and run.status == "error" and await reach.broken(kernel, run)):
+        cell.notice(reach.ADVICE)
+        return Outcome(Status.ERROR, cause=reach.BROKEN, execution_count=run.execution_count)
     if killed or run.status is None:
         return _death(kernel, run, cell, reason, grace_s, cpu_s)
     return _end(kernel, run, cell, reason, cpu_s)
@@ -79,25 +83,26 @@ _MOST_GRACE_S = {**dict.fromkeys(_AT_ONCE, 0.0), StopReason.DISK: 1.0}
 
 
 async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> StopReason | None:
-    """None when the cell ended by itself, else why it has to be stopped."""
+    """None when the cell ended by itself or its kernel lost it, else why it has to be stopped."""
     began = kernel.handle.usage() if cpu_s else Usage()
+
+    def check_cpu() -> None:
+        nonlocal began
+        used = kernel.handle.usage()
+        if not began.measured:  # from when the server could look first
+            began = used
+        elif used.cpu_s - began.cpu_s > cpu_s:
+            cell.stop(StopReason.CPU)
+
     try:
         with anyio.move_on_after(cell.timeout_s or None) as scope:
             cell.watch_stop(scope)
-            if not cpu_s:
-                await run.finished.wait()
-            while not run.finished.is_set():
-                with anyio.move_on_after(CPU_CHECK_EVERY_S):
-                    await run.finished.wait()
-                used = kernel.handle.usage()
-                if not began.measured:  # from when the server could look first
-                    began = used
-                elif used.cpu_s - began.cpu_s > cpu_s:
-                    cell.stop(StopReason.CPU)
+            await reach.ended(kernel, run, check_cpu if cpu_s else None)
             return None
     finally:
         cell.watch_stop(None)
-    return None if run.finished.is_set() else cell.stop_reason or StopReason.TIMEOUT
+    stopped = scope.cancelled_caught and not run.finished.is_set()
+    return (cell.stop_reason or StopReason.TIMEOUT) if stopped else None
 
 
 async def stop(kernel: Kernel, run: Run, grace_s: float) -> bool:

@@ -116,6 +116,11 @@ class Console:
         )
         sys.addaudithook(self._audit)
 
+    def repair(self) -> None:
+        """Have streams where code has left none, as with `sys.stdout = None`."""
+        sys.stdout = sys.stdout or self._streams["stdout"]
+        sys.stderr = sys.stderr or self._streams["stderr"]
+
     def redirect(self) -> None:
         """Put pipes in the place of file descriptors 1 and 2."""
         for name, fd in (("stdout", 1), ("stderr", 2)):

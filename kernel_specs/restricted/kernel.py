@@ -9,6 +9,9 @@ import asyncio
 import contextlib
 import inspect
 import os
+import selectors
+import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ClassVar
 
@@ -65,6 +68,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         "kernel_mcp_variables_request",
         "kernel_mcp_packages_request",
         "kernel_mcp_script_request",
+        "kernel_mcp_state_request",
     ]
 
     def start(self) -> None:
@@ -107,6 +111,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
                     self._publish_status("idle", "shell")
                     self.log.error("request could not be handled", exc_info=error)
                     self._send()
+                await asyncio.sleep(RETRY_SECONDS)  # or the task ends: it never spins
             finally:
                 self.shell.reserve.close()
 
@@ -164,6 +169,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
                 await asyncio.sleep(RETRY_SECONDS)
             except Exception:
                 self.log.exception("control request could not be handled")
+                await asyncio.sleep(RETRY_SECONDS)
 
     def set_parent(self, ident: Any, parent: Any, channel: str = "shell") -> None:
         """Attribute output from now on to this request."""
@@ -183,6 +189,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell while the flush timer ticks."""
+        self.console.repair()
         self.service.cell_started()
         try:
             await super().execute_request(stream, ident, parent)
@@ -263,6 +270,14 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         """Describe the names of the session; answered while a cell runs."""
         content = variables.describe(self.shell.user_ns, self.shell.user_ns_hidden)
         self.session.send(stream, "kernel_mcp_variables_reply", content, parent, ident)
+
+    async def kernel_mcp_state_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Tell whether the main thread waits for requests; answered by the service thread."""
+        main = threading.main_thread().ident
+        frame = sys._current_frames().get(main or 0)
+        waits = frame is not None and frame.f_code.co_filename == selectors.__file__
+        content = {"idle": waits and not self.gate.busy}
+        self.session.send(stream, "kernel_mcp_state_reply", content, parent, ident)
 
     async def kernel_mcp_packages_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Take in new packages and import them; other requests are answered meanwhile."""

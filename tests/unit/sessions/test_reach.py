@@ -1,0 +1,86 @@
+"""A kernel that has lost a cell is told from one that is busy with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.kernel import Run
+from kernel_mcp.launch.base import Usage
+from kernel_mcp.sessions import reach
+
+pytestmark = [pytest.mark.anyio]
+
+
+class FakeKernel:
+    """Answers questions with `replies` in turn, the last one for ever; None is no answer."""
+
+    def __init__(self, *replies: dict[str, Any] | None, cpu_s: float = 0.0) -> None:
+        self.handle = self
+        self.stopped = False
+        self.asked = 0
+        self.on_asked: Callable[[], None] = lambda: None
+        self._replies = replies
+        self._cpu_s = cpu_s
+
+    def usage(self) -> Usage:
+        return Usage(self.asked * self._cpu_s)
+
+    async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        reply = self._replies[min(self.asked, len(self._replies) - 1)]
+        self.asked += 1
+        self.on_asked()
+        if reply is None:
+            raise LaunchError("no answer")
+        return reply
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK_S", "AGAIN_S", "MOST_PAUSE_S"):
+        monkeypatch.setattr(reach, name, 0.001)
+
+
+async def looked(kernel: FakeKernel, run: Run, most: int) -> bool:
+    """What comes of it; the cell ends after `most` questions."""
+
+    def end() -> None:
+        if kernel.asked >= most:
+            run.finished.set()
+
+    kernel.on_asked = end
+    with anyio.fail_after(30):
+        return await reach.ended(kernel, run, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("replies", "looks"),
+    [
+        (({"idle": True},), reach.IDLE_LOOKS),
+        (({"idle": False}, {"idle": True}), 1 + reach.IDLE_LOOKS),
+        (({"idle": True}, {}, {"idle": True}), 2 + reach.IDLE_LOOKS),
+        ((None,), reach.SILENT_LOOKS),
+    ],
+)
+async def test_a_kernel_without_work_has_lost_the_cell(
+    replies: tuple[dict[str, Any] | None, ...], looks: int
+) -> None:
+    kernel = FakeKernel(*replies)
+    assert not await looked(kernel, Run(lambda _event: None), 99)
+    assert kernel.asked == looks
+
+
+async def test_a_kernel_at_work_is_waited_for() -> None:
+    run = Run(lambda _event: None)
+    assert await looked(FakeKernel({"idle": False}), run, 9)
+    assert await looked(FakeKernel(None, cpu_s=1.0), Run(lambda _event: None), 9)
+    stopped = FakeKernel(None)
+    stopped.stopped = True
+    assert await looked(stopped, Run(lambda _event: None), 9)
+    answered = Run(lambda _event: None)
+    answered.on_reply({"status": "ok"})
+    assert await looked(FakeKernel({"idle": True}), answered, 9)
