@@ -14,6 +14,7 @@ from kernel_mcp.files.paging import Page
 from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
 from kernel_mcp.output.render import PICTURE_BYTES
+from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.session import Session
 
 
@@ -28,6 +29,10 @@ def page_answer(page: Page) -> CallToolResult:
         notes.append(
             f"lines {page.first} to {last} of {page.total:,}; read on with offset={page.next}"
         )
+    safe = visible(text)
+    if safe != text:
+        notes.append("characters that hide text are written as escapes here, not in the file")
+    text = safe
     if notes:
         text = text.removesuffix("\n")
         return CallToolResult(content=[TextContent(text=text), said("; ".join(notes))])

@@ -16,6 +16,7 @@ from kernel_mcp.delivery import Receipt, RequestId
 from kernel_mcp.errors import KernelMcpError, SessionGone
 from kernel_mcp.output.notice import guarded, notice
 from kernel_mcp.output.terminal import clean
+from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.ledger import Loss, Notice
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.reply import Reply
@@ -47,7 +48,7 @@ class NoticeContent(TextContent):
 
 def said(text: str) -> NoticeContent:
     """A notice as a content block."""
-    return NoticeContent(text=notice(text))
+    return NoticeContent(text=notice(visible(text)))
 
 
 def say(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
@@ -150,23 +151,32 @@ def _guarded_result(result: CallToolResult) -> CallToolResult:
 
 def _guarded_block(block: ContentBlock) -> ContentBlock:
     if isinstance(block, TextContent) and not isinstance(block, NoticeContent):
-        text = guarded(block.text)
+        text = _guarded(block.text)
         return block if text is block.text else block.model_copy(update={"text": text})
     if isinstance(block, ResourceLink):
-        return block.model_copy(update={"name": guarded(block.name)})
+        return block.model_copy(update={"name": _guarded(block.name)})
     return block
 
 
 def _guarded_model(model: M) -> M:
     text = model.model_dump_json()
-    if guarded(text) is text:
+    if _guarded(text) is text and not any(mark in text for mark in _ESCAPED_IN_JSON):
         return model
     return type(model).model_validate(_guarded_value(model.model_dump()))
 
 
+_ESCAPED_IN_JSON = ("\\u00", "\\b", "\\f", "\\r")
+"""How JSON writes control characters."""
+
+
+def _guarded(text: str) -> str:
+    """Text of others in which nothing is hidden, and nothing passes for a notice."""
+    return guarded(visible(text))
+
+
 def _guarded_value(value: Any) -> Any:
     if isinstance(value, str):
-        return guarded(value)
+        return _guarded(value)
     if isinstance(value, dict):
         return {key: _guarded_value(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kernel_mcp.output.text import is_plain, visible
+from kernel_mcp.output.text import is_plain, revealed
 
 LIVE_ROWS = 16
 """Rows at the end of a stream that cursor movements can still rewrite."""
@@ -228,7 +228,7 @@ def _reduce(text: str) -> str:
         text = _ESCAPE.sub(_movement, text)
     text = text.replace("\r\n", "\n")
     text = _REMOVED.sub("", text)
-    return visible(_LINE_FEEDS.sub("\n", text))
+    return revealed(_LINE_FEEDS.sub("\n", text))
 
 
 def _movement(match: re.Match[str]) -> str:

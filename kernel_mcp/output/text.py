@@ -1,7 +1,11 @@
 r"""Text made safe to show, and cut to a budget.
 
-Characters that could hide or reorder text (bidi controls, tag characters) and lone surrogates are
-written as escapes such as `\u202e`.
+What could hide or reorder text is written as escapes such as `\u202e`: control characters, lone
+surrogates, and every character that Unicode lets a display ignore (Default_Ignorable_Code_Point:
+bidi controls, zero-width characters, variation selectors, tag characters, fillers). A display shows
+none of them, a model reads all: whole sentences can be spelt in them. One is left alone where it
+makes an ordinary emoji and can say nothing by itself: a single emoji variation selector (U+FE0F)
+after an emoji or in a keycap, and a single zero-width joiner (U+200D) between two emoji.
 """
 
 from __future__ import annotations
@@ -9,42 +13,114 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_HIDDEN = f"{_BIDI}\ud800-\udfff\U000e0000-\U000e007f"
-_UNSAFE = re.compile(f"[{_HIDDEN}]")
-_SPECIAL = re.compile(f"[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f{_HIDDEN}]")
-_BIDI_CHARS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-_C1_BYTES = re.compile(rb"\xc2[\x80-\x9f]")
+_SURROGATES = "\ud800-\udfff"
+_BY_PREFIX = {
+    b"\xc2": "\x80-\x9f\xad",
+    b"\xcd\x8f": "\u034f",
+    b"\xd8\x9c": "\u061c",
+    b"\xe1\x85": "\u115f\u1160",
+    b"\xe1\x9e": "\u17b4\u17b5",
+    b"\xe1\xa0": "\u180b-\u180f",
+    b"\xe2\x80": "\u200b-\u200f\u2028-\u202e",
+    b"\xe2\x81": "\u2060-\u206f",
+    b"\xe3\x85\xa4": "\u3164",
+    b"\xef\xb8": "\ufe00-\ufe0f",
+    b"\xef\xbb\xbf": "\ufeff",
+    b"\xef\xbe\xa0": "\uffa0",
+    b"\xef\xbf": "\ufff0-\ufffb",
+    b"\xf0\x93\x90": "\U00013430-\U0001343f",
+    b"\xf0\x9b\xb2": "\U0001bca0-\U0001bca3",
+    b"\xf0\x9d\x85": "\U0001d173-\U0001d17a",
+    b"\xf3\xa0": "\U000e0000-\U000e0fff",
+}
+"""Hidden characters by what they begin with in UTF-8, in which most texts show quickly that they
+have none. Default_Ignorable_Code_Point of Unicode 16 (DerivedCoreProperties.txt), with control
+characters, separators of lines and paragraphs, interlinear annotations and the format controls of
+hieroglyphs."""
+_IGNORABLE = "".join(_BY_PREFIX.values())
+_EMOJI = (
+    "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25aa-\u27bf\u2900-\u297f"
+    "\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
+)
+_ORDINARY = (
+    f"(?<![{_EMOJI}]\ufe0f)"
+    r"(?!(?<=[0-9#*]" + "\ufe0f)\u20e3)"
+    f"(?!(?:(?<=[{_EMOJI}]\u200d)|(?<=[{_EMOJI}]\ufe0f\u200d))[{_EMOJI}])"
+)
+"""Follows a hidden character in a pattern: not one that makes an ordinary emoji."""
+_UNSAFE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f{_SURROGATES}{_IGNORABLE}](?!(?<=\r)\n){_ORDINARY}")
+_HIDDEN = re.compile(f"[{_SURROGATES}{_IGNORABLE}]{_ORDINARY}")
+_FREQUENT = (b"\xc2", b"\xe2")
+"""Where Latin letters and punctuation begin, too: looked for in one pass."""
+_FIRST = re.compile(
+    rf"[\x00-\x08\x0b-\x1f\x7f{''.join(_BY_PREFIX[p] for p in _BY_PREFIX if p[:1] in _FREQUENT)}]"
+    f"{_ORDINARY}"
+)
+_SEARCHES = {
+    lead: [
+        (prefix, re.compile(f"[{chars}]{_ORDINARY}"))
+        for prefix, chars in _BY_PREFIX.items()
+        if prefix.startswith(lead)
+    ]
+    for lead in dict.fromkeys(prefix[:1] for prefix in _BY_PREFIX)
+    if lead not in _FREQUENT
+}
+_HIDDEN_UTF8 = re.compile(
+    rb"(?:\xc2\xad|\xcd\x8f|\xd8\x9c|\xe1(?:\x85[\x9f\xa0]|\x9e[\xb4\xb5]|\xa0[\x8b-\x8f])"
+    rb"|\xe2(?:\x80[\x8b-\x8f\xa8-\xae]|\x81[\xa0-\xaf])|\xe3\x85\xa4"
+    rb"|\xef(?:\xb8[\x80-\x8f]|\xbb\xbf|\xbe\xa0|\xbf[\xb0-\xbb])"
+    rb"|\xf0(?:\x93\x90[\xb0-\xbf]|\x9b\xb2[\xa0-\xa3]|\x9d\x85[\xb3-\xba])"
+    rb"|\xf3\xa0[\x80-\xbf][\x80-\xbf])+"
+)
+"""Runs of the same in UTF-8."""
+_C1_UTF8 = re.compile(rb"\xc2[\x80-\x9f]")
 _ASCII_SPECIAL = bytes((*range(9), *range(11, 32), 127))
+_LATIN_SPECIAL = bytes((*_ASCII_SPECIAL, *range(128, 160), 0xAD))
 
 
 def is_plain(text: str) -> bool:
-    """Whether `text` can be shown as it is."""
-    if text.isascii():
-        raw = text.encode("ascii")
-        return len(raw.translate(None, _ASCII_SPECIAL)) == len(raw)
-    return _SPECIAL.search(text) is None
+    """Whether `text` can be shown as it is, where only LF ends a line."""
+    try:
+        raw = text.encode("latin-1")
+    except UnicodeEncodeError:
+        return _is_plain_unicode(text)
+    return len(raw.translate(None, _LATIN_SPECIAL)) == len(raw)
+
+
+def _is_plain_unicode(text: str) -> bool:
+    if _FIRST.search(text):
+        return False
+    try:
+        raw = text.encode("utf-8")
+    except UnicodeEncodeError:  # lone surrogates
+        return False
+    return not any(
+        lead in raw and any(prefix in raw and found.search(text) for prefix, found in searches)
+        for lead, searches in _SEARCHES.items()
+    )
 
 
 def visible(text: str) -> str:
-    """`text` with bidi controls, tag characters and lone surrogates written as escapes."""
-    if text.isascii():
-        return text
-    return _UNSAFE.sub(_escaped, text)
+    """`text` with what would hide or reorder it written as escapes; ends of lines may be CR LF."""
+    return text if is_plain(text) else _UNSAFE.sub(_escaped, text)
+
+
+def revealed(text: str) -> str:
+    """As `visible`, but leaves the control characters to a terminal."""
+    return text if text.isascii() else _HIDDEN.sub(_escaped, text)
 
 
 def stripped(text: str) -> str:
     """`text` made safe at the least cost: control characters dropped, escape codes not understood.
 
-    For hostile amounts of them, where `visible` and a terminal would take seconds.
+    For hostile amounts of them, where `visible` and a terminal would take seconds: a run of hidden
+    characters is one question mark.
     """
+    if is_plain(text):
+        return text
     raw = text.encode("utf-8", "backslashreplace").translate(None, _ASCII_SPECIAL)
-    for char in _BIDI_CHARS:
-        raw = raw.replace(char.encode("utf-8"), _escape_of(char).encode("ascii"))
-    for start in (b"\xf3\xa0\x80", b"\xf3\xa0\x81"):  # tag characters; their last byte stays
-        raw = raw.replace(start, b"?")
-    if b"\xc2" in raw:
-        raw = _C1_BYTES.sub(b"", raw)
+    if not raw.isascii():
+        raw = _HIDDEN_UTF8.sub(b"?", _C1_UTF8.sub(b"", raw))
     return raw.decode("utf-8", "replace")
 
 
@@ -62,15 +138,19 @@ def _escape_of(char: str) -> str:
     return f"\\u{code:04x}" if code > 0xFF else f"\\x{code:02x}"
 
 
-_ESCAPE_OF = {
-    char: _escape_of(char)
-    for char in map(chr, (*range(0x600, 0x2100), *range(0xD800, 0xE000), *range(0xE0000, 0xE0080)))
-    if _UNSAFE.match(char)
-}
+class _Escapes(dict[str, str]):
+    """Characters and their escapes, made when they are first asked for."""
+
+    def __missing__(self, char: str) -> str:
+        self[char] = _escape_of(char)
+        return self[char]
+
+
+_ESCAPES = _Escapes()
 
 
 def _escaped(match: re.Match[str]) -> str:
-    return _ESCAPE_OF[match.group()]
+    return _ESCAPES[match.group()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,59 @@ def test_ordinary_scripts_and_emoji_stay_as_they_are() -> None:
     text = "naïve Ελλάδα עברית العربية 漢字 👩‍👩‍👧"
     assert visible(text) == text
     assert is_plain(text)
+
+
+IGNORABLE = (
+    *(
+        "\xad\u034f\u061c\u115f\u1160\u17b4\u180b\u180e\u200b\u200c\u200d\u200e\u2028\u202a\u2060\u2064"
+    ),
+    *(
+        "\u206f\u3164\ufe00\ufe0e\ufe0f\ufeff\uffa0\ufff9\U0001bca0\U0001d173\U000e0001\U000e0020\U000e0100"
+    ),
+    "\U000e01ef",
+)
+
+
+@pytest.mark.parametrize("char", IGNORABLE, ids=ascii)
+def test_what_a_display_may_ignore_is_written_as_an_escape(char: str) -> None:
+    for text in (f"a{char}b", f"漢{char}字", char, f"{char}\n", f"x{char}{char}y"):
+        shown = visible(text)
+        assert char not in shown
+        assert ascii(char)[1:-1] in shown
+        assert not is_plain(text)
+        assert char not in stripped(text)
+
+
+def test_ordinary_emoji_stay_and_runs_of_their_parts_do_not() -> None:
+    for text in ("❤️ ok", "1️⃣ #️⃣", "🏳️‍🌈", "👩🏽‍💻", "🧔‍♂️", "↔️"):
+        assert visible(text) == text
+        assert is_plain(text)
+    assert visible("❤\ufe0f\ufe0f") == "❤\ufe0f\\ufe0f"
+    assert visible("a\ufe0f") == "a\\ufe0f"
+    assert visible("👩\u200d\u200d👩") == "👩\\u200d\\u200d👩"
+    assert visible("👩\u200dx") == "👩\\u200dx"
+    assert visible("1\ufe0f2") == "1\\ufe0f2"
+
+
+def test_control_characters_are_written_as_escapes_and_ends_of_lines_stay() -> None:
+    assert visible("a\x1b[8mb\x00\x7f\x85\r\nc\td\re") == "a\\x1b[8mb\\x00\\x7f\\x85\r\nc\td\\x0de"
+
+
+def test_every_character_is_judged_alike_by_every_way() -> None:
+    for code in (
+        *range(0x3200),
+        *range(0xD7F0, 0x11000),
+        *range(0x13400, 0x13500),
+        *range(0xE0000, 0xE1100),
+    ):
+        char = chr(code)
+        plain = is_plain(f"x{char}漢")
+        assert plain == is_plain(char), ascii(char)
+        if plain:
+            assert visible(char) == char == stripped(char)
+        else:
+            assert is_plain(stripped(char))
+            assert visible(char) != char
 
 
 @given(st.text())
