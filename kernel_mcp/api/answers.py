@@ -38,6 +38,8 @@ async def answer(
     else:
         rendered = await render(items, session=session.handle, cell=cell.number, budget=budget)
     reply.carry(session.ledger, said)
+    if (own := cell.own) is not None and own in said:
+        reply.receipt.then(lambda: session.ledger.told_by_its_cell(own))
     reply.receipt.then(
         lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid)
     )

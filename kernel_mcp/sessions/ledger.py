@@ -46,7 +46,7 @@ class Ledger:
         self.number = 0
         self._pending: list[Notice] = []
         self._losses: list[Notice] = []
-        self._placed = 0
+        self._placed = self._settled = 0
         self._again: Notice | None = None
         self._forgotten = 0
 
@@ -78,10 +78,10 @@ class Ledger:
     def place(self, since: int) -> list[Notice]:
         """The losses that a cell which begins now runs after.
 
-        Those that no cell has run after yet, and all since the notice `since`, the last one when
-        the cell was handed in.
+        Those that no cell has run after yet and that were not told by the cell whose doing they
+        were, and all since the notice `since`, the last one when the cell was handed in.
         """
-        first = min(since, self._placed)
+        first = min(since, max(self._placed, self._settled))
         self._placed = self.number
         return [notice for notice in self._losses if notice.number > first]
 
@@ -100,6 +100,10 @@ class Ledger:
         """Note that nobody has read the answer with these after all."""
         back = [notice for notice in notices if notice.number and notice not in self._pending]
         self._pending = sorted([*self._pending, *back], key=lambda notice: notice.number)
+
+    def told_by_its_cell(self, notice: Notice) -> None:
+        """Note that the cell whose doing it was has told it: those handed in from now on do not."""
+        self._settled = max(self._settled, notice.number)
 
     def withdraw(self, notice: Notice | None) -> None:
         """Tell something no more, because a later notice says it better."""

@@ -43,6 +43,15 @@ def test_cells_run_after_what_was_lost_while_they_waited_and_before() -> None:
     assert ledger.place(ledger.number) == []
 
 
+def test_what_its_own_cell_has_told_is_repeated_by_those_that_waited_only() -> None:
+    ledger = Ledger()
+    waiting = ledger.number
+    killed = ledger.add("cell 1 was killed", Loss("death"))
+    ledger.told_by_its_cell(killed)
+    assert ledger.place(ledger.number) == []
+    assert ledger.place(waiting) == [killed]
+
+
 def test_after_a_reset_no_cell_runs_after_a_loss() -> None:
     ledger = Ledger()
     ledger.add("one", Loss("death"))
