@@ -102,6 +102,11 @@ class Channels:
             ) from error
         return msg_id
 
+    def taken(self, channel: Channel) -> bool:
+        """Whether the kernel has read all requests that were sent on a channel."""
+        line = self._lines.get(channel)
+        return line is not None and line.taken
+
     async def drained(self, timeout: float) -> None:
         """Deliver what a dead kernel still sent, waiting at most `timeout` seconds for its end."""
         if "rest" in self._timers:

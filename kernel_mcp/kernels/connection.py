@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -14,6 +17,7 @@ from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
 READ_BYTES = 128 * 1024
 MAX_WAITING_BYTES = 64 * MIB
 """Requests that a kernel has not taken yet; more are refused."""
+_INT_BYTES = 4
 
 
 class Connection:
@@ -46,6 +50,16 @@ class Connection:
     def fileno(self) -> int:
         """The descriptor that becomes readable."""
         return self._socket.fileno()
+
+    @property
+    def taken(self) -> bool:
+        """Whether the kernel has read all that was sent; False also where the system fails."""
+        if self._out or self._held:
+            return False
+        with suppress(OSError):
+            left = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(_INT_BYTES))
+            return int.from_bytes(left, sys.byteorder) == 0
+        return False
 
     def read(self) -> bool:
         """Take in some of what has arrived; whether there may be more.

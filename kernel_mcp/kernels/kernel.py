@@ -90,6 +90,8 @@ class Kernel:
         self.policy = policy
         self.dead = anyio.Event()
         self.names = KnownNames()
+        self.broken = False
+        """Whether its own code was found not to work any more."""
         self._run: Run | None = None
         self._ending: Ending | None = None
         self._stray: Sink | None = None
@@ -200,6 +202,15 @@ class Kernel:
             yield answer
         finally:
             del self._asked[msg_id]
+
+    @property
+    def taken(self) -> bool:
+        """Whether the main thread has taken all cells and other requests that were sent to it."""
+        return self._channels.taken("shell")
+
+    def knock(self) -> None:
+        """Send a request that only shows whether it is `taken`. Raises LaunchError."""
+        self._channels.send("shell", "kernel_info_request", {})
 
     def missed(self, run: Run) -> bool:
         """Whether the kernel has ended and surely never took the request of `run`."""

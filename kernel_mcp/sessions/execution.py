@@ -43,6 +43,9 @@ async def run_cell(
 
 
 async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:
+    if await reach.still_broken(kernel):
+        cell.notice(reach.ADVICE)
+        return Outcome(Status.ERROR, cause=reach.NOT_RUN)
     run = await _hand_over(kernel, cell)
     reason = await _end_or_stop(kernel, run, cell, cpu_s)
     if reason is None and kernel.missed(run):
@@ -97,7 +100,7 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
     try:
         with anyio.move_on_after(cell.timeout_s or None) as scope:
             cell.watch_stop(scope)
-            await reach.ended(kernel, run, check_cpu if cpu_s else None)
+            await reach.ended(kernel, run, check_cpu if cpu_s else None, cell.notice)
             return None
     finally:
         cell.watch_stop(None)

@@ -241,6 +241,7 @@ SEAMS = frozenset(
         "anyio.wait_readable",
         "fcntl.fcntl",
         "fcntl.flock",
+        "fcntl.ioctl",
         "kernel_specs.template.packets.close_all",
         "kernel_specs.template.packets.receive",
         "kernel_specs.template.packets.send",

@@ -21,6 +21,7 @@ BROKEN = {
     "IPython": "get_ipython().events.trigger = None",
     "the loop's tasks": "import asyncio\nfor task in asyncio.all_tasks(): task.cancel()",
 }
+HELD = "holds Python's lock"
 HARMLESS = {
     "streams": "import sys; sys.stdout = None; sys.stderr = None",
     "print": "import builtins; builtins.print = None",
@@ -49,12 +50,39 @@ async def _breaks(notebook: Agent, code: str) -> None:
     assert answers[1].status == "error", code
     assert "Call reset" in answers[1].text, f"{code}: {answers[1].text}"
     assert answers[1].cell["state_kept"], code
+    again = await notebook.call("execute", session=session, code="open('ran', 'w')")
+    assert "Call reset" in again.text, f"{code}: {again.text}"
+    assert again.cell["duration_s"] < answers[1].cell["duration_s"] / 2 + 2, code
     await notebook.call("reset", session=session)
     assert (await notebook.run("1 + 1", session=session)).text.startswith("2"), code
 
 
+WAITING = {
+    "time.sleep(6)": "",
+    "await asyncio.sleep(6)": "",
+    "subprocess.run(['sleep', '6'])": "",
+    "ctypes.PyDLL(None).sleep(17)": HELD,
+    "await asyncio.sleep(0.1); ctypes.PyDLL(None).sleep(17)": HELD,
+    "for _ in range(5): ctypes.PyDLL(None).sleep(4)": HELD,
+    "threading.Thread(target=ctypes.PyDLL(None).sleep, args=(17,)).start()": HELD,
+}
+
+
 async def test_a_cell_that_sleeps_or_waits_is_not_taken_for_a_broken_kernel() -> None:
-    async with agent("--profile", "open") as notebook:
-        await notebook.run("import asyncio, subprocess, threading, time")
-        for code in ("time.sleep(6)", "await asyncio.sleep(6)", "subprocess.run(['sleep', '6'])"):
-            assert (await notebook.run(f"{code}\n'done'")).text == "'done'", code
+    async with (
+        agent("--profile", "open", "--max-sessions", "20") as notebook,
+        anyio.create_task_group() as tasks,
+    ):
+        for code, told in WAITING.items():
+            tasks.start_soon(_waits, notebook, code, told)
+
+
+async def _waits(notebook: Agent, code: str, told: str) -> None:
+    session = (await notebook.call("create_session")).data["session"]
+    await notebook.run("import asyncio, ctypes, subprocess, threading, time", session=session)
+    answer = await notebook.run(f"{code}\nopen('done', 'w')\n'done'", session=session, wait=60)
+    assert "'done'" in answer.text, f"{code}: {answer.text}"
+    assert answer.status == "ok", code
+    assert HELD not in answer.text or told, code
+    after = await notebook.run("open('done').read(), 6 * 7", session=session, wait=60)
+    assert "('', 42)" in after.text, f"{code}: {after.text}"

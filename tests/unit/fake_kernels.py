@@ -35,7 +35,7 @@ class FakeKernel:
     def __init__(self, source: FakeSource) -> None:
         self.variables: dict[str, str] = {}
         self.exit: ExitStatus | None = None
-        self.closed = False
+        self.closed = self.broken = False
         self.stopped = False
         self.handle = self
         self.names = KnownNames()

@@ -17,15 +17,29 @@ pytestmark = [pytest.mark.anyio]
 
 
 class FakeKernel:
-    """Answers questions with `replies` in turn, the last one for ever; None is no answer."""
+    """Answers questions with `replies` in turn, the last one for ever; None is no answer.
 
-    def __init__(self, *replies: dict[str, Any] | None, cpu_s: float = 0.0) -> None:
+    It takes requests from the `hears`th question on.
+    """
+
+    def __init__(
+        self, *replies: dict[str, Any] | None, cpu_s: float = 0.0, hears: int = 0
+    ) -> None:
         self.handle = self
-        self.stopped = False
+        self.stopped = self.broken = False
+        self.told: list[str] = []
+        self._hears = hears
         self.asked = 0
         self.on_asked: Callable[[], None] = lambda: None
         self._replies = replies
         self._cpu_s = cpu_s
+
+    @property
+    def taken(self) -> bool:
+        return self.asked >= self._hears
+
+    def knock(self) -> None:
+        assert self.taken
 
     def usage(self) -> Usage:
         return Usage(self.asked * self._cpu_s)
@@ -54,7 +68,7 @@ async def looked(kernel: FakeKernel, run: Run, most: int) -> bool:
 
     kernel.on_asked = end
     with anyio.fail_after(30):
-        return await reach.ended(kernel, run, None)  # type: ignore[arg-type]
+        return await reach.ended(kernel, run, None, kernel.told.append)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +77,7 @@ async def looked(kernel: FakeKernel, run: Run, most: int) -> bool:
         (({"idle": True},), reach.IDLE_LOOKS),
         (({"idle": False}, {"idle": True}), 1 + reach.IDLE_LOOKS),
         (({"idle": True}, {}, {"idle": True}), 2 + reach.IDLE_LOOKS),
-        ((None,), reach.SILENT_LOOKS),
+        ((None,), reach.DEAF_LOOKS),
     ],
 )
 async def test_a_kernel_without_work_has_lost_the_cell(
@@ -72,6 +86,7 @@ async def test_a_kernel_without_work_has_lost_the_cell(
     kernel = FakeKernel(*replies)
     assert not await looked(kernel, Run(lambda _event: None), 99)
     assert kernel.asked == looks
+    assert kernel.broken
 
 
 async def test_a_kernel_at_work_is_waited_for() -> None:
@@ -84,3 +99,15 @@ async def test_a_kernel_at_work_is_waited_for() -> None:
     answered = Run(lambda _event: None)
     answered.on_reply({"status": "ok"})
     assert await looked(FakeKernel({"idle": True}), answered, 9)
+
+
+async def test_code_that_lets_nobody_answer_is_waited_for_and_told_once() -> None:
+    holds = FakeKernel(None, hears=99)
+    assert await looked(holds, Run(lambda _event: None), 9)
+    assert holds.told == [reach.HELD]
+    assert not holds.broken
+    lets_go = FakeKernel(*[None] * 5, {"idle": False}, hears=5)
+    assert await looked(lets_go, Run(lambda _event: None), 9)
+    breaks = FakeKernel(None, hears=5)
+    assert not await looked(breaks, Run(lambda _event: None), 99)
+    assert breaks.asked == 4 + reach.DEAF_LOOKS
