@@ -151,7 +151,7 @@ def _table(file: Path) -> dict[str, Any] | None:
         content = tomllib.loads(text.decode())
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of numbers with too many digits, too
         reason = re.sub(r"\s+", " ", str(error))
         raise ConfigError(f"{file}: not valid TOML: {reason}") from error
     tool = content.get("tool")
@@ -180,7 +180,11 @@ def _option(key: str, file: Path) -> Option:
 
 
 def _from_table(option: Option, given: object, file: Path) -> object:
-    return _read(option, given, f"{file}: {option.name} = {repr(given)[:MAX_SHOWN]}", file.parent)
+    try:
+        shown = repr(given)[:MAX_SHOWN]
+    except ValueError:  # a number with too many digits
+        shown = "…"
+    return _read(option, given, f"{file}: {option.name} = {shown}", file.parent)
 
 
 def _read(option: Option, given: object, source: str, base: Path) -> object:
@@ -188,6 +192,8 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
         value = option.read(given)
     except ValueError as error:
         raise ConfigError(f"{source}: {error}") from None
+    except OverflowError:
+        raise ConfigError(f"{source}: the number is too large") from None
     if option.read is python and "/" in str(value):
         return str(base / str(value))
     if option.read is places and isinstance(value, tuple):

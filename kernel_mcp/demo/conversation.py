@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from mcp_types import ImageContent, TextContent
 
 from kernel_mcp.demo.steps import Step
 from kernel_mcp.demo.transcript import Transcript
+from kernel_mcp.programs import own_module
 
 _CELL = "kernel-mcp/cell"
 _WAIT_S = 60
@@ -108,9 +108,8 @@ class Conversation:
 @asynccontextmanager
 async def connect(flags: Sequence[str], transcript: Transcript) -> AsyncIterator[Conversation]:
     """Start `kernel-mcp` with these flags as a process of its own and talk to it over stdio."""
-    server = StdioServerParameters(
-        command=sys.executable, args=["-m", "kernel_mcp", *flags], env=dict(os.environ)
-    )
+    program, *arguments = own_module("kernel_mcp", *flags)
+    server = StdioServerParameters(command=program, args=arguments, env=dict(os.environ))
     async with Client(stdio_client(server)) as client:
         yield Conversation(client, transcript)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -34,6 +33,7 @@ from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy
+from kernel_mcp.programs import find_program
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, select_sandbox
@@ -273,7 +273,7 @@ def _versions(environment: KernelEnvironment | None) -> dict[str, str]:
 
 
 def _bubblewrap() -> str:
-    program = shutil.which("bwrap")
+    program = find_program("bwrap")
     if program is None:
         return "not installed"
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)

@@ -23,6 +23,7 @@ from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
+from kernel_mcp.programs import own_module
 from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.selftest import Check
@@ -44,7 +45,7 @@ def killed_server(
         "runs": str(runs),
     }
     server = subprocess.Popen(
-        [sys.executable, "-m", "kernel_mcp.doctor.orphan"],
+        own_module("kernel_mcp.doctor.orphan"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

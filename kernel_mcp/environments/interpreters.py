@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 from packaging.version import Version
 
-from kernel_mcp.environments.uv import Progress, Uv
+from kernel_mcp.environments.uv import NEUTRAL, Progress, Uv
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.values import NEWEST_PYTHON, OLDEST_PYTHON
 
@@ -133,6 +133,7 @@ class Interpreters:
                 done = await anyio.run_process(
                     [_base_of(path), "-I", "-S", "-c", _PROBE],
                     check=False,
+                    cwd=NEUTRAL,
                     stdin=subprocess.DEVNULL,
                 )
             found = Interpreter(**json.loads(done.stdout))

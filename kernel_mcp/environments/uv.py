@@ -20,12 +20,15 @@ from kernel_mcp.environments.sources import Sources
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.usage import tree
 from kernel_mcp.output.terminal import clean
+from kernel_mcp.programs import search_path
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.none import tie_to_server
 
 Progress: TypeAlias = Callable[[str], Awaitable[None]]
 
 CACHE = "uv-cache"
+NEUTRAL = "/"
+"""Where uv runs: it, and wrappers of Python, read the files of projects in all folders above."""
 _TAIL_LINES = 40
 _LINE_CHARS = 2000
 END_S = 1.0
@@ -52,19 +55,15 @@ class Uv:
         self,
         executable: str,
         environ: Mapping[str, str],
-        cwd: Path,
+        root: Path,
         sources: Sources | None = None,
     ) -> None:
-        """`cwd` is a folder without project files, so that none of them configures uv.
-
-        uv's cache is a folder in it.
-        """
+        """Uv's cache is a folder in `root`."""
         self.executable = executable
-        self.cache = cwd / CACHE
+        self.cache = root / CACHE
         self.sources = sources or Sources()
-        self._cwd = cwd
         self._env = {name: text for name, text in environ.items() if name not in _DROPPED}
-        self._env["PATH"] = _with_pyenv(self._env)
+        self._env["PATH"] = _interpreters(self._env)
         self._env["UV_NO_PROGRESS"] = "1"
         self._env["UV_CACHE_DIR"] = str(self.cache)
         if self.sources.offline:
@@ -73,7 +72,7 @@ class Uv:
             self._env["UV_SYSTEM_CERTS"] = "1"
 
     @classmethod
-    def installed(cls, cwd: Path, sources: Sources | None = None) -> Uv:
+    def installed(cls, root: Path, sources: Sources | None = None) -> Uv:
         """The uv this server depends on. Raises EnvironmentBuildError when it is missing."""
         import uv
 
@@ -84,13 +83,13 @@ class Uv:
                 "uv, which builds the environments of the kernels, is not installed beside the "
                 "server; install it with: pip install uv"
             ) from error
-        return cls(executable, os.environ, cwd, sources)
+        return cls(executable, os.environ, root, sources)
 
     async def query(self, args: Sequence[str]) -> UvResult:
         """Run uv for what it prints on stdout."""
         done = await anyio.run_process(
             [self.executable, *args],
-            cwd=self._cwd,
+            cwd=NEUTRAL,
             env=self._env,
             stdin=subprocess.DEVNULL,
             check=False,
@@ -117,12 +116,11 @@ class Uv:
             command = SandboxCommand([*tie_to_server(), *argv], (), self._env)
         else:
             command = confined(argv, self._env)
-        return await run_command(command, self._cwd, progress, keep=keep, started=started)
+        return await run_command(command, progress, keep=keep, started=started)
 
 
 async def run_command(
     command: SandboxCommand,
-    cwd: Path,
     progress: Progress | None = None,
     *,
     keep: int = -1,
@@ -134,7 +132,7 @@ async def run_command(
     try:
         opened = await anyio.open_process(
             command.argv,
-            cwd=cwd,
+            cwd=NEUTRAL,
             env=command.env,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
@@ -189,11 +187,24 @@ async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:
         yield rest
 
 
-def _with_pyenv(environ: Mapping[str, str]) -> str:
-    """PATH with every Python of pyenv in front of its shims, which refuse inactive versions."""
+def _interpreters(environ: Mapping[str, str]) -> str:
+    """PATH with every Python of pyenv in front of its shims, which refuse inactive versions.
+
+    uv starts whatever Python is there, together with its packages. So virtual environments, which
+    kernels are not made from, are left out: the active one may have come with a project.
+    """
     try:
         root = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
         found = [str(python.parent) for python in (root / "versions").glob("3.*/bin/python3")]
     except (OSError, RuntimeError):  # somebody else's folder, as after `su`; no home at all
         found = []
-    return os.pathsep.join([*sorted(found, reverse=True), environ.get("PATH", os.defpath)])
+    places = [*sorted(found, reverse=True), *search_path(environ).split(os.pathsep)]
+    return os.pathsep.join(filter(_is_base, places))
+
+
+def _is_base(programs: str) -> bool:
+    try:
+        folder = Path(programs)
+        return folder.is_absolute() and not folder.with_name("pyvenv.cfg").exists()
+    except OSError:
+        return True

@@ -137,7 +137,7 @@ class Workshop:
 
         async def run(identity: Identity | None) -> UvResult:
             command = builder.command(request, identity)
-            return await run_command(command, Path("/"), keep=keep, started=spending.started)
+            return await run_command(command, keep=keep, started=spending.started)
 
         with anyio.move_on_after(COMPILE_S):
             async with builder.owner([folder], hostile=True) as identity:

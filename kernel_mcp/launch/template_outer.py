@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import platform
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.programs import find_program
 from kernel_mcp.sandbox import rootfs
 from kernel_mcp.sandbox.base import BOOT_FOLDER, Identity, SandboxCommand
 from kernel_mcp.sandbox.bwrap import GUEST_ID
@@ -89,7 +89,7 @@ def outer_command(
     `identity` is whom it is on the host of a root server, None for the server's own user.
     Raises LaunchError for a runtime that cannot be bound, SandboxUnavailable without bubblewrap.
     """
-    program = shutil.which("bwrap")
+    program = find_program("bwrap")
     if program is None:
         raise SandboxUnavailable("bubblewrap is not installed, and templates need it")
     entry = [f"{rootfs.BOOT}/template/start.py", "enter", str(control)]

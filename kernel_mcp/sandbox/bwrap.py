@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.programs import find_program
 from kernel_mcp.sandbox import rootfs
 from kernel_mcp.sandbox.advice import install_hint
 from kernel_mcp.sandbox.base import (
@@ -78,7 +79,7 @@ class BwrapSandbox(KernelUsers):
 
         Raises SandboxUnavailable with the remedy.
         """
-        program = shutil.which("bwrap")
+        program = find_program("bwrap")
         if program is None:
             raise SandboxUnavailable(
                 f"bubblewrap is not installed, and kernels need it as their sandbox. "

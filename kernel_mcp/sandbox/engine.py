@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.programs import find_program
 from kernel_mcp.sandbox.advice import AT_OWN_RISK, install_hint
 from kernel_mcp.settings import Settings
 
@@ -56,7 +56,7 @@ class Engine:
         """The engine that was asked for, or the first there is. Raises SandboxUnavailable."""
         wanted = ENGINES if options.engine == "auto" else (options.engine,)
         for kind in wanted:
-            program = shutil.which(kind)
+            program = find_program(kind)
             if program is not None:
                 return cls(kind, program, options.runtime)
         names = " nor ".join(wanted)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
+from kernel_mcp.programs import find_program
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     GuestPaths,
@@ -67,5 +67,5 @@ class NoSandbox:
 
 def tie_to_server() -> list[str]:
     """The words that have a command end with the server, where there is setpriv."""
-    setpriv = shutil.which("setpriv")
+    setpriv = find_program("setpriv")
     return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]

@@ -240,8 +240,12 @@ def test_refused_keys_are_not_even_read(tmp_path: Path) -> None:
         "#" * (2 * MIB),
         f"{'x' * 100_000} = 1",
         f"memory = '{'x' * 100_000}'",
+        f"memory = '{'9' * 400}T'",
+        f"memory = {'9' * 5000}",
+        f"profile = 0x{'f' * 5000}",
+        f"timeout = 0x{'f' * 400}",
     ],
-    ids=["deep", "large", "key", "value"],
+    ids=["deep", "large", "key", "value", "size", "digits", "unshown", "time"],
 )
 def test_a_hostile_file_is_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "kernel-mcp.toml").write_text(content)

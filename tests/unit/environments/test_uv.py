@@ -26,3 +26,28 @@ def test_a_pyenv_that_cannot_be_read_is_none(
     monkeypatch.setattr(Path, "glob", closed)
     uv = Uv("uv", {"PYENV_ROOT": "/root/.pyenv", "PATH": "/bin"}, tmp_path)
     assert uv._env["PATH"] == "/bin"
+
+
+def test_no_project_brings_an_interpreter(tmp_path: Path) -> None:
+    for venv in ("venv", "active"):
+        (tmp_path / venv / "bin").mkdir(parents=True)
+        (tmp_path / venv / "pyvenv.cfg").touch()
+    environ = {
+        "PATH": f"{tmp_path}/active/bin::.:bin:./bin:/bin",
+        "PYENV_ROOT": ".pyenv",
+        "VIRTUAL_ENV": str(tmp_path / "active"),
+        "CONDA_PREFIX": str(tmp_path / "venv"),
+    }
+    uv = Uv("uv", environ, tmp_path)
+    assert uv._env["PATH"] == "/bin"
+    assert not {"VIRTUAL_ENV", "CONDA_PREFIX"} & uv._env.keys()
+
+
+@pytest.mark.anyio
+async def test_no_project_above_the_cache_configures_uv(tmp_path: Path) -> None:
+    program = tmp_path / "uv"
+    program.write_text("#!/bin/sh\npwd\n")
+    program.chmod(0o755)
+    uv = Uv(str(program), {}, tmp_path / "project/cache")
+    assert (await uv.query([])).output == "/"
+    assert (await uv.run([])).output == "/"

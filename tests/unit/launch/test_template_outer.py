@@ -22,7 +22,7 @@ NOBODY = Identity(uid=1_900_000_005, gid=1_900_000_005)
 
 @pytest.fixture(autouse=True)
 def bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda _name: "/usr/bin/bwrap")
+    monkeypatch.setattr("shutil.which", lambda _name, path="": "/usr/bin/bwrap")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_the_way_out_is_closed_for_both(mapped: None, identity: Identity | None)
 
 
 def test_without_bubblewrap_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda _name: None)
+    monkeypatch.setattr("shutil.which", lambda _name, path="": None)
     with pytest.raises(SandboxUnavailable, match="bubblewrap"):
         argv(None)
 

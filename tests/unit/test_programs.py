@@ -1,0 +1,65 @@
+"""What the current folder brings is not started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.programs import find_program, own_module
+
+
+def planted(folder: Path, name: str) -> Path:
+    program = folder / name
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize("entry", ["", ".", "bin", "./bin"])
+def test_programs_of_the_current_folder_are_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bin").mkdir()
+    Path("other").mkdir()
+    planted(tmp_path, "tool")
+    planted(tmp_path / "bin", "tool")
+    monkeypatch.setenv("PATH", entry)
+    assert find_program("tool") is None
+    monkeypatch.setenv("PATH", os.pathsep.join([entry, str(tmp_path / "other")]))
+    expected = planted(tmp_path / "other", "tool")
+    assert find_program("tool") == str(expected)
+
+
+@pytest.mark.parametrize("module", ["kernel_mcp", "kernel_mcp.doctor.orphan"])
+def test_modules_of_the_current_folder_do_not_pass_for_this_project(
+    tmp_path: Path, module: str
+) -> None:
+    (tmp_path / "kernel_mcp").mkdir()
+    for name in ("kernel_mcp/__init__", "kernel_mcp/__main__", "anyio", "json", "runpy", "mcp"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('hijacked')\n")
+    done = subprocess.run(
+        own_module(module, "env", "list", "--cache-dir", str(tmp_path / "c")),
+        input="{}",
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert "hijacked" not in done.stderr
+    said = "0 environments" if module == "kernel_mcp" else "KeyError"
+    assert said in done.stdout + done.stderr
+
+
+def test_a_folder_on_the_path_of_modules_stays_there(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("import sys; print(sys.argv[1:])\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(["", str(tmp_path)])}
+    done = subprocess.run(
+        own_module("beside", "word"), env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['word']\n"
+    assert sys.executable == own_module("beside")[0]
