@@ -22,9 +22,7 @@ class FakeKernel:
     It takes requests from the `hears`th question on.
     """
 
-    def __init__(
-        self, *replies: dict[str, Any] | None, cpu_s: float = 0.0, hears: int = 0
-    ) -> None:
+    def __init__(self, *replies: dict[str, Any] | None, cpu_s: float = 0.0, hears: int = 0) -> None:
         self.handle = self
         self.stopped = self.broken = False
         self.told: list[str] = []
