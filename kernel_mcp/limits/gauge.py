@@ -57,7 +57,12 @@ class Gauge:
 
     async def used(self) -> Usage:
         """As `usage`, without holding up the event loop where many processes have to be read."""
-        return self.usage() if self._group else await anyio.to_thread.run_sync(self.usage)
+        if self._group is not None:
+            return self.usage()
+        with self._faults.kept("memory and processor time"):  # there may be no thread left
+            return await anyio.to_thread.run_sync(self.usage)
+        self._last = replace(self._last, measured=False)
+        return self._last
 
     async def too_much(self) -> bool:
         """Whether the memory is more than it may be where no group limits it.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from kernel_mcp.errors import WorkspaceError
@@ -229,6 +230,28 @@ async def test_what_the_server_lacks_is_no_reason_to_end_anything(
     assert watched.done == []
     told = [text for text in caplog.messages if "session s-1 could not be measured" in text]
     assert len(told) == len(set(told)) == 3, told
+
+
+async def test_a_system_that_gives_no_thread_leaves_the_last_values(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    watched.limits.admit([os.getpid()])
+    await watched.begin()
+    await watched.limits.check_disk()
+    before = watched.limits.usage()
+    monkeypatch.setattr(anyio.to_thread, "run_sync", refuse)
+    for _ in range(3):
+        await watched.limits.check_memory()
+        await watched.limits.check_disk()
+    assert watched.limits.awake
+    assert before.measured
+    assert not watched.done
+    said = [record for record in caplog.records if "no further thread" in record.message]
+    assert len(said) == len(caplog.records) == 3
+    assert not any(record.exc_info for record in said)
 
 
 async def test_what_cannot_be_weighed_is_too_much(
