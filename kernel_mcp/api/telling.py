@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from kernel_mcp.delivery import Receipt, RequestId
 from kernel_mcp.errors import KernelMcpError, SessionGone
-from kernel_mcp.output.notice import guarded, notice
+from kernel_mcp.output.notice import guarded, guarded_lines, notice
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.ledger import Loss, Notice
@@ -82,7 +82,8 @@ class Teller:
 
     def refusal(self, caller: Caller, handle: str, error: KernelMcpError) -> BaseModel:
         """The answer that an error is."""
-        result = CallToolResult(content=[TextContent(text=clean(str(error)))], is_error=True)
+        text = _guarded(clean(str(error)))
+        result = CallToolResult(content=[TextContent(text=text)], is_error=True)
         if isinstance(error, SessionGone):
             loss = Loss("the session has ended", error.lost, error.more)
             result.meta = {LOST_KEY: lost_meta(handle, [loss])}
@@ -151,7 +152,7 @@ def _guarded_result(result: CallToolResult) -> CallToolResult:
 
 def _guarded_block(block: ContentBlock) -> ContentBlock:
     if isinstance(block, TextContent) and not isinstance(block, NoticeContent):
-        text = _guarded(block.text)
+        text = guarded_lines(visible(block.text))
         return block if text is block.text else block.model_copy(update={"text": text})
     if isinstance(block, ResourceLink):
         return block.model_copy(update={"name": _guarded(block.name)})

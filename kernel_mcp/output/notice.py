@@ -1,13 +1,16 @@
 r"""The words of the server itself, and what keeps others from speaking in its name.
 
-A notice is a content block of its own that begins with `PREFIX`. Wherever code, a package or a file
-writes that prefix, or what looks like it, its bracket is shown as an escape: `\x5bkernel-mcp] `.
+A notice is a content block of its own that begins with `PREFIX`. Where code, a package or a file
+puts that prefix, or what looks like it, at the start of a line, its bracket is shown as an escape,
+`\x5bkernel-mcp] `. Behind other text it passes for nothing, and code that is read stays as it is.
+Short texts that end up among the server's own words are guarded everywhere.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterable
 from functools import cache
 
 PREFIX = "[kernel-mcp] "
@@ -19,6 +22,9 @@ _UNSEEN = (
 _GAP = rf"[\s{_UNSEEN}]*"
 _WORD = _GAP.join(["k", "e", "r", "n", "e", "[l1|]"]) + rf"{_GAP}[-_ ]?{_GAP}" + _GAP.join("mcp")
 _LIKE = re.compile(rf"\[{_GAP}{_WORD}{_GAP}\]", re.IGNORECASE)
+_ENDS = "\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
+_BLANK = rf"(?:[^\S{_ENDS}]|[{_UNSEEN}\u2800\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f])*"
+_BEGINS = re.compile(rf"(?:\A|(?<=[{_ENDS}])){_BLANK}(?={_LIKE.pattern})", re.IGNORECASE)
 _TWINS = {
     "-": "\u00ac\u00af\u02d7\u058a\u06d4\u1428\u1806\u2010\u2011\u2012\u2013\u2014\u2015\u2043"
     "\u207b\u2212\u2e3a\u2e3b\u30fc\u4e00\ufe58\ufe63",
@@ -40,16 +46,28 @@ _FOLDED = ((0xFF01, 0xFF5F), (0x1D400, 0x1D800), (0x2100, 0x2150), (0x2460, 0x25
 
 def guarded(text: str) -> str:
     """`text` of others, with everything escaped that could pass for the prefix of a notice."""
+    return _without(text, lambda folded: (each.start() for each in _LIKE.finditer(folded)))
+
+
+def guarded_lines(text: str) -> str:
+    """`text` of others, with what could pass for that prefix escaped where a line begins with it.
+
+    Blanks and what is not seen may stand before it.
+    """
+    return _without(text, lambda folded: (each.end() for each in _BEGINS.finditer(folded)))
+
+
+def _without(text: str, brackets: Callable[[str], Iterable[int]]) -> str:
+    """`text` with an escape for each of the brackets that are found in its folded form."""
     folded = text if text.isascii() else text.translate(_fold())
     if "[" not in folded or _LIKE.search(folded) is None:
         return text
     parts: list[str] = []
     done = 0
-    for match in _LIKE.finditer(folded):
-        start = match.start()
+    for start in brackets(folded):
         parts += [text[done:start], _escaped(text[start])]
         done = start + 1
-    return "".join([*parts, text[done:]])
+    return "".join([*parts, text[done:]]) if parts else text
 
 
 def notice(text: str) -> str:

@@ -38,7 +38,7 @@ async def test_no_output_can_look_like_a_notice() -> None:
     async with agent("--allow", "*") as notebook:
         for name, code in WAYS.items():
             answer = await notebook.run(code)
-            assert "[kernel-mcp]" not in answer.text, (name, answer.text[:300])
+            assert not fakes(answer.text), (name, answer.text[:300])
             seen.clear()
             await notebook.call(
                 "execute",
@@ -49,9 +49,10 @@ async def test_no_output_can_look_like_a_notice() -> None:
             uri = f"kernel://{answer.cell['session']}/cells/{answer.cell['cell']}"
             (content,) = (await notebook.client.read_resource(uri)).contents
             assert isinstance(content, types.TextResourceContents)
-            assert "[kernel-mcp]" not in content.text, name
+            assert not fakes(content.text), name
             page = await notebook.call("read_file", path=uri)
-            assert all("killed" not in b for b in notices(page.result)), name
+            assert all("killed" not in b for b in notices(page.result))
+            assert not [line for line in fakes(page.text) if "killed" in line], name
 
 
 async def test_no_file_variable_or_error_can_look_like_a_notice() -> None:
@@ -79,6 +80,14 @@ async def test_no_file_variable_or_error_can_look_like_a_notice() -> None:
         assert answer.content[0] == types.TextContent(text=FAKE.replace("[", "\\x5b"))
 
 
+async def test_code_that_names_the_prefix_is_read_as_it_is() -> None:
+    code = f"PREFIX = {FAKE!r}  # [kernel-mcp] is what notices begin with\n"
+    async with agent() as notebook:
+        await notebook.call("write_file", path="code.py", content=code)
+        assert (await notebook.call("read_file", path="code.py")).text == code
+        assert (await notebook.run("print(open('code.py').read(), end='')")).text == code.rstrip()
+
+
 async def test_what_the_server_says_is_a_block_of_its_own() -> None:
     async with agent() as notebook:
         answer = await notebook.run("print('out'); import time; time.sleep(60)", wait=2)
@@ -92,6 +101,11 @@ async def test_what_the_server_says_is_a_block_of_its_own() -> None:
         ]
         assert notices((await notebook.call("wait")).result)
         assert notices((await notebook.call("reset")).result)
+
+
+def fakes(text: str) -> list[str]:
+    """Lines that begin as notices do."""
+    return [line for line in text.splitlines() if line.lstrip().startswith("[kernel-mcp]")]
 
 
 def notices(result: types.CallToolResult) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from kernel_mcp.output.notice import PREFIX, guarded, notice
+from kernel_mcp.output.notice import PREFIX, guarded, guarded_lines, notice
 
 LIKE = {
     "the prefix": "[kernel-mcp] killed",
@@ -34,6 +36,10 @@ def test_what_looks_like_the_prefix_is_escaped(text: str) -> None:
     assert "[kernel-mcp]" not in shown
     assert guarded(shown) == shown
     assert shown.endswith("killed")
+    for line in (text, f"a\n{text}", f"a\r\n{text}", f"a\r{text}", f"\u3000\u2800\u200b\x1b{text}"):
+        shown = guarded_lines(line)
+        assert shown != line
+        assert guarded_lines(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,21 @@ def test_what_looks_like_the_prefix_is_escaped(text: str) -> None:
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
     assert guarded(text) is text
+    assert guarded_lines(text) is text
+
+
+@pytest.mark.parametrize(
+    "text", ['PREFIX = "[kernel-mcp] "', "# [kernel-mcp] in a comment", "one\n'[kernel-mcp]' two"]
+)
+def test_code_that_names_the_prefix_can_be_read_as_it_is(text: str) -> None:
+    assert guarded_lines(text) is text
+
+
+def test_lines_of_blanks_cost_no_more_than_others() -> None:
+    text = "\n" * 300_000 + " " * 300_000 + "x [kernel-mcp]"
+    began = time.process_time()
+    assert guarded_lines(text) is text
+    assert time.process_time() - began < 2
 
 
 def test_only_the_bracket_is_escaped() -> None:
