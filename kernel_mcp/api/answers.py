@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+from dataclasses import replace
+
 from mcp_types import CallToolResult, TextContent
 
 from kernel_mcp.api.telling import CELL_KEY, with_notices
@@ -44,6 +47,8 @@ async def answer(
         lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid)
     )
     meta = cell.meta(session.handle, omitted=rendered.omitted, outputs=rendered.mime_types)
+    anew = _made_anew(session, cell)
+    meta["lost"] = [name for name in meta["lost"] if name not in anew]
     return CallToolResult(
         content=with_notices(rendered.content, notices),
         is_error=cell.error is not None,
@@ -75,6 +80,12 @@ def closing_line(session: Session, cell: Cell) -> str:
             )
         case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
             return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
+        case Status.KILLED if _run_since(session, cell):
+            return (
+                f"killed: {_cause(cell)}. All variables, imports and definitions made before are "
+                f"lost; {FILES_KEPT}. Later cells have run on a fresh kernel."
+                f"{_names(cell, _made_anew(session, cell))}"
+            )
         case Status.KILLED:
             fresh = "is ready" if session.kernel is not None else "starts with the next cell"
             return (
@@ -93,5 +104,21 @@ def _kept(cell: Cell) -> str:
     return "" if cell.losses else " Variables are kept."
 
 
-def _names(cell: Cell) -> str:
-    return lost_names(cell.own.loss) if cell.own is not None and cell.own.loss is not None else ""
+def _names(cell: Cell, but: Container[str] = ()) -> str:
+    if cell.own is None or cell.own.loss is None:
+        return ""
+    loss = cell.own.loss
+    return lost_names(replace(loss, names=tuple(name for name in loss.names if name not in but)))
+
+
+def _run_since(session: Session, cell: Cell) -> bool:
+    """Whether this is old news: a later cell has begun."""
+    last = session.cells[-1]
+    return last.number > cell.number and last.status is not Status.QUEUED
+
+
+def _made_anew(session: Session, cell: Cell) -> frozenset[str]:
+    """Names that later cells have made, which are no longer lost."""
+    if session.kernel is None or not cell.losses or not _run_since(session, cell):
+        return frozenset()
+    return frozenset(session.kernel.names)

@@ -146,6 +146,18 @@ async def test_a_killer_that_nobody_waits_for_is_told_by_what_comes_next() -> No
         assert (await notebook.call("wait")).status == "killed"
 
 
+async def test_old_news_of_a_loss_names_nothing_that_was_made_anew() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.run("x = 1; y = 2")
+        await notebook.run("import os; os._exit(3)", wait=0)
+        assert (await notebook.run("x = 3")).cell["lost"] == ["x", "y"]
+        old = await notebook.call("wait")
+        assert (old.status, old.cell["lost"]) == ("killed", ["y"])
+        assert "made before are lost" in old.text
+        assert "Lost: y." in old.text
+        assert (await notebook.run("x")).text == "3"
+
+
 async def test_every_cell_that_waited_behind_a_killer_says_so() -> None:
     async with agent("--allow", "*") as notebook:
         await notebook.run("x = 1")
