@@ -1,0 +1,97 @@
+"""What a session should hold by all that its server has said in answers which were delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from tests.integration.agent import Answer
+
+ABSENT = -1
+"""Stands for the value of a variable that is not there; values are counted from 0."""
+IN_WORDS = ("all variables", "its variables are gone", "its variables and files are gone")
+"""How answers say, besides the names, that nothing is left."""
+
+
+def lost_names(answer: Answer) -> list[str]:
+    """What the machine-readable part of an answer calls lost."""
+    meta = answer.result.meta or {}
+    found = meta.get("kernel-mcp/cell") or meta.get("kernel-mcp/lost") or {"lost": []}
+    return list(found["lost"])
+
+
+@dataclass
+class Verdict:
+    """What was found: variables of wrong values, those gone in silence, and losses without names.
+
+    `alarms` are variables that were said to be lost and are there.
+    """
+
+    wrong: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+
+
+class Model:
+    """One session. `may_be` maps names to what they may be now; no answer has told which."""
+
+    def __init__(self) -> None:
+        self.may_be: dict[str, set[int]] = {}
+        self._named: set[str] = set()
+        self._excused: set[str] = set()
+
+    def hear(self, answer: Answer) -> None:
+        """An answer about this session was delivered."""
+        known = {name for name, values in self.may_be.items() if values != {ABSENT}}
+        names = known.intersection(lost_names(answer))
+        self._named |= names
+        self._excused |= names
+        if any(words in answer.text.lower() for words in IN_WORDS):
+            self._excused |= known
+
+    def assign(self, name: str, value: int, *, surely: bool) -> None:
+        """A cell that makes `name` has run, or may have."""
+        values = {value} if surely else {value, *self.may_be.get(name, {ABSENT})}
+        self.may_be[name] = values
+        if surely:
+            self._named.discard(name)
+            self._excused.discard(name)
+
+    def remove(self, *, surely: bool) -> None:
+        """Everything was asked to go; unless `surely`, it may be there, and may not go unsaid."""
+        if surely:
+            self.may_be = {name: {ABSENT} for name in self.may_be}
+            self._excused.clear()
+            self._named.clear()
+
+    def compare(self, seen: dict[str, int]) -> Verdict:
+        """Judge what the session holds; from now on it is what it should hold."""
+        found = Verdict()
+        for name in sorted({*seen, *self.may_be}):
+            value, may_be = seen.get(name, ABSENT), self.may_be.get(name, {ABSENT})
+            if value == ABSENT and ABSENT not in may_be:
+                if name not in self._excused:
+                    found.silent.append(name)
+                elif name not in self._named:
+                    found.unnamed.append(name)
+            elif value not in may_be:
+                found.wrong.append(f"{name} is {value}, not {sorted(may_be)}")
+            elif value != ABSENT and name in self._named and len(may_be) == 1:
+                found.alarms.append(name)
+        self.settle(seen)
+        return found
+
+    def settle(self, seen: dict[str, int]) -> None:
+        """Take what was seen for the truth."""
+        self.may_be = {name: {value} for name, value in seen.items()}
+        self._named.clear()
+        self._excused.clear()
+
+    def lacks(self, listed: Collection[str]) -> list[str]:
+        """Variables that are surely there, of which nothing was said, and that a list lacks."""
+        return [
+            name
+            for name, values in self.may_be.items()
+            if ABSENT not in values and name not in self._excused and name not in listed
+        ]
