@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("here")
 
-REQUIRED = "KERNEL_MCP_TEST_REQUIRED"
+REQUIRED = "TESTS_REQUIRE"
 """The variable that names, separated by commas, what no test may be skipped for."""
 
 
