@@ -63,6 +63,12 @@ class Ledger:
         """The loss that was told last, for a list of what there is, once."""
         return self._again
 
+    def with_pending(self, loss: Loss) -> Loss:
+        """`loss` and, before it, what is still to be told: for an answer that tells all of it."""
+        losses = [*(notice.loss for notice in self._pending if notice.loss is not None), loss]
+        names = dict.fromkeys(name for each in losses for name in each.names)
+        return Loss.of(loss.cause, names, sum(each.more for each in losses))
+
     def add(self, text: str, loss: Loss | None = None) -> Notice:
         """Have the next answer tell this."""
         self.number += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,7 @@ class Session:
         self._ahead: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
+        self._gone: Loss | None = None
         self._touched = False
 
     @property
@@ -283,7 +285,8 @@ class Session:
     ) -> Notice | None:
         notice = None
         if fresh is not None:
-            notice = self._keeper.lose("The session was reset", self.loss("the session was reset"))
+            loss = self._keeper.loss("the session was reset")
+            notice = self._keeper.lose("The session was reset", loss)
         self._halt(StopReason.RESET, notice)
         await held.enter_async_context(self._turn)
         if self._closed:
@@ -340,14 +343,17 @@ class Session:
         self._keeper.awake = True
 
     def loss(self, cause: str) -> Loss:
-        """What ending this session now would lose."""
-        return self._keeper.loss(cause)
+        """What its end loses: what there is, or was, and what it had lost and nobody was told."""
+        if self._gone is not None:
+            return replace(self._gone, cause=cause)
+        return self.ledger.with_pending(self._keeper.loss(cause))
 
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
         notice = None
+        self._gone = self.loss("it was closed")
         if self._keeper.holds and not self._closed:
-            notice = self._keeper.lose("The session was closed", self.loss("it was closed"))
+            notice = self._keeper.lose("The session was closed", self._keeper.loss("it was closed"))
         self._closed = True
         self.closing.set()
         self._halt(StopReason.CLOSE, notice)

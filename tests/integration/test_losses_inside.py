@@ -1,0 +1,133 @@
+"""What is lost by a failure or by need of the server itself is told as any other loss."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import anyio
+import pytest
+from mcp.client import Client
+
+from kernel_mcp.boundary import proven_sandbox
+from kernel_mcp.delivery import Receipt
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.server import build_mcp, parts
+from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.settings import GIB, Settings
+from tests.integration.agent import Agent
+from tests.integration.test_losses import lost, notices
+
+pytestmark = [pytest.mark.anyio]
+
+FIRST: dict[str, dict[str, Any]] = {
+    "execute": {"code": "'x' in globals()"},
+    "list_variables": {},
+    "list_files": {},
+    "wait": {},
+}
+Cause = Callable[[Session, pytest.MonkeyPatch], Awaitable[None]]
+
+
+class Handed(Receipt):
+    """A post whose answers are with the client at once."""
+
+    def expect(self, request: object) -> Handed:
+        return self
+
+    def then(
+        self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
+    ) -> None:
+        delivered()
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Agent, SessionManager]]:
+    """A client of a server in this process, and its sessions."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="inside-") as folder:
+        settings = Settings(warm=0, no_template=True, hibernate_sessions=0, state_dir=Path(folder))
+        async with (
+            parts(settings, proven_sandbox("auto")) as built,
+            Client(build_mcp(built, Handed())) as client,
+        ):
+            yield Agent(client), built.manager
+
+
+async def with_x(notebook: Agent, manager: SessionManager) -> Session:
+    """A session with one variable."""
+    handle = str((await notebook.call("create_session")).data["session"])
+    await notebook.run("x = 1", session=handle)
+    return next(session for session in manager.sessions if session.handle == handle)
+
+
+async def relieved(session: Session, patch: pytest.MonkeyPatch) -> None:
+    """The server's memory ran short."""
+    with patch.context() as now:
+        now.setattr(Session, "held", property(lambda _self: GIB))
+        assert session.relieve("the server's memory ran short") == "lost its kernel"
+    assert session.kernel is not None
+    await session.kernel.dead.wait()
+
+
+async def failed(session: Session, patch: pytest.MonkeyPatch) -> None:
+    """What runs the session's cells failed."""
+
+    async def fail() -> NoReturn:
+        raise RuntimeError("tested")
+
+    patch.setattr(session, "_run_next", fail)
+    session.submit("1", 0.0)
+    await session.ended.wait()
+
+
+@pytest.mark.parametrize("cause", [relieved, failed])
+async def test_what_the_server_costs_a_session_is_named(
+    cause: Cause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served() as (notebook, manager):
+        for tool, arguments in FIRST.items():
+            session = await with_x(notebook, manager)
+            with anyio.fail_after(60):
+                await cause(session, monkeypatch)
+            answer = await notebook.call(tool, session=session.handle, **arguments)
+            assert lost(answer) == ["x"], (tool, answer.text)
+            assert answer.failed or notices(answer), tool
+            assert "Lost: x." in answer.text, tool
+
+
+async def test_a_reset_without_a_fresh_kernel_keeps_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as (notebook, manager):
+        session = await with_x(notebook, manager)
+        with monkeypatch.context() as now:
+
+            async def start(*_: object) -> NoReturn:
+                raise LaunchError("No kernel today.")
+
+            now.setattr(session._keeper._source, "start", start)
+            answer = await notebook.call("reset", session=session.handle)
+            assert answer.failed
+            assert "Nothing was reset" in answer.text
+        again = await notebook.run("x", session=session.handle)
+        assert (again.text, again.cell["lost"], notices(again)) == ("1", [], [])
+
+
+async def test_a_session_that_ends_names_what_its_dead_kernel_had_cost() -> None:
+    async with served() as (notebook, manager):
+        session = await with_x(notebook, manager)
+        assert session.kernel is not None
+        session.kernel.kill()
+        with anyio.fail_after(60):
+            await session.kernel.dead.wait()
+            while not session.ledger.pending:
+                await anyio.lowlevel.checkpoint()
+        session.submit("y = 2", 0.0)
+        await session.cells[-1].finished.wait()
+        await manager.retire(session)
+        answer = await notebook.call("execute", code="x", session=session.handle)
+        assert lost(answer) == ["x", "y"]
