@@ -37,7 +37,7 @@ def strace() -> str:
 
 def traced(log: Path, argv: list[str]) -> list[str]:
     """The command that runs `argv` and notes in `log` what is executed."""
-    options = ["-f", "-qq", "-s", "400", "--signal=none", "-o", str(log)]
+    options = ["-f", "-qq", "--seccomp-bpf", "-s", "400", "--signal=none", "-o", str(log)]
     return [strace(), *options, "-e", "trace=execve,clone,clone3,fork,vfork", "--", *argv]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import stat
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 from tests.unit.packages.wheels import wheel
@@ -21,6 +23,7 @@ FILLS = "kmtest-fills"
 SPEAKS = "kmtest-speaks"
 """Cannot be imported, and says so in characters that hide and forge."""
 FILLED_BYTES = 3 * 1024**3
+FILLED_CRC = 0x480BBE37
 
 
 def hostile_wheels(folder: Path, mark: Path, port: int) -> None:
@@ -83,12 +86,21 @@ SPEECH = (
 
 
 def filling_wheel(folder: Path) -> None:
-    """`FILLS`, which takes some seconds to make."""
+    """`FILLS`, without compressing all of it."""
     path = wheel(folder, FILLS)
+    pressed = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     block = bytes(1 << 24)
-    with (
-        zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("kmtest_fills.bin", "w", force_zip64=True) as file,
-    ):
-        for _ in range(FILLED_BYTES // len(block)):
-            file.write(block)
+    pressed.compress(block)
+    pressed.flush(zlib.Z_FULL_FLUSH)
+    again = pressed.compress(block) + pressed.flush(zlib.Z_FULL_FLUSH)
+    content = again * (FILLED_BYTES // len(block)) + pressed.flush()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("kmtest_fills.bin", content)
+    sizes = struct.pack("<LLL", zlib.crc32(content), len(content), len(content))
+    claimed = struct.pack("<LLL", FILLED_CRC, len(content), FILLED_BYTES)
+    whole = bytearray(path.read_bytes())
+    for _ in ("before the file", "in the directory"):
+        place = whole.index(sizes)
+        whole[place - 6 : place - 4] = struct.pack("<H", zipfile.ZIP_DEFLATED)
+        whole[place : place + 12] = claimed
+    path.write_bytes(whole)
