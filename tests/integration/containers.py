@@ -1,6 +1,6 @@
 """Containers for tests: real engines with a root filesystem made here, as no registry is reached.
 
-`KERNEL_MCP_TEST_ROOTFS` may name a tar file of a root filesystem that has been made before.
+`TESTS_ROOTFS` may name a tar file of a root filesystem that has been made before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def missing(kind: str) -> str:
         return f"needs a {kind} that works"
     if engine.ask("image", "inspect", IMAGE).returncode == 0:
         return ""
-    given = os.environ.get("KERNEL_MCP_TEST_ROOTFS", "")
+    given = os.environ.get("TESTS_ROOTFS", "")
     if given:
         return _import(engine, Path(given))
     if shutil.which("debootstrap") is None:
