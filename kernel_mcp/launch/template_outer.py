@@ -21,8 +21,8 @@ from kernel_mcp.sandbox.base import BOOT_FOLDER, Identity, SandboxCommand
 from kernel_mcp.sandbox.bwrap import GUEST_ID
 from kernel_mcp.sandbox.identity import IdMap, find_block
 from kernel_mcp.sandbox.passed import Passed
-from kernel_mcp.sandbox.seccomp import compile_filter
-from kernel_mcp.sandbox.syscalls import architecture
+from kernel_mcp.sandbox.seccomp import BUILDING, compile_filter
+from kernel_mcp.sandbox.syscalls import Architecture, architecture
 
 SESSIONS = "/sessions"
 """Where the template of an unprivileged server has the folders that it shares out."""
@@ -87,7 +87,9 @@ def outer_command(
     """How to start a template whose end of the control socket is the descriptor `control`.
 
     `identity` is whom it is on the host of a root server, None for the server's own user.
-    Raises LaunchError for a runtime that cannot be bound, SandboxUnavailable without bubblewrap.
+    All of it is under a system call filter that leaves packages little more than kernels have.
+    Raises LaunchError for a runtime that cannot be bound, SandboxUnavailable without bubblewrap or
+    a filter for this machine.
     """
     program = find_program("bwrap")
     if program is None:
@@ -100,6 +102,7 @@ def outer_command(
         for name, content in rootfs.account_files(GUEST_ID, GUEST_ID).items():
             options += ["--perms", "0644", "--file", passed.file(content.encode()), f"/etc/{name}"]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
+        options += ["--seccomp", passed.file(compile_filter(_architecture(), BUILDING))]
         return SandboxCommand(
             argv=[
                 program,
@@ -116,9 +119,7 @@ def start_message(environment: KernelEnvironment, preload: Sequence[str]) -> dic
 
     Raises SandboxUnavailable where there is no system call filter for this machine, LaunchError.
     """
-    arch = architecture(platform.machine())
-    if arch is None:
-        raise SandboxUnavailable(f"there is no system call filter for {platform.machine()}")
+    arch = _architecture()
     runtime = rootfs.runtime_options(environment.readonly)
     return {
         "python": str(environment.python),
@@ -127,6 +128,13 @@ def start_message(environment: KernelEnvironment, preload: Sequence[str]) -> dic
         "kept": [path for path in _bound(runtime) if path.startswith("/tmp/")],
         "filter": base64.b64encode(compile_filter(arch)).decode(),
     }
+
+
+def _architecture() -> Architecture:
+    arch = architecture(platform.machine())
+    if arch is None:
+        raise SandboxUnavailable(f"there is no system call filter for {platform.machine()}")
+    return arch
 
 
 def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> list[str]:

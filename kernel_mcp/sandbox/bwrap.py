@@ -167,10 +167,13 @@ class BwrapSandbox(KernelUsers):
             )
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
-        """All namespaces; a root server's cold kernels alone have no user namespace."""
+        """All namespaces; a root server's cold kernels alone have no user namespace.
+
+        What a template forks is under the template's filter, too.
+        """
         shared = ("user",) if self._identities is not None and not forked else ()
         own = tuple(name for name in NAMESPACES if name not in shared)
-        return Promise(user_of(identity), filters=1, namespaces=own)
+        return Promise(user_of(identity), filters=2 if forked else 1, namespaces=own)
 
     def report(self) -> SandboxReport:
         """What bubblewrap puts in force here."""

@@ -84,11 +84,11 @@ class Forker:
             if received is None:
                 return None
             message, fds = received
-            init, done, ready, recorder, output = fds
+            init, pids, done, ready, recorder, output = fds
             sandbox = cell.Joining(message["uid"], init, done)
             job = Job(sandbox, ready, recorder, output, message.get("trial"))
             try:
-                pid = self._fork(job)
+                pid = self._fork(pids)
                 if pid == 0:
                     return job
                 self._report(message["id"], pid)
@@ -98,8 +98,9 @@ class Forker:
                 )
             packets.close_all(fds)
 
-    def _fork(self, job: Job) -> int:
-        linux.setns(job.sandbox.init, linux.CLONE_NEWPID)
+    def _fork(self, pids: int) -> int:
+        """Fork into this namespace of processes; 0 in the child."""
+        linux.setns(pids, linux.CLONE_NEWPID)
         try:
             pid = os.fork()
         except BaseException:

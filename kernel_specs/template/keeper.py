@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernel_specs.template import cell, linux, packets
+from kernel_specs.template import cell, linux, packets, privileges
 from kernel_specs.template.children import ChildWatch
 
 START = str(Path(__file__).with_name("start.py"))
@@ -123,6 +123,8 @@ class Keeper:
                 linux.unshare(linux.CLONE_NEWNS)
                 cell.hide_sessions()
                 cell.show_processes()
+                # it will run code of packages, and this process sees the folders of all sessions
+                privileges.keep_from_processes()
                 self._become_forker(theirs.fileno())
             finally:
                 os._exit(EXIT_CODE)
@@ -161,6 +163,7 @@ class Keeper:
         if not self._forker_pid:
             raise OSError("the template has ended")
         done_read, done_write = os.pipe()
+        pids = -1
         try:
             # without going back first, a second unshare is refused
             linux.setns(self._own_pids, linux.CLONE_NEWPID)
@@ -169,12 +172,16 @@ class Keeper:
             if init == 0:
                 cell.hold(wanted, self._start.ground, done_write)
             session = self._sessions[number] = _Session(init, os.pidfd_open(init))
+            # the forker may not touch an init before that has given up its rights
+            pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
             packets.send(
                 self._forker,
                 {"id": number, "uid": wanted.uid, "trial": trial},
-                [session.init_pidfd, done_read, *streams],
+                [session.init_pidfd, pids, done_read, *streams],
             )
         finally:
+            if pids >= 0:
+                os.close(pids)
             os.close(done_read)
             os.close(done_write)
 

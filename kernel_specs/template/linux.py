@@ -48,6 +48,7 @@ _SYS_CLOSE_RANGE = 436
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _AT_FDCWD = -100
 LAST_FD = 0x7FFFFFFF
+CAP_SYS_PTRACE = 19
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -126,6 +127,17 @@ def use_capabilities() -> None:
     _check(_libc.capget(header, sets), "capget")
     for at in (0, 12):  # effective, permitted, inheritable: two words of each
         struct.pack_into("=I", sets, at, *struct.unpack_from("=I", sets, at + 4))
+    _check(_libc.capset(header, sets), "capset")
+
+
+def drop_capability(number: int) -> None:
+    """Take one of the first 32 out of the effective, permitted, inheritable and ambient sets."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    sets = ctypes.create_string_buffer(24)
+    _check(_libc.capget(header, sets), "capget")
+    for at in (0, 4, 8):  # the first words of effective, permitted, inheritable
+        (bits,) = struct.unpack_from("=I", sets, at)
+        struct.pack_into("=I", sets, at, bits & ~(1 << number))
     _check(_libc.capset(header, sets), "capset")
 
 

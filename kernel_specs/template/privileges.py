@@ -1,4 +1,4 @@
-"""Give up every privilege, for good."""
+"""Give up privileges, for good."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def drop(filter_program: bytes) -> None:
     linux.clear_capabilities()
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.install_filter(filter_program)
+
+
+def keep_from_processes() -> None:
+    """Give up CAP_SYS_PTRACE, so that no process with a right that this one lacks can be looked at.
+
+    Takes CAP_SETPCAP. Raises OSError.
+    """
+    linux.prctl(linux.PR_CAPBSET_DROP, linux.CAP_SYS_PTRACE)
+    linux.drop_capability(linux.CAP_SYS_PTRACE)
 
 
 def _unbind(number: int) -> bool:

@@ -1,6 +1,6 @@
 """The host's half of the attacks from kernels that a template has forked.
 
-`python -m tests.escape.template_host [unconfined]` prints the outcomes as JSON.
+`python -m tests.escape.template_host [unconfined | package]` prints the outcomes as JSON.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from kernel_mcp.sandbox.none import NoSandbox
 from tests.escape.host import FOLDER, LIMITS, prepared
 from tests.escape.inside import ATTACKS
 from tests.escape.neighbours import CLEANUP, VICTIM, Neighbour
+from tests.integration.test_template import clone_environment
 
 ENVIRONMENT = KernelEnvironment(
     python=Path(sys.executable), readonly=(Path(sys.prefix), Path(sys.base_prefix))
@@ -57,6 +58,31 @@ async def forked_outcomes() -> dict[str, str]:
                 assert await run(victim, "print('alive')") == "alive\n"
                 assert await run(witness, "print('alive')") == "alive\n"
                 return found
+        finally:
+            with anyio.CancelScope(shield=True):
+                await launcher.aclose()
+
+
+async def outcomes_of_a_package() -> dict[str, str]:
+    """What a package comes to that attacks the template in which it is imported."""
+    sandbox = BwrapSandbox.detect()
+    with RunDirectory.create() as runs:
+        library = runs.path / "library"
+        library.mkdir()
+        shutil.copy(FOLDER / "hostile_package.py", library)
+        environment = clone_environment(runs.path, library)
+        (runs.path / "w" / "neighbour").mkdir(parents=True)
+        cold = LocalLauncher(sandbox, runs)
+        launcher = TemplateLauncher(sandbox, runs, cold=cold, shared=(runs.path / "w",))
+        try:
+            launcher.prepare(environment, ("hostile_package",))
+            assert await launcher.ready(environment)
+            template = launcher.template(environment)
+            assert template is not None
+            while "FOUND" not in template.output:
+                await anyio.sleep(0.01)
+            found: dict[str, str] = json.loads(template.output.split("FOUND")[1])
+            return found
         finally:
             with anyio.CancelScope(shield=True):
                 await launcher.aclose()
@@ -195,5 +221,6 @@ def _ancestors(pid: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    form = unconfined_outcomes if sys.argv[1:] == ["unconfined"] else forked_outcomes
+    forms = {"unconfined": unconfined_outcomes, "package": outcomes_of_a_package}
+    form = forms[sys.argv[1]] if sys.argv[1:] else forked_outcomes
     json.dump(anyio.run(form), sys.stdout)

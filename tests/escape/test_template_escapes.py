@@ -12,7 +12,7 @@ import pytest
 
 from tests.escape import neighbours
 from tests.escape.inside import ATTACKS
-from tests.escape.template_host import forked_outcomes
+from tests.escape.template_host import forked_outcomes, outcomes_of_a_package
 from tests.integration.unprivileged import as_ordinary_user
 
 NEIGHBOURS = list(neighbours.attacks())
@@ -61,3 +61,13 @@ def test_control_succeeds_without_a_sandbox(
     name: str, outcomes_without_a_sandbox: dict[str, str]
 ) -> None:
     assert outcomes_without_a_sandbox[name].startswith("ESCAPED")
+
+
+@pytest.mark.parametrize("user", ["whoever runs the tests", "an ordinary user"])
+def test_a_package_in_the_template_is_bounded(user: str) -> None:
+    if user == "an ordinary user":
+        found = outcomes_in_a_process_of_its_own("package")
+    else:
+        found = anyio.run(outcomes_of_a_package)
+    assert len(found) > 7
+    assert {name: told for name, told in found.items() if not told.startswith("held")} == {}

@@ -31,11 +31,11 @@ ALLOW_ALL = r'b"\x06\0\0\0\0\0\xff\x7f"'
 SABOTAGE = {
     "no filter": (
         ("privileges.py", "    linux.install_filter(filter_program)\n", ""),
-        "0 system call filters instead of",
+        "1 system call filters instead of",
     ),
     "a filter that allows everything": (
         ("privileges.py", "install_filter(filter_program)", f"install_filter({ALLOW_ALL})"),
-        "system call keyctl refused",
+        "system call unshare refused",
     ),
     "capabilities kept": (
         ("privileges.py", "    linux.clear_capabilities()\n", ""),
@@ -130,10 +130,10 @@ async def found_in(notebook: Agent, words: str) -> list[str]:
 async def test_info_tells_of_a_template_that_is_refused(without_filter: Path) -> None:
     start = command("--sandbox", "bwrap", "--warm", "0", env={"PYTHONPATH": str(without_filter)})
     async with Client(start.model_copy(update={"cwd": without_filter / "elsewhere"})) as client:
-        found = await found_in(Agent(client), "0 system call filters")
+        found = await found_in(Agent(client), "1 system call filters")
         assert found[0] == "started cold"
         assert found[-1].startswith("kernels are not forked, as their template was refused: ")
-        assert "0 system call filters" in found[-1]
+        assert "1 system call filters" in found[-1]
 
 
 async def test_info_tells_what_was_read_of_the_kernels_process() -> None:
