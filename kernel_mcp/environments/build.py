@@ -88,7 +88,7 @@ class Build:
         if progress is not None:
             await progress("Compiling")
         await self._workshop.compile(
-            folders.site_packages(folder),
+            folders.site_packages(folder, interpreter),
             Path(interpreter.executable),
             readonly=interpreter.readonly,
             spending=spending,

@@ -80,12 +80,13 @@ def finish(
     folder: Path, interpreter: Interpreter, requested: tuple[str, ...], *, agent: bool
 ) -> None:
     """Seal an environment and note that it is whole; blocks."""
+    packages = site_packages(folder, interpreter)
     content = {
         "format": FORMAT,
         "interpreter": asdict(interpreter),
         "requested": requested,
-        "packages": installed_versions(site_packages(folder)),
-        "modules": installed_modules(site_packages(folder)),
+        "packages": installed_versions(packages),
+        "modules": installed_modules(packages),
         "size": tree_size(folder),
         "agent": agent,
     }
@@ -167,9 +168,11 @@ def remove(folder: Path) -> None:
     remove_tree(folder)
 
 
-def site_packages(folder: Path) -> Path:
-    """Where the packages are; there is always one, made by uv."""
-    return next(folder.glob("lib/python3*/site-packages"), folder / "lib")
+def site_packages(folder: Path, interpreter: Interpreter) -> Path:
+    """Where the interpreter looks for packages; those could bring folders of other versions."""
+    major, minor = interpreter.version.split(".")[:2]
+    threads = "t" if "t" in interpreter.implementation.removeprefix("cpython") else ""
+    return folder / f"lib/python{major}.{minor}{threads}/site-packages"
 
 
 def tree_size(folder: Path) -> int:

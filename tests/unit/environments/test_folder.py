@@ -12,7 +12,7 @@ import pytest
 
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.interpreters import Interpreter
-from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments.metadata import note_file, noted_modules
 
 BASE = "/usr/local/python/bin/python3.12"
 PYTHON = Interpreter(BASE, "3.12.1", "cpython", "/usr/local/python", "/usr/local/python")
@@ -80,6 +80,21 @@ def test_a_folder_of_any_depth_is_measured_sealed_and_removed(tmp_path: Path) ->
     assert place.stat().st_mode & 0o222 == 0
     folders.remove(folder)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("other", ["3.0", "3.120", "3.12x", "3"])
+def test_only_where_the_interpreter_looks_are_packages(env: Path, other: str) -> None:
+    for version, name in (("3.12", "real"), (other, "forged")):
+        info = env / f"lib/python{version}/site-packages/{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "RECORD").write_text(f"{name}.py,,\n")
+    folders.finish(env, PYTHON, (), agent=False)
+    note = folders.read_note(env)
+    assert note is not None
+    assert note.packages == ("real==1.0",)
+    assert noted_modules(env) == {"real": ["real"]}
+    threads = replace(PYTHON, version="3.14.0", implementation="cpythont")
+    assert folders.site_packages(env, threads) == env / "lib/python3.14t/site-packages"
 
 
 def test_an_environment_counts_with_a_note_beside_it_and_never_by_one_in_it(env: Path) -> None:
