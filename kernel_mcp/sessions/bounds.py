@@ -27,6 +27,8 @@ OWN_BYTES = 256 * MIB
 SESSION_BYTES = 48 * MIB
 """What the server needs: for itself some 80 MiB, and as much again for what it is asked; for each
 session that runs a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
+NOTABLE_BYTES = 8 * MIB
+"""What the server has to have grown by to be worth a look at what it can give back."""
 GUILTY_BYTES = 16 * MIB
 """Who holds less than this is not made to give way."""
 RECORD_BYTES = 2 * GIB
@@ -67,6 +69,7 @@ class ServerBounds:
         self._most_memory = most_memory
         self._most_records = most_records
         self._told = False
+        self._least = most_memory
 
     async def run(self) -> None:
         """Look for ever; has to be run as a task."""
@@ -77,6 +80,8 @@ class ServerBounds:
             relieved = True
             with Barrier("comparing the server's memory with its bound"):
                 relieved = self.check_memory()
+            with Barrier("giving memory back to the system"):
+                self.tidy()
             if not relieved:
                 await anyio.sleep(RELIEF_S)
 
@@ -113,6 +118,18 @@ class ServerBounds:
         )  # fmt: skip
         _trim()
         return True
+
+    def tidy(self) -> None:
+        """Give memory back to the system when no session is in use and there may be much to give.
+
+        Takes some 40 ms, so it is not done again before the server has grown by as much again.
+        """
+        held = self._memory()
+        self._least = min(self._least, held)
+        busy = any(session.state == "busy" for session in self._sessions())
+        if not busy and held > self._least + NOTABLE_BYTES:
+            _trim()
+            self._least = self._memory()
 
     def check_records(self) -> None:
         """Have the sessions with the largest records remove their oldest outputs."""

@@ -30,6 +30,7 @@ class Holder:
     handle: str
     held: int = 0
     queue: CellQueue | None = None
+    state: str = "idle"
     causes: list[str] = field(default_factory=list)
 
     @property
@@ -53,6 +54,29 @@ class Server:
             most_memory=most,
             most_records=records,
         )
+
+
+def test_memory_goes_back_to_the_system_when_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(Holder("s-1", state="busy"))
+    trims: list[int] = []
+
+    def trim() -> None:
+        trims.append(server.other // MIB)
+        server.other -= 20 * MIB
+
+    monkeypatch.setattr(bounds, "_trim", trim)
+    for server.other, state, trimmed in (
+        (40 * MIB, "idle", []),
+        (70 * MIB, "busy", []),
+        (70 * MIB, "idle", [70]),
+        (57 * MIB, "idle", [70]),
+        (59 * MIB, "idle", [70, 59]),
+        (20 * MIB, "idle", [70, 59]),
+        (30 * MIB, "idle", [70, 59, 30]),
+    ):
+        server.holders[0].state = state
+        server.bounds.tidy()
+        assert trims == trimmed
 
 
 def test_the_session_that_holds_most_lets_go_and_no_other(
