@@ -4,8 +4,10 @@ What could hide or reorder text is written as escapes such as `\u202e`: control 
 surrogates, and every character that Unicode lets a display ignore (Default_Ignorable_Code_Point:
 bidi controls, zero-width characters, variation selectors, tag characters, fillers). A display shows
 none of them, a model reads all: whole sentences can be spelt in them. One is left alone where it
-makes an ordinary emoji and can say nothing by itself: a single emoji variation selector (U+FE0F)
-after an emoji or in a keycap, and a single zero-width joiner (U+200D) between two emoji.
+shows, as it makes an ordinary emoji or letter: a single emoji variation selector (U+FE0F) after an
+emoji or in a keycap, a single zero-width joiner (U+200D) between two emoji, the tags of three
+flags, and a single U+200C or U+200D that parts or joins letters of Arabic and Indic scripts, as
+RFC 5892 allows it in A.1 and A.2 (and between the letter ra and a virama, as Bengali needs it).
 """
 
 from __future__ import annotations
@@ -14,57 +16,48 @@ import re
 from dataclasses import dataclass
 
 _SURROGATES = "\ud800-\udfff"
-_BY_PREFIX = {
-    b"\xc2": "\x80-\x9f\xad",
-    b"\xcd\x8f": "\u034f",
-    b"\xd8\x9c": "\u061c",
-    b"\xe1\x85": "\u115f\u1160",
-    b"\xe1\x9e": "\u17b4\u17b5",
-    b"\xe1\xa0": "\u180b-\u180f",
-    b"\xe2\x80": "\u200b-\u200f\u2028-\u202e",
-    b"\xe2\x81": "\u2060-\u206f",
-    b"\xe3\x85\xa4": "\u3164",
-    b"\xef\xb8": "\ufe00-\ufe0f",
-    b"\xef\xbb\xbf": "\ufeff",
-    b"\xef\xbe\xa0": "\uffa0",
-    b"\xef\xbf": "\ufff0-\ufffb",
-    b"\xf0\x93\x90": "\U00013430-\U0001343f",
-    b"\xf0\x9b\xb2": "\U0001bca0-\U0001bca3",
-    b"\xf0\x9d\x85": "\U0001d173-\U0001d17a",
-    b"\xf3\xa0": "\U000e0000-\U000e0fff",
-}
-"""Hidden characters by what they begin with in UTF-8, in which most texts show quickly that they
-have none. Default_Ignorable_Code_Point of Unicode 16 (DerivedCoreProperties.txt), with control
+_BASIC = (
+    "\x80-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+)
+_BEYOND = "\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+"""Hidden characters up to U+FFFF and above, apart because a class of the former alone is fast to
+look for. Default_Ignorable_Code_Point of Unicode 16 (DerivedCoreProperties.txt), with control
 characters, separators of lines and paragraphs, interlinear annotations and the format controls of
 hieroglyphs."""
-_IGNORABLE = "".join(_BY_PREFIX.values())
 _EMOJI = (
     "\xa9\xae\u203c\u2049\u2122\u2139\u2190-\u21ff\u2300-\u23ff\u24c2\u25aa-\u27bf\u2900-\u297f"
     "\u2b00-\u2bff\u3030\u303d\u3297\u3299\U0001f000-\U0001faff"
 )
+_FLAGS = tuple(
+    "\U0001f3f4" + "".join(chr(0xE0000 + ord(char)) for char in f"gb{part}\x7f")
+    for part in ("eng", "sct", "wls")
+)
+"""Of England, Scotland and Wales: the only ones that tags spell (RGI_Emoji_Tag_Sequence)."""
+_JOINING = (
+    "\u0626\u0628\u062a-\u062e\u0633-\u063f\u0641-\u0647\u0649\u064a\u066e\u066f\u0678-\u0687"
+    "\u069a-\u06bf\u06c1\u06c2\u06cc\u06ce\u06d0\u06d1\u06fa-\u06fc\u06ff"
+)
+"""Arabic letters that join the next one unless something parts them (Joining_Type=Dual_Joining)."""
+_VIRAMAS = "\u094d\u09cd\u0a4d\u0acd\u0b4d\u0bcd\u0c4d\u0ccd\u0d4d\u0dca"
 _ORDINARY = (
     f"(?<![{_EMOJI}]\ufe0f)"
     r"(?!(?<=[0-9#*]" + "\ufe0f)\u20e3)"
     f"(?!(?:(?<=[{_EMOJI}]\u200d)|(?<=[{_EMOJI}]\ufe0f\u200d))[{_EMOJI}])"
+    f"(?!(?<=[{_JOINING}]\u200c)[\u0620-\u06ff])"
+    f"(?<![{_VIRAMAS}][\u200c\u200d])"
+    "(?!(?<=[\u09b0\u0cb0]\u200d)[\u09cd\u0ccd])"
+    + "".join(
+        f"(?!(?<={flag[:end]}){flag[end:]})" for flag in _FLAGS for end in range(2, len(flag) + 1)
+    )
 )
-"""Follows a hidden character in a pattern: not one that makes an ordinary emoji."""
-_UNSAFE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f{_SURROGATES}{_IGNORABLE}](?!(?<=\r)\n){_ORDINARY}")
-_HIDDEN = re.compile(f"[{_SURROGATES}{_IGNORABLE}]{_ORDINARY}")
-_FREQUENT = (b"\xc2", b"\xe2")
-"""Where Latin letters and punctuation begin, too: looked for in one pass."""
-_FIRST = re.compile(
-    rf"[\x00-\x08\x0b-\x1f\x7f{''.join(_BY_PREFIX[p] for p in _BY_PREFIX if p[:1] in _FREQUENT)}]"
-    f"{_ORDINARY}"
-)
-_SEARCHES = {
-    lead: [
-        (prefix, re.compile(f"[{chars}]{_ORDINARY}"))
-        for prefix, chars in _BY_PREFIX.items()
-        if prefix.startswith(lead)
-    ]
-    for lead in dict.fromkeys(prefix[:1] for prefix in _BY_PREFIX)
-    if lead not in _FREQUENT
-}
+"""Follows a hidden character in a pattern: not one that makes an ordinary emoji or letter."""
+_SPECIAL = rf"[\x00-\x08\x0b-\x1f\x7f{_SURROGATES}{_BASIC}"
+_UNSAFE = re.compile(rf"{_SPECIAL}{_BEYOND}](?!(?<=\r)\n){_ORDINARY}")
+_HIDDEN = re.compile(f"[{_SURROGATES}{_BASIC}{_BEYOND}]{_ORDINARY}")
+_UNSAFE_BASIC = re.compile(f"{_SPECIAL}]{_ORDINARY}")
+_UNSAFE_BEYOND = re.compile(f"[{_BEYOND}]{_ORDINARY}")
+_ANY_BEYOND = re.compile("[\U00010000-\U0010ffff]")
 _HIDDEN_UTF8 = re.compile(
     rb"(?:\xc2\xad|\xcd\x8f|\xd8\x9c|\xe1(?:\x85[\x9f\xa0]|\x9e[\xb4\xb5]|\xa0[\x8b-\x8f])"
     rb"|\xe2(?:\x80[\x8b-\x8f\xa8-\xae]|\x81[\xa0-\xaf])|\xe3\x85\xa4"
@@ -88,16 +81,10 @@ def is_plain(text: str) -> bool:
 
 
 def _is_plain_unicode(text: str) -> bool:
-    if _FIRST.search(text):
+    if _UNSAFE_BASIC.search(text):
         return False
-    try:
-        raw = text.encode("utf-8")
-    except UnicodeEncodeError:  # lone surrogates
-        return False
-    return not any(
-        lead in raw and any(prefix in raw and found.search(text) for prefix, found in searches)
-        for lead, searches in _SEARCHES.items()
-    )
+    first = _ANY_BEYOND.search(text)
+    return first is None or not _UNSAFE_BEYOND.search(text, first.start())
 
 
 def visible(text: str) -> str:

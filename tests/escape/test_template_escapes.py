@@ -12,8 +12,9 @@ import pytest
 
 from tests.escape import neighbours
 from tests.escape.inside import ATTACKS
+from tests.escape.landlock_attacks import ATTACKS as LANDLOCK_ATTACKS
 from tests.escape.template_host import forked_outcomes, outcomes_of_a_package
-from tests.integration.unprivileged import as_ordinary_user
+from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
 
 NEIGHBOURS = list(neighbours.attacks())
 NAMES = [attack.name for attack in (*ATTACKS, *NEIGHBOURS)]
@@ -71,3 +72,10 @@ def test_a_package_in_the_template_is_bounded(user: str) -> None:
         found = anyio.run(outcomes_of_a_package)
     assert len(found) > 7
     assert {name: told for name, told in found.items() if not told.startswith("held")} == {}
+
+
+def test_the_security_page_counts_the_attacks() -> None:
+    told = (REPOSITORY / "SECURITY.md").read_text()
+    assert f"- {len(ATTACKS)} attacks on files" in told
+    assert f"{len(LANDLOCK_ATTACKS)} more on Landlock" in told
+    assert f"- {len(NEIGHBOURS)} attacks of a session on its neighbour" in told

@@ -66,6 +66,42 @@ def test_ordinary_emoji_stay_and_runs_of_their_parts_do_not() -> None:
     assert visible("1\ufe0f2") == "1\\ufe0f2"
 
 
+ORDINARY_WORDS = {
+    "Persian": "می\u200cخواهم کتاب\u200cها را بخوانم",  # noqa: RUF001
+    "Sinhala": "ශ්\u200dරී ලංකා",
+    "Bengali": "র\u200d্যাব",
+    "Hindi": "क्\u200dष क्\u200cष",
+    "Malayalam": "അവന്\u200d",
+    "flags": "".join(
+        "🏴" + "".join(chr(0xE0000 + ord(char)) for char in f"gb{part}\x7f")
+        for part in ("eng", "sct", "wls")
+    ),
+}
+
+
+@pytest.mark.parametrize("text", ORDINARY_WORDS.values(), ids=ORDINARY_WORDS)
+def test_words_that_need_invisible_characters_stay_readable(text: str) -> None:
+    assert visible(text) == text
+    assert is_plain(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("ب\u200c\u200cب", "ب\u200c ", "د\u200cد", "ب\u200dب", "a\u200cب", "क्\u200d\u200dष"),
+        *(
+            "🏴\U000e0067\U000e0062",
+            "🏴\U000e0061\U000e007f",
+            f"{ORDINARY_WORDS['flags']}\U000e0041",
+        ),
+    ],
+    ids=ascii,
+)
+def test_the_same_characters_elsewhere_are_written_as_escapes(text: str) -> None:
+    assert "\\" in visible(text)
+    assert not is_plain(text)
+
+
 def test_control_characters_are_written_as_escapes_and_ends_of_lines_stay() -> None:
     assert visible("a\x1b[8mb\x00\x7f\x85\r\nc\td\re") == "a\\x1b[8mb\\x00\\x7f\\x85\r\nc\td\\x0de"
 
