@@ -94,7 +94,8 @@ async def take(
         "leave": sorted(leave),
     }
     try:
-        answer = await _ask(kernel, "kernel_mcp_dump_request", content, SECONDS + ANSWER_S)
+        seconds = 2 * SECONDS + ANSWER_S  # once more for the children that run ahead of the kernel
+        answer = await _ask(kernel, "kernel_mcp_dump_request", content, seconds)
         reply = answer.content
         size = reply.get("size")
         if not isinstance(size, int) or not 0 < size <= max_bytes + EXTRA_BYTES:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import linecache
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +20,7 @@ from kernel_specs.restricted import variables
 from kernel_specs.restricted.dumps import Arrival, Dump, Room, Segment
 from kernel_specs.restricted.guard import CELL_PREFIX
 from kernel_specs.restricted.scratch import left_files
-from kernel_specs.restricted.watch import Attempts, Watch
+from kernel_specs.restricted.watch import Attempts, TimeUpError, Watch
 
 if TYPE_CHECKING:
     from kernel_specs.restricted.config import BootConfig
@@ -133,6 +133,10 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
         wanted.pop(name, None)
         lost.pop(name, None)
     segments: list[Segment] = []
+    if not content["leave"]:  # a first attempt
+        harm = _run_ahead(wanted, shell, content)
+        lost |= harm
+        wanted = {name: value for name, value in wanted.items() if name not in harm}
     try:
         lost |= _fill(segments, wanted, shell, content)
         filled = [part for part in segments if part.names]
@@ -153,8 +157,27 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
     }
 
 
+def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]) -> dict[str, str]:
+    """The names of values that would end or block this kernel, with reasons."""
+    from kernel_specs.restricted import ahead
+
+    def fill(names: Sequence[str], say: Callable[[str], None]) -> None:
+        some = {name: wanted[name] for name in names}
+        _fill([], some, shell, {**content, "seconds": ahead.SECONDS}, say)
+
+    with Watch() as watch:
+        try:
+            return watch.run(partial(ahead.harmful, list(wanted), fill), content["seconds"])
+        except TimeUpError:
+            return {}
+
+
 def _fill(
-    segments: list[Segment], wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]
+    segments: list[Segment],
+    wanted: Mapping[str, Any],
+    shell: Any,
+    content: Mapping[str, Any],
+    say: Callable[[str], object] = len,
 ) -> dict[str, str]:
     """Pickle values into new segments, one for all or one for each; the reasons of what failed."""
     from kernel_specs.restricted.pickles import NotebookPickler, stand_in
@@ -170,6 +193,7 @@ def _fill(
         warnings.simplefilter("ignore")
         attempts = Attempts(watch, content["seconds"])
         for name, value in wanted.items():
+            say(name)
             if not segments or not content["shared"]:
                 segments.append(
                     Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))

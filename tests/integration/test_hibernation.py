@@ -287,7 +287,8 @@ async def test_a_kernel_that_dies_while_saving_is_reported_as_lost() -> None:
     async with agent("--allow", "os", *ONE) as notebook:
         await notebook.run(
             "import os\nopen('kept.txt', 'w').write('kept')\n"
-            "class Dies:\n    def __reduce__(self):\n        os._exit(7)\nx = Dies()"
+            "class Dies:\n    own = os.getpid()\n    def __reduce__(self):\n"
+            "        if os.getpid() == self.own: os._exit(7)\n        return list, ()\nx = Dies()"
         )
         answer = await forced(notebook, "open('kept.txt').read()")
         assert "'kept'" in answer.text
@@ -296,6 +297,43 @@ async def test_a_kernel_that_dies_while_saving_is_reported_as_lost() -> None:
         assert "All variables of earlier cells are lost" in answer.text
         assert answer.cell["state_kept"] is False
         assert "NameError" in (await notebook.run("x")).text
+
+
+KILLS = """
+import ctypes, os, time
+class Tells:
+    def __reduce__(self):
+        open('tried', 'w').close()
+        return list, ()
+class Kills:
+    def __init__(self, how): self.how = how
+    def __reduce__(self):
+        print("pickling")
+        if self.how == "exit":
+            os._exit(7)
+        if self.how == "crash":
+            ctypes.string_at(0)
+        sum(range(10 ** 11))
+common = ["common"]
+before, exits, crashes = {"x": common}, Kills("exit"), Kills("crash")
+after = [common]
+tells = Tells()
+"""
+
+
+async def test_what_ends_the_kernel_that_pickles_it_costs_only_itself() -> None:
+    async with agent("--allow", "os,ctypes", "--grace", "1", *IDLE, *ONE) as notebook:
+        await notebook.run(KILLS)
+        await has_file(notebook, "tried")
+        answer = await notebook.run("blocks = Kills('block')\nexits.how, before['x'] is common")
+        assert answer.text == "('exit', True)"
+        assert answer.cell["state_kept"] is True
+        answer = await forced(notebook, "before['x'] is common is after[0]")
+        assert answer.text.startswith("True\n")
+        assert "pickling" not in answer.text
+        for name, reason in (("exits", "code 7"), ("crashes", "SIGSEGV"), ("blocks", "blocked")):
+            assert f"{name} (" in answer.text
+            assert reason in answer.text
 
 
 DEADLY = """
