@@ -124,6 +124,11 @@ class Kernel:
         return self._run if self._run is not None and not self._run.finished.is_set() else None
 
     @property
+    def received(self) -> int:
+        """Messages that have come from it so far, of any kind."""
+        return self._channels.received
+
+    @property
     def malformed(self) -> int:
         """Messages dropped so far because they were not of the protocol's shape."""
         return self._channels.malformed

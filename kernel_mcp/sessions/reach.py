@@ -122,13 +122,15 @@ async def _trial(kernel: Kernel, timeout: float) -> str:
 
 
 async def _look(kernel: Kernel) -> _State:
-    before = kernel.handle.usage()
+    before, heard = kernel.handle.usage(), kernel.received
     try:
         reply = await kernel.ask("kernel_mcp_state_request", {}, timeout=ASK_S)
     except LaunchError:
         after = kernel.handle.usage()
     else:
         return _State.IDLE if reply.get("idle") is True else _State.WORKS
+    if kernel.received != heard:  # it is busy sending, or kept waiting by who reads it
+        return _State.WORKS
     asleep = after.cpu_s - before.cpu_s < ASLEEP_CPU_S and not kernel.handle.stopped
     if not (asleep and before.measured and after.measured):
         return _State.WORKS

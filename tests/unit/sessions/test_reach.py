@@ -19,11 +19,19 @@ pytestmark = [pytest.mark.anyio]
 class FakeKernel:
     """Answers questions with `replies` in turn, the last one for ever; None is no answer.
 
-    It takes requests from the `hears`th question on.
+    It takes requests from the `hears`th question on. One that `sends` has output meanwhile.
     """
 
-    def __init__(self, *replies: dict[str, Any] | None, cpu_s: float = 0.0, hears: int = 0) -> None:
+    def __init__(
+        self,
+        *replies: dict[str, Any] | None,
+        cpu_s: float = 0.0,
+        hears: int = 0,
+        sends: bool = False,
+    ) -> None:
         self.handle = self
+        self.received = 0
+        self._sends = sends
         self.stopped = self.broken = False
         self.told: list[str] = []
         self._hears = hears
@@ -45,6 +53,7 @@ class FakeKernel:
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         reply = self._replies[min(self.asked, len(self._replies) - 1)]
         self.asked += 1
+        self.received += self._sends
         self.on_asked()
         if reply is None:
             raise LaunchError("no answer")
@@ -91,6 +100,7 @@ async def test_a_kernel_at_work_is_waited_for() -> None:
     run = Run(lambda _event: None)
     assert await looked(FakeKernel({"idle": False}), run, 9)
     assert await looked(FakeKernel(None, cpu_s=1.0), Run(lambda _event: None), 9)
+    assert await looked(FakeKernel(None, sends=True), Run(lambda _event: None), 9)
     stopped = FakeKernel(None)
     stopped.stopped = True
     assert await looked(stopped, Run(lambda _event: None), 9)
