@@ -60,9 +60,15 @@ class Awaited:
             self._revoked.append(revoked)
 
     def confirm(self) -> None:
-        """The answer is with its client."""
-        for call in self._delivered:
+        """The answer is with its client; what it told of is needed no more."""
+        delivered, self._delivered = self._delivered, []
+        for call in delivered:
             call()
+
+    @property
+    def revocable(self) -> bool:
+        """Whether `revoke` would do anything."""
+        return bool(self._revoked)
 
     def revoke(self) -> None:
         """The client had stopped waiting for it."""
@@ -95,7 +101,9 @@ class Outbox:
         if receipt is None or isinstance(message, JSONRPCError):
             return
         receipt.confirm()
-        self._recent[str(message.id)] = receipt
+        self._recent.pop(str(message.id), None)
+        if receipt.revocable:
+            self._recent[str(message.id)] = receipt
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
 

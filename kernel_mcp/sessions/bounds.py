@@ -29,6 +29,8 @@ SESSION_BYTES = 48 * MIB
 session that runs a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
 NOTABLE_BYTES = 8 * MIB
 """What the server has to have grown by to be worth a look at what it can give back."""
+REST_LOOKS = 10
+"""Looks without a session in use after which those that were closed have let go of all."""
 GUILTY_BYTES = 16 * MIB
 """Who holds less than this is not made to give way."""
 RECORD_BYTES = 2 * GIB
@@ -70,6 +72,8 @@ class ServerBounds:
         self._most_records = most_records
         self._told = False
         self._least = most_memory
+        self._quiet = 0
+        self._untidy = False
 
     async def run(self) -> None:
         """Look for ever; has to be run as a task."""
@@ -122,14 +126,20 @@ class ServerBounds:
     def tidy(self) -> None:
         """Give memory back to the system when no session is in use and there may be much to give.
 
-        Takes some 40 ms, so it is not done again before the server has grown by as much again.
+        Takes some 40 ms, so it is done again once when all has come to rest, and then not before
+        the server has grown by as much again.
         """
         held = self._memory()
         self._least = min(self._least, held)
-        busy = any(session.state == "busy" for session in self._sessions())
-        if not busy and held > self._least + NOTABLE_BYTES:
+        if any(session.state == "busy" for session in self._sessions()):
+            self._quiet = 0
+            return
+        self._quiet += 1
+        grown = held > self._least + NOTABLE_BYTES
+        if grown or (self._untidy and self._quiet >= REST_LOOKS):
             _trim()
             self._least = self._memory()
+            self._untidy, self._quiet = grown, 0
 
     def check_records(self) -> None:
         """Have the sessions with the largest records remove their oldest outputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 
 import pytest
@@ -24,6 +25,28 @@ def test_the_written_answer_of_that_id_confirms(request_id: RequestId) -> None:
     outbox.written(response(request_id))
     outbox.written(response(request_id))
     assert told == ["yes"]
+
+
+def test_what_an_answer_told_of_is_kept_no_longer_than_until_it_is_delivered() -> None:
+    outbox, told = Outbox(), {"of a session"}
+    whole = weakref.ref(told)
+    outbox.expect(1).then(told.clear, lambda: None)
+    outbox.expect(2).then(told.clear)
+    del told
+    outbox.written(response(1))
+    assert whole() == set()
+    outbox.written(response(2))
+    assert whole() is None
+
+
+def test_an_id_that_is_used_again_takes_back_nothing_older() -> None:
+    outbox, told = Outbox(), list[str]()
+    outbox.expect(1).then(lambda: None, lambda: told.append("the first"))
+    outbox.written(response(1))
+    outbox.expect(1).then(lambda: None)
+    outbox.written(response(1))
+    outbox.given_up(1)
+    assert told == []
 
 
 def test_an_error_in_its_place_confirms_nothing() -> None:

@@ -77,6 +77,9 @@ def test_memory_goes_back_to_the_system_when_nothing_runs(monkeypatch: pytest.Mo
         server.holders[0].state = state
         server.bounds.tidy()
         assert trims == trimmed
+    for _ in range(2 * bounds.REST_LOOKS):
+        server.bounds.tidy()
+    assert trims == [70, 59, 30, 10]
 
 
 def test_the_session_that_holds_most_lets_go_and_no_other(
