@@ -73,11 +73,11 @@ class TemplateLauncher:
         """
         self._enforcer = enforcer or Enforcer()
         self._inspector = inspector or Inspector(sandbox)
-        self._prover = Prover(sandbox, runs, self._inspector, self._start)
         self._sandbox = sandbox
         self._runs = runs
         self._cold = cold
         self._shared = template_outer.Shared((runs.kernels, *shared))
+        self._prover = Prover(sandbox, runs, self._inspector, self._start, self._shared.places)
         self._most = templates
         self._turns = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}

@@ -72,12 +72,17 @@ class Shared:
                 return f"{SESSIONS}/{number}/{path.relative_to(folder)}"
         raise LaunchError(f"{path} is not below a folder that the template was given")
 
+    @property
+    def places(self) -> list[str]:
+        """Where the template of an unprivileged server sees each of them."""
+        return [f"{SESSIONS}/{number}" for number in range(len(self.folders))]
+
     def options(self) -> list[str]:
         """Bind all of them; those that are missing are made."""
         options: list[str] = []
-        for number, folder in enumerate(self.folders):
+        for folder, place in zip(self.folders, self.places, strict=True):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            options += ["--bind", str(folder), f"{SESSIONS}/{number}"]
+            options += ["--bind", str(folder), place]
         return options
 
 

@@ -42,8 +42,15 @@ class Prover:
     """Forks the processes that try templates."""
 
     def __init__(
-        self, sandbox: Sandbox, runs: RunDirectory, inspector: Inspector, start: Start
+        self,
+        sandbox: Sandbox,
+        runs: RunDirectory,
+        inspector: Inspector,
+        start: Start,
+        folders: Sequence[str],
     ) -> None:
+        """`folders` are where templates may see what no kernel may."""
+        self._folders = folders
         self._sandbox = sandbox
         self._runs = runs
         self._inspector = inspector
@@ -77,13 +84,14 @@ class Prover:
             channel = ReadinessChannel()
             undo.callback(channel.close)
             shown = self._sandbox.guest_paths(workspace, folder)
+            hidden = [*probe.task["hidden"], *self._folders]
             process = await self._start(
                 template,
                 KernelRequest("", environment, Policy.for_allow(()), limits, workspace),
                 folder,
                 identity,
                 (channel.guest_fd, os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)),
-                trial={**probe.task, "workspace": shown.workspace},
+                trial={**probe.task, "hidden": hidden, "workspace": shown.workspace},
             )
             undo.push_async_callback(process.aclose)
             await process.ready(channel, READY_S)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from kernel_mcp.settings import Limits
 from tests.integration.agent import Agent, agent, command
 from tests.integration.sabotaged import Sabotaged
 from tests.integration.test_template import ENVIRONMENT, bench, descendants, is_forked, run
+from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
 
 pytestmark = pytest.mark.anyio
 
@@ -112,6 +114,24 @@ def test_the_doctor_fails_when_the_template_lacks_its_filter(without_filter: Pat
     assert (done.returncode, report["holds"]) == (1, False)
     assert [check["name"] for check in failed] == ["forked: a template is confined"]
     assert "system call filters" in failed[0]["found"]
+
+
+def test_the_doctor_fails_when_kernels_of_an_ordinary_user_see_all_sessions() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # pytest's folders are closed
+        folder = Path(name)
+        folder.chmod(0o755)
+        sabotaged(
+            folder, "cell.py", "        _put(place)\n    hide_sessions()\n", "        _put(place)\n"
+        )
+        argv = [sys.executable, "-m", "kernel_mcp", "doctor", "--json", "--sandbox", "bwrap"]
+        words = ["env", "--chdir=/", f"PYTHONPATH={folder}:{REPOSITORY}", *argv]
+        command = as_ordinary_user(words) if os.geteuid() == 0 else words
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    failed = [c for c in report["backends"][0]["checks"] if c["state"] == "fails"]
+    assert [check["name"] for check in failed] == ["forked: a template is confined"]
+    assert "host files hidden: /sessions/0" in failed[0]["found"]
 
 
 async def found_in(notebook: Agent, words: str) -> list[str]:
