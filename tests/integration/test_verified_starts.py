@@ -30,6 +30,10 @@ pytestmark = pytest.mark.anyio
 
 ALLOW_ALL = r'b"\x06\0\0\0\0\0\xff\x7f"'
 """One `struct sock_filter`: BPF_RET | BPF_K with SECCOMP_RET_ALLOW."""
+KEEPING = """\
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    linux.install_filter(ground.program)
+"""
 SABOTAGE = {
     "no filter": (
         ("privileges.py", "    linux.install_filter(filter_program)\n", ""),
@@ -40,7 +44,7 @@ SABOTAGE = {
         "system call unshare refused",
     ),
     "capabilities kept": (
-        ("privileges.py", "    linux.clear_capabilities()\n", ""),
+        ("cell.py", "processes)\n    privileges.drop(ground.program)", f"processes)\n{KEEPING}"),
         "it has capabilities",
     ),
     "the network of the template": (
