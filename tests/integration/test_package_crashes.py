@@ -105,5 +105,5 @@ async def test_two_servers_that_need_the_same_environment_build_it_once(tmp_path
             tasks.start_soon(use)
             tasks.start_soon(use)
     assert texts == ["'tabulate'", "'tabulate'"]
-    assert len(list((tmp_path / "envs").glob("python-*/kernel-mcp.json"))) == 1
+    assert len(list((tmp_path / "envs").glob("python-*.json"))) == 1
     assert sum(step.startswith("Building") for step in steps) <= 1
