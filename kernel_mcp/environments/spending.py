@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from kernel_mcp.launch.usage import tree
 
 LOOK_S = 0.1
 """A disk of today takes some hundred MiB in this time."""
+REST = 4
+"""So many times as long as a look at the folders took, they are left alone."""
 _WRITTEN = b"wchar:"
 
 
@@ -25,8 +28,14 @@ class Spending:
     last `LOOK_S` of a process is not seen.
     """
 
-    def __init__(self, most_bytes: int, folders: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        most_bytes: int,
+        folders: Sequence[Path],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.most_bytes = most_bytes
+        self._clock = clock
         self._folders = [*folders]
         self._pid = 0
         self._ended = 0
@@ -45,8 +54,17 @@ class Spending:
         """Return when the operation has written too much."""
         if not self.most_bytes:
             await anyio.sleep_forever()
-        while not await anyio.to_thread.run_sync(self.exceeded):
+        while True:
+            began = self._clock()
+            if await anyio.to_thread.run_sync(self.exceeded):
+                return
+            rested = self._clock() + REST * (self._clock() - began)
             await anyio.sleep(LOOK_S)
+            while self._clock() < rested:
+                # no more than this can be in order, wherever it went
+                if await anyio.to_thread.run_sync(self._written) > 2 * self.most_bytes:
+                    return
+                await anyio.sleep(LOOK_S)
 
     def exceeded(self) -> bool:
         """Whether it has; blocks."""
