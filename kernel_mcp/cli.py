@@ -163,9 +163,11 @@ def _serve(argv: Sequence[str]) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    from kernel_mcp import heap
     from kernel_mcp.boundary import begin_proof
     from kernel_mcp.sandbox.engine import ContainerOptions
 
+    heap.keep_small()
     # runs while the import below takes its time
     sandbox = begin_proof(
         settings.sandbox,

@@ -5,14 +5,13 @@ Where that is exceeded, the session that holds most gives way, and no other.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import logging
 import os
 from collections.abc import Callable, Iterable
 
 import anyio
 
+from kernel_mcp import heap
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.limits.words import amount
 from kernel_mcp.sessions.session import Session
@@ -97,7 +96,7 @@ class ServerBounds:
         if self._memory() <= self._most_memory:
             self._told = False
             return True
-        _trim()
+        heap.trim()
         if (held := self._memory()) <= self._most_memory:
             return True
         parts = {session: session.held for session in self._sessions()}
@@ -120,7 +119,7 @@ class ServerBounds:
             "the server held %s of memory, limit %s: session %s, which held %s, %s",
             amount(held), amount(self._most_memory), guilty.handle, part, done,
         )  # fmt: skip
-        _trim()
+        heap.trim()
         return True
 
     def tidy(self) -> None:
@@ -137,7 +136,7 @@ class ServerBounds:
         self._quiet += 1
         grown = held > self._least + NOTABLE_BYTES
         if grown or (self._untidy and self._quiet >= REST_LOOKS):
-            _trim()
+            heap.trim()
             self._least = self._memory()
             self._untidy, self._quiet = grown, 0
 
@@ -166,11 +165,3 @@ def _level(sizes: Iterable[int], most: int) -> int:
             return fair
         most -= size
     return most
-
-
-def _trim() -> None:
-    """Give back to the system what is in use no more."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-    if trim is not None:
-        trim(0)
