@@ -318,6 +318,7 @@ def test_a_server_that_is_killed_leaves_no_container(sandbox: ContainerSandbox) 
             ended, _, _ = select.select([kernel], [], [], 2)
             assert ended
         finally:
+            server.kill()  # else its container would be in the way of every later test
             os.close(kernel)
     gone_within(sandbox, 10)
 
