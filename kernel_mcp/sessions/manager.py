@@ -95,6 +95,7 @@ class SessionManager:
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
         self._ended: OrderedDict[str, Ended] = OrderedDict()
+        self._known: OrderedDict[str, Ended] = OrderedDict()
         self._default_lock = anyio.Lock()
         self._occupancy = Occupancy(
             settings,
@@ -223,7 +224,15 @@ class SessionManager:
 
     def known_to_have_ended(self, handle: str) -> None:
         """Note that the owner of a session knows of its end."""
-        self._ended.pop(handle, None)
+        if (ended := self._ended.pop(handle, None)) is not None:
+            self._known[handle] = ended
+            if len(self._known) > MOST_ENDED:
+                self._known.popitem(last=False)
+
+    def not_known_to_have_ended(self, handle: str) -> None:
+        """Note that the owner has not looked at what told of the end after all."""
+        if (ended := self._known.pop(handle, None)) is not None:
+            self._ended[handle] = ended
 
     def _fate(self, ended: Ended) -> str:
         files = "" if self._folders.keep else " and files"
@@ -249,7 +258,8 @@ class SessionManager:
 
     def _remember(self, session: Session, why: str) -> None:
         """Have the owner's next call told of the end of a session."""
-        if session.handle in self._sessions and session.handle not in self._ended:
+        told = session.handle in self._ended or session.handle in self._known
+        if session.handle in self._sessions and not told:
             self._ended[session.handle] = Ended(session.owner, why, session.loss(f"it {why}"))
             if len(self._ended) > MOST_ENDED:
                 self._ended.popitem(last=False)

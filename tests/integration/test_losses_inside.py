@@ -131,3 +131,15 @@ async def test_a_session_that_ends_names_what_its_dead_kernel_had_cost() -> None
         await manager.retire(session)
         answer = await notebook.call("execute", code="x", session=session.handle)
         assert lost(answer) == ["x", "y"]
+
+
+async def test_a_close_whose_answer_nobody_has_read_is_told_again() -> None:
+    async with served() as (notebook, manager):
+        session = await with_x(notebook, manager)
+        await notebook.call("close_session", session=session.handle)
+        answer = await notebook.call("execute", code="x", session=session.handle)
+        assert "never yours" in answer.text
+        manager.not_known_to_have_ended(session.handle)
+        answer = await notebook.call("execute", code="x", session=session.handle)
+        assert lost(answer) == ["x"]
+        assert "was closed: its variables" in answer.text
