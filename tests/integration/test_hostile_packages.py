@@ -71,6 +71,11 @@ async def server(
         yield Agent(client)
 
 
+def built(cache: Path) -> set[Path]:
+    """The environments in a cache."""
+    return {settings.parent for settings in (cache / "envs").glob("*/pyvenv.cfg")}
+
+
 def untouched(mark: Path, listener: socket.socket) -> None:
     assert not mark.exists(), mark.read_text()
     with pytest.raises(BlockingIOError):
@@ -112,7 +117,7 @@ async def test_no_package_runs_outside_a_sandbox_whichever_way_it_comes(
     assert not any(f'"--python", "{own}' in each.arguments for each in uv)
     assert all('"-I", "-S"' in each.arguments for each in compiling)
     assert any(each.program.startswith(own) for each in seen)  # the kernels, in their sandboxes
-    for environment in (cache / "envs").glob("*/"):
+    for environment in built(cache):
         assert not (environment / "bin/pyvenv.cfg").exists()
         assert "/nowhere" not in (environment / "pyvenv.cfg").read_text()
         links_in_it = {path.name for path in environment.rglob("*") if path.is_symlink()}
@@ -126,12 +131,12 @@ async def test_other_sandboxes_build_as_confined(
     cache: Path, links: Path, mark: Path, listener: socket.socket, sandbox: str
 ) -> None:
     packages = [hostile.RUNS, *([hostile.POSES] if sandbox == "none" else [])]
-    before = set((cache / "envs").glob("*/"))
+    before = built(cache)
     async with server(cache, links, "--sandbox", sandbox) as notebook:
         answer = await notebook.call("create_session", packages=packages)
         assert not answer.failed, answer.text
         # its kernel is started by the first cell only: until then nothing has run
-    assert set((cache / "envs").glob("*/")) - before
+    assert built(cache) - before
     if sandbox == "landlock":
         untouched(mark, listener)
 
