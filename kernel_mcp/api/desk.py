@@ -165,9 +165,9 @@ class Desk:
         """End a session."""
         session = await self._manager.resolve(caller, handle)
         await self._manager.close(session)
-        caller.reply.receipt.then(
-            lambda: self._manager.known_to_have_ended(session.handle),
-            lambda: self._manager.not_known_to_have_ended(session.handle),
+        caller.reply.receipt.then(  # which may outlive the session
+            partial(self._manager.known_to_have_ended, session.handle),
+            partial(self._manager.not_known_to_have_ended, session.handle),
         )
         kept = "kept" if self._settings.workspace else "removed"
         note = f"The session is closed; its variables are gone and its files were {kept}."
