@@ -29,7 +29,8 @@ DRAIN_S = 0.25
 class Run:
     """One execute request in flight; `finished` is set when it ended or the kernel died.
 
-    The first reply stands: the kernel can send any number of them. `unsure` says that the kernel
+    The first reply stands: the kernel can send any number of them. `outputs` counts what has come
+    of it so far, `unsure` says that the kernel
     did not tell the end of its output.
     """
 
@@ -41,6 +42,7 @@ class Run:
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
+        self.outputs = 0
         self.unsure = False
         self._idle = False
 
@@ -122,11 +124,6 @@ class Kernel:
     def running(self) -> Run | None:
         """The cell that has been sent and has not ended."""
         return self._run if self._run is not None and not self._run.finished.is_set() else None
-
-    @property
-    def received(self) -> int:
-        """Messages that have come from it so far, of any kind."""
-        return self._channels.received
 
     @property
     def malformed(self) -> int:
@@ -268,6 +265,8 @@ class Kernel:
         and text without a parent, which comes from file descriptors. Messages that answer requests
         of others do not get here, see `Wire`.
         """
+        if run is not None:
+            run.outputs += 1
         event = event_from(message)
         if isinstance(event, Stream):
             self._heard += len(event.text)

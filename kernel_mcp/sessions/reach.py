@@ -76,7 +76,7 @@ async def ended(
                 tick()
         if run.finished.is_set():
             return True
-        state = await _look(kernel)
+        state = await _look(kernel, run)
         if state is _State.WORKS or run.status is not None or run.finished.is_set():
             found.clear()
         else:
@@ -121,15 +121,15 @@ async def _trial(kernel: Kernel, timeout: float) -> str:
     return "" if answer.message is None else str(answer.message.content.get("status"))
 
 
-async def _look(kernel: Kernel) -> _State:
-    before, heard = kernel.handle.usage(), kernel.received
+async def _look(kernel: Kernel, run: Run) -> _State:
+    before, outputs = kernel.handle.usage(), run.outputs
     try:
         reply = await kernel.ask("kernel_mcp_state_request", {}, timeout=ASK_S)
     except LaunchError:
         after = kernel.handle.usage()
     else:
         return _State.IDLE if reply.get("idle") is True else _State.WORKS
-    if kernel.received != heard:  # it is busy sending, or kept waiting by who reads it
+    if run.outputs != outputs:  # the cell is busy sending, or kept waiting by who reads it
         return _State.WORKS
     asleep = after.cpu_s - before.cpu_s < ASLEEP_CPU_S and not kernel.handle.stopped
     if not (asleep and before.measured and after.measured):

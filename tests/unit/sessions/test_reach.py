@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.anyio]
 class FakeKernel:
     """Answers questions with `replies` in turn, the last one for ever; None is no answer.
 
-    It takes requests from the `hears`th question on. One that `sends` has output meanwhile.
+    It takes requests from the `hears`th question on. That of the cell `sends` has output
+    meanwhile.
     """
 
     def __init__(
@@ -27,10 +28,9 @@ class FakeKernel:
         *replies: dict[str, Any] | None,
         cpu_s: float = 0.0,
         hears: int = 0,
-        sends: bool = False,
+        sends: Run | None = None,
     ) -> None:
         self.handle = self
-        self.received = 0
         self._sends = sends
         self.stopped = self.broken = False
         self.told: list[str] = []
@@ -53,7 +53,8 @@ class FakeKernel:
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         reply = self._replies[min(self.asked, len(self._replies) - 1)]
         self.asked += 1
-        self.received += self._sends
+        if self._sends is not None:
+            self._sends.outputs += 1
         self.on_asked()
         if reply is None:
             raise LaunchError("no answer")
@@ -100,7 +101,8 @@ async def test_a_kernel_at_work_is_waited_for() -> None:
     run = Run(lambda _event: None)
     assert await looked(FakeKernel({"idle": False}), run, 9)
     assert await looked(FakeKernel(None, cpu_s=1.0), Run(lambda _event: None), 9)
-    assert await looked(FakeKernel(None, sends=True), Run(lambda _event: None), 9)
+    talks = Run(lambda _event: None)
+    assert await looked(FakeKernel(None, sends=talks), talks, 9)
     stopped = FakeKernel(None)
     stopped.stopped = True
     assert await looked(stopped, Run(lambda _event: None), 9)
