@@ -17,6 +17,8 @@ from mcp_types import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
     jsonrpc_message_adapter,
@@ -86,17 +88,18 @@ def error_line(number: object, code: int, message: str) -> str:
     return json.dumps({"jsonrpc": "2.0", "id": number, "error": error})
 
 
-def line_of(message: JSONRPCMessage) -> str:
-    """A message as a line without its end; an error in its place when that cannot be done."""
-    number = getattr(message, "id", None)
+def line_of(message: JSONRPCMessage) -> tuple[str, JSONRPCMessage]:
+    """A message as a line without its end, and what that line says: an error when it cannot be."""
     with Barrier("writing an answer") as barrier:
         try:
-            return message.model_dump_json(by_alias=True, exclude_unset=True)
+            return message.model_dump_json(by_alias=True, exclude_unset=True), message
         except ValueError:  # surrogates, which no UTF-8 has
             content = message.model_dump(by_alias=True, exclude_unset=True)
-            return _well_formed(json.dumps(content))
+            return _well_formed(json.dumps(content)), message
     reason = reason_of(barrier.failure) if barrier.failure is not None else ""
-    return error_line(number, INTERNAL_ERROR, f"The answer could not be written: {reason}.")
+    said = ErrorData(code=INTERNAL_ERROR, message=f"The answer could not be written: {reason}.")
+    error = JSONRPCError(jsonrpc="2.0", id=getattr(message, "id", None), error=said)
+    return error.model_dump_json(by_alias=True, exclude_unset=True), error
 
 
 def _well_formed(text: str) -> str:

@@ -203,9 +203,10 @@ async def _give(
     async with to_client:
         with contextlib.suppress(anyio.ClosedResourceError):
             async for said in to_client:
-                await writer.write(line_of(said.message))
+                line, message = line_of(said.message)
+                await writer.write(line)
                 with Barrier("taking note of an answer's delivery"):
-                    written(said.message)
+                    written(message)
 
 
 @asynccontextmanager

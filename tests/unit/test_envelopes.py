@@ -12,6 +12,7 @@ from mcp_types import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
     PARSE_ERROR,
+    JSONRPCError,
     JSONRPCNotification,
     JSONRPCRequest,
     JSONRPCResponse,
@@ -187,11 +188,15 @@ def test_a_line_that_could_not_be_taken_in_is_answered() -> None:
 
 def test_an_answer_with_half_a_surrogate_is_written() -> None:
     message = JSONRPCResponse(jsonrpc="2.0", id=7, result={"text": "a\ud800b\U0001f600"})
-    written = json.loads(line_of(message).encode("utf-8"))
+    line, said = line_of(message)
+    assert said is message
+    written = json.loads(line.encode("utf-8"))
     assert written["result"] == {"text": "a\ufffdb\U0001f600"}
 
 
 def test_an_answer_that_cannot_be_written_is_an_error() -> None:
     message = JSONRPCResponse(jsonrpc="2.0", id=7, result={"text": object()})
-    written = json.loads(line_of(message))
+    line, said = line_of(message)
+    written = json.loads(line)
     assert (written["id"], written["error"]["code"]) == (7, INTERNAL_ERROR)
+    assert isinstance(said, JSONRPCError), "so that nothing in the answer counts as delivered"
