@@ -284,19 +284,20 @@ class Session:
         self, held: AsyncExitStack, fresh: Kernel | None, layer: Layer | None, *, files: bool
     ) -> Notice | None:
         notice = None
-        if fresh is not None:
-            loss = self._keeper.loss("the session was reset")
-            notice = self._keeper.lose("The session was reset", loss)
-        self._halt(StopReason.RESET, notice)
-        await held.enter_async_context(self._turn)
-        if self._closed:
-            raise SessionNotFound("This session was closed meanwhile.")
-        await self._keeper.forget(fresh)
-        self.cells.settle(kernel_gone=True)
-        if layer is not None:
-            await anyio.to_thread.run_sync(layer.clear)
-        if files:
-            await anyio.to_thread.run_sync(self.workspace.clear)
+        with anyio.CancelScope(shield=True):  # what is told as lost is lost
+            if fresh is not None:
+                loss = self._keeper.loss("the session was reset")
+                notice = self._keeper.lose("The session was reset", loss)
+            self._halt(StopReason.RESET, notice)
+            await held.enter_async_context(self._turn)
+            if self._closed:
+                raise SessionNotFound("This session was closed meanwhile.")
+            await self._keeper.forget(fresh)
+            self.cells.settle(kernel_gone=True)
+            if layer is not None:
+                await anyio.to_thread.run_sync(layer.clear)
+            if files:
+                await anyio.to_thread.run_sync(self.workspace.clear)
         self.last_used = self._clock()
         await self._keeper.ensure(lambda _text: None)
         return notice

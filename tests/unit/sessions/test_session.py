@@ -205,3 +205,28 @@ async def test_a_reset_that_was_cancelled_early_has_cost_nothing(tmp_path: Path)
         assert session.ledger.pending == ()
         await session.interrupt()
         assert source.kernels[-1].variables == {"a": "1"}
+
+
+async def test_a_reset_that_was_cancelled_late_has_cost_what_it_tells(tmp_path: Path) -> None:
+    source = SlowSource()
+    source.go.set()
+    manager = new_manager(tmp_path, source, FakeClock())
+    async with manager.running(), anyio.create_task_group() as tasks:
+        session = await manager.create(Caller())
+        await ended(session.submit("a = 1", 0.0))
+        scope = anyio.CancelScope()
+
+        async def reset() -> None:
+            with scope:
+                await session.reset(packages=False, files=False)
+
+        async with session._turn:
+            tasks.start_soon(reset)
+            await anyio.wait_all_tasks_blocked()
+            (notice,) = session.ledger.pending
+            scope.cancel()
+            await anyio.wait_all_tasks_blocked()
+        await ended(session.submit("b = 1", 0.0))
+        assert notice.loss is not None
+        assert source.living == 1
+        assert "a" not in source.kernels[-1].variables
