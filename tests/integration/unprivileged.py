@@ -9,6 +9,8 @@ from pathlib import Path
 USER = 12_345 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 """One for each process that runs tests: Linux counts what a user has."""
 REPOSITORY = Path(__file__).parents[2]
+HOME = Path("/var/tmp", f"kernel-mcp-home-{USER}")
+"""No other user's: its caches are refused to whom they do not belong."""
 
 
 def as_ordinary_user(argv: list[str]) -> list[str]:
@@ -24,6 +26,8 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         for parent in path.parents
         if parent.stat().st_mode & 0o005 != 0o005
     }
+    HOME.mkdir(mode=0o700, exist_ok=True)
+    os.chown(HOME, USER, USER)
     options: list[str] = []
     for folder in sorted(closed, key=lambda path: len(path.parts)):
         if not any(parent in closed for parent in folder.parents):
@@ -40,7 +44,7 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         *("bwrap", "--dev-bind", "/", "/", *options, "--chdir", str(REPOSITORY), "--"),
         *("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"),
         *("--inh-caps=-all", "--"),  # the bounding set of ordinary users is full
-        *("env", "-i", "HOME=/var/tmp", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
+        *("env", "-i", f"HOME={HOME}", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
         *(f"PYTHONPATH={REPOSITORY}", f"LOGNAME=kernel-mcp-{USER}"),
         *argv,
     ]
