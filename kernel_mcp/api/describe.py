@@ -13,8 +13,8 @@ from kernel_mcp.api.models import (
     SessionState,
     SyntaxReport,
 )
+from kernel_mcp.api.telling import spoken
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.output.notice import notice
 from kernel_mcp.policy import Policy, Report
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.session import Session
@@ -43,7 +43,7 @@ def state(session: Session, now: float) -> SessionState:
         running_cell=current.number if current is not None else None,
         running_s=running_s,
         last_cell=_last_cell(session),
-        notices=[notice(each.text) for each in session.ledger.pending],
+        notices=[spoken(each.text) for each in session.ledger.pending],
     )
 
 

@@ -11,7 +11,7 @@ class Told(BaseModel):
     notices: list[str] = Field(default=[], description="What the server has to tell besides")
 
 
-class SessionHandle(BaseModel):
+class SessionHandle(Told):
     """A session that can be used from now on."""
 
     session: str = Field(description="Handle to pass as `session` in other tools")

@@ -46,9 +46,14 @@ class NoticeContent(TextContent):
     """A block that the server speaks in."""
 
 
+def spoken(text: str) -> str:
+    """A notice as a text of its own, for `said` and for the field `notices` of results."""
+    return notice(visible(text))
+
+
 def said(text: str) -> NoticeContent:
     """A notice as a content block."""
-    return NoticeContent(text=notice(visible(text)))
+    return NoticeContent(text=spoken(text))
 
 
 def say(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
@@ -67,8 +72,13 @@ class Teller:
         """Who calls: on stdio one process is one client."""
         return Caller(reply=Reply(self._post.expect(request)))
 
-    def finish(self, caller: Caller, handle: str, result: BaseModel) -> BaseModel:
-        """`result` with what the session has to tell, and everything else guarded."""
+    def finish(
+        self, caller: Caller, handle: str, result: BaseModel, *, about: bool = True
+    ) -> BaseModel:
+        """`result` with what the session has to tell, and everything else guarded.
+
+        Where the result is not `about` that session its notices say whose they are.
+        """
         session = self._sessions.find(caller, handle)
         pending: tuple[Notice, ...] = ()
         if session is not None:
@@ -78,16 +88,20 @@ class Teller:
             result = _guarded_result(result)
         else:
             result = _guarded_model(result)
-        return _with(result, session, pending) if session is not None and pending else result
+        if session is None or not pending:
+            return result
+        return _with(result, session, pending, about=about)
 
-    def refusal(self, caller: Caller, handle: str, error: KernelMcpError) -> BaseModel:
+    def refusal(
+        self, caller: Caller, handle: str, error: KernelMcpError, *, about: bool = True
+    ) -> BaseModel:
         """The answer that an error is."""
         text = _guarded(clean(str(error)))
         result = CallToolResult(content=[TextContent(text=text)], is_error=True)
         if isinstance(error, SessionGone):
             loss = Loss("the session has ended", error.lost, error.more)
             result.meta = {LOST_KEY: lost_meta(handle, [loss])}
-        return self.finish(caller, handle, result)
+        return self.finish(caller, handle, result, about=about)
 
 
 def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[ContentBlock]:
@@ -97,18 +111,24 @@ def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[
     return [*content[:place], *map(said, texts), *content[place:]]
 
 
-def _with(result: BaseModel, session: Session, pending: Sequence[Notice]) -> CallToolResult:
-    texts = [each.text for each in pending]
+def _with(
+    result: BaseModel, session: Session, pending: Sequence[Notice], *, about: bool
+) -> CallToolResult:
+    whose = "" if about else f"Session {session.handle}: "
+    texts = [f"{whose}{each.text}" for each in pending]
     losses = [each.loss for each in pending if each.loss is not None]
     if not isinstance(result, CallToolResult):
         if "notices" in type(result).model_fields:
-            result = result.model_copy(update={"notices": [notice(text) for text in texts]})
+            result = result.model_copy(update={"notices": [spoken(text) for text in texts]})
         result = CallToolResult(
             content=[TextContent(text=result.model_dump_json(indent=2))],
             structured_content=result.model_dump(mode="json"),
         )
+    elif (structured := result.structured_content) is not None and "notices" in structured:
+        told = [*structured["notices"], *map(spoken, texts)]
+        result = result.model_copy(update={"structured_content": {**structured, "notices": told}})
     meta = dict(result.meta or {})
-    key = CELL_KEY if CELL_KEY in meta else LOST_KEY
+    key = CELL_KEY if about and CELL_KEY in meta else LOST_KEY
     if losses:
         before = cast(dict[str, Any], meta[key]) if key in meta else lost_meta(session.handle, [])
         meta[key] = _marked(before, losses)
@@ -176,10 +196,13 @@ def _guarded(text: str) -> str:
 
 
 def _guarded_value(value: Any) -> Any:
+    """`value` of a result, guarded but for `notices`, which the server alone has written."""
     if isinstance(value, str):
         return _guarded(value)
     if isinstance(value, dict):
-        return {key: _guarded_value(each) for key, each in value.items()}
+        return {
+            key: each if key == "notices" else _guarded_value(each) for key, each in value.items()
+        }
     if isinstance(value, list):
         return [_guarded_value(each) for each in value]
     return value

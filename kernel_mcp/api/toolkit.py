@@ -85,6 +85,7 @@ class Toolbox:
         self, tool: Callable[P, Awaitable[BaseModel]]
     ) -> Callable[P, Awaitable[BaseModel]]:
         """The tool with whole answers, be they errors: our own in their words, others explained."""
+        about = "session" in inspect.signature(tool).parameters
 
         @functools.wraps(tool)
         async def call(*args: P.args, **kwargs: P.kwargs) -> BaseModel:
@@ -93,15 +94,16 @@ class Toolbox:
             try:
                 result = await tool(*args, **kwargs)
             except KernelMcpError as error:
-                return self._teller.refusal(caller, handle, error)
+                return self._teller.refusal(caller, handle, error, about=about)
             except MCPError:
                 raise
             except Exception as error:  # noqa: BLE001  # logged, and told to the caller
                 doing = f"answering {tool.__name__}"
                 log_failure(error, doing, handle)
-                return self._teller.refusal(caller, handle, explained(error, doing))
+                error = explained(error, doing)
+                return self._teller.refusal(caller, handle, error, about=about)
             finally:
                 del self._callers[id(ctx)]
-            return self._teller.finish(caller, handle, result)
+            return self._teller.finish(caller, handle, result, about=about)
 
         return call

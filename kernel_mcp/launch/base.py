@@ -89,6 +89,10 @@ class ExitStatus:
     detail: str = field(default="", compare=False)
     cause: str = field(default="", compare=False)
 
+    def story(self, what: str) -> str:
+        """How `what` died as a sentence, for example `the kernel was killed by SIGKILL`."""
+        return f"{what} {'was ' if self.signal is not None else ''}{self.describe()}"
+
     def describe(self) -> str:
         """How it died in words, for example `killed by SIGKILL: out of memory`."""
         if self.signal is not None:

@@ -86,7 +86,7 @@ async def _why_silent(session: Session, kernel: Kernel) -> str:
         await kernel.dead.wait()
     if kernel.exit is not None:
         return (
-            f"The kernel was {kernel.exit.describe()} during the imports: all variables are lost, "
+            f"{kernel.exit.story('The kernel')} during the imports: all variables are lost, "
             "the packages are installed. The next cell gets a fresh kernel."
         )
     if session.current is None:

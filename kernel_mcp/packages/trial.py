@@ -69,7 +69,7 @@ async def try_imports(
             ) from None
         finally:
             await process.aclose()
-        return _failures(process.output, modules, ended.describe())
+        return _failures(process.output, modules, ended.story("the Python process that tried it"))
     finally:
         sandbox.release(identity)
 
@@ -81,8 +81,7 @@ def _failures(output: str, modules: Sequence[str], ended: str) -> dict[str, str]
         report = json.loads(last)
         found = {name: report[name] for name in modules}
     except (ValueError, KeyError, TypeError):
-        crashed = f"the Python process that tried it was {ended}"
-        return dict.fromkeys(modules, f"{crashed}\n{last[-300:]}" if last else crashed)
+        return dict.fromkeys(modules, f"{ended}\n{last[-300:]}" if last else ended)
     return {name: clean(str(reason)) for name, reason in found.items() if reason is not None}
 
 

@@ -151,7 +151,7 @@ def _death(
 ) -> Outcome:
     """The outcome of a cell that has lost its kernel."""
     wish = _wish(kernel, cell, reason, cpu_s)
-    cause = f"the kernel was {kernel.exit.describe()}" if kernel.exit else "the kernel is gone"
+    cause = kernel.exit.story("the kernel") if kernel.exit else "the kernel is gone"
     if reason in _AT_ONCE:
         cause = wish
     elif reason is None and not run.begun:

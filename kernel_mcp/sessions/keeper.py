@@ -212,7 +212,7 @@ class KernelKeeper:
 
     def _miss(self, kernel: Kernel) -> None:
         if kernel is self.kernel and self.used and kernel.exit is not None:
-            cause = f"the kernel was {kernel.exit.describe()} between cells"
+            cause = f"{kernel.exit.story('the kernel')} between cells"
             self._journal.died(cause)
             self.lose(cause[0].upper() + cause[1:], self.loss(cause))
             self.used = False

@@ -173,7 +173,7 @@ async def test_a_kernel_that_ends_itself_is_told_to_have_done_so(mode: str) -> N
         cell = await bench.run(await bench.session(mode), timeout_s=30)
         assert cell.status is Status.KILLED
         assert cell.outcome is not None
-        assert (cell.outcome.cause or "").startswith("the kernel was exited with code 3")
+        assert (cell.outcome.cause or "").startswith("the kernel exited with code 3")
         assert text_of(cell) == ("last words\n" if mode == "die" else "")
 
 

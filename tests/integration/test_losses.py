@@ -34,10 +34,13 @@ TOOLS: dict[str, dict[str, Any]] = {
     "read_file of nothing": {"path": "nothing.txt"},
     "write_file": {"path": "new.txt", "content": "y"},
     "list_packages": {},
-    "install": {"packages": ["nothing-of-this-name"]},
+    "install": {"packages": ["cloudpickle"]},
+    "install of nothing": {"packages": ["nothing-of-this-name"]},
     "export_notebook": {},
     "execute of nothing": {"code": ""},
 }
+OTHERS: dict[str, dict[str, Any]] = {"run_script": {"script": "print(1)"}, "create_session": {}}
+"""Tools that are about no session that there is."""
 
 
 def notices(answer: Answer) -> list[str]:
@@ -81,7 +84,8 @@ async def kills(audit: Path, count: int) -> None:
 
 async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(tmp_path: Path) -> None:
     audit = tmp_path / "audit.jsonl"
-    async with agent("--allow", "*", "--max-sessions", "20", "--audit-log", str(audit)) as notebook:
+    flags = ("--allow", "*", "--allow-install", "cloudpickle", "--max-sessions", "20")
+    async with agent(*flags, "--audit-log", str(audit)) as notebook:
         sessions = {}
         for tool in TOOLS:
             sessions[tool] = (await notebook.call("create_session")).data["session"]
@@ -101,9 +105,28 @@ async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(tmp_path
             repeated = tool == "list_variables"
             assert ("code 7" in json.dumps(answer.data)) is repeated if repeated else True
             assert losses(answer) == [], tool
-        first = await notebook.call("list_sessions")
-        assert json.dumps(first.data).count("code 7") == 1
+        first = (await notebook.call("list_sessions")).data
+        (notice,) = [notice for each in first["sessions"] for notice in each["notices"]]
+        assert notice.startswith(f"{PREFIX}The kernel exited with code 7")
         assert "code 7" not in json.dumps((await notebook.call("list_sessions")).data)
+
+
+async def test_an_answer_that_is_not_about_a_session_says_whose_loss_it_tells(
+    tmp_path: Path,
+) -> None:
+    audit = tmp_path / "audit.jsonl"
+    async with agent("--allow", "*", "--audit-log", str(audit)) as notebook:
+        for count, (tool, arguments) in enumerate(OTHERS.items(), start=1):
+            default = (await notebook.run(DIES_LATER)).cell["session"]
+            await kills(audit, count)
+            answer = await notebook.call(tool, **arguments)
+            (notice,) = losses(answer)
+            assert notice.startswith(f"{PREFIX}Session {default}: The kernel exited with code 7")
+            assert (answer.result.meta or {})["kernel-mcp/lost"]["session"] == default
+            if tool == "run_script":
+                assert (answer.cell["lost"], answer.cell["state_kept"]) == ([], True)
+            else:
+                assert answer.data["notices"] == [notice]
 
 
 async def test_a_loss_told_by_another_tool_still_marks_the_next_cell(tmp_path: Path) -> None:
