@@ -11,6 +11,7 @@ from typing import Any
 from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
 from kernel_mcp.sandbox.base import GuestPaths, Identity
 from kernel_mcp.settings import KIB, MIB
+from kernel_specs.restricted import confine
 
 BOOT_VERSION = 1
 CONNECTION_FILE = "connection.json"
@@ -57,6 +58,24 @@ def boot_content(
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
     }
+
+
+def ceilings(request: KernelRequest, guest: GuestPaths) -> dict[str, int]:
+    """The most that the resource limits of a kernel may be, by the names of /proc/PID/limits.
+
+    It has set them itself, before it loads anything, from the boot file.
+    """
+    limits = request.limits
+    memory = limits.memory_bytes + confine.ADDRESS_SPACE_OVERHEAD + confine.MEMORY_RESERVE
+    wanted = {
+        "Max processes": limits.pids if guest.own_process_count else 0,
+        "Max open files": limits.open_files,
+        "Max file size": limits.disk_bytes,
+        "Max address space": memory if limits.memory_bytes else 0,
+        "Max pending signals": confine.PENDING_SIGNALS,
+        "Max msgqueue size": confine.MESSAGE_QUEUE_BYTES,
+    }
+    return {"Max core file size": 0, **{name: most for name, most in wanted.items() if most > 0}}
 
 
 def layer_paths(request: KernelRequest, guest: GuestPaths) -> list[str]:

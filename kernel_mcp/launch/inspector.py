@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from kernel_mcp.errors import BoundaryBroken, LaunchError
@@ -47,11 +47,13 @@ class Inspector:
         *,
         forked: bool = False,
         others: Collection[str] = (),
+        ceilings: Mapping[str, int] | None = None,
     ) -> Inspected:
-        """Look at a kernel that is ready and has run no code; takes some 0.1 ms.
+        """Look at a kernel that is ready and has run no code; takes some 0.3 ms.
 
         `others` are namespaces that it may not be in, beside those of the server and of the kernels
-        that were inspected and not forgotten. `pidfd` has to stay open until `forget`.
+        that were inspected and not forgotten; `ceilings` bound its resource limits. `pidfd` has to
+        stay open until `forget`.
         Raises BoundaryBroken for what does not hold, LaunchError when it has ended.
         """
         promise = self._sandbox.promise(identity, forked=forked)
@@ -68,10 +70,10 @@ class Inspector:
                 "CAP_SYS_PTRACE (for containers: --cap-add SYS_PTRACE), or run it as an ordinary "
                 "user."
             ) from reason
-        taken: set[str] = {
-            name for kind in promise.namespaces if (name := found.namespaces.get(kind))
-        }
-        problems = broken(promise, found, self._server, {*others, *self._of_others(taken)})
+        taken = set(found.alone(promise).values())
+        problems = broken(
+            promise, found, self._server, {*others, *self._of_others(taken)}, ceilings
+        )
         if problems:
             way = "forked from its template" if forked else "started"
             text = (
@@ -83,11 +85,12 @@ class Inspector:
             raise BoundaryBroken(text)
         self._living[pidfd] = (pid, found)
         own = " ".join(kind for kind in promise.namespaces if kind in found.namespaces)
-        words = (*found.words(), *([f"namespaces of its own: {own}"] if own else []))
-        return Inspected(words, lambda: self._forget(pidfd))
+        writable = [] if promise.writable is None else [f"writable: {' '.join(found.writable)}"]
+        spaces = [f"namespaces of its own: {own}"] if own else []
+        return Inspected((*found.words(), *writable, *spaces), lambda: self._forget(pidfd))
 
     def lineage(self, pid: int) -> frozenset[str]:
-        """The namespaces of all processes between one of a template's kernels and the server.
+        """What all processes hold that are between one of a template's kernels and the server.
 
         Raises ProcessLookupError, PermissionError.
         """
@@ -95,21 +98,21 @@ class Inspector:
         pid = read_facts(pid).parent
         while pid > 1 and pid != os.getpid():
             facts = read_facts(pid)
-            found.update(facts.namespaces.values())
+            found.update(facts.held)
             pid = facts.parent
         return frozenset(found)
 
     def _of_others(self, taken: set[str]) -> set[str]:
-        """Which of these namespaces living kernels are in.
+        """What living kernels hold, of those that hold any of `taken`.
 
-        Linux gives the number of a namespace that is gone to the next: who is in one is looked at
+        Linux gives the number of a namespace that is gone to the next: who holds one is looked at
         again.
         """
         held: set[str] = set()
         for pidfd, (pid, facts) in list(self._living.items()):
-            if not taken.isdisjoint(facts.namespaces.values()):
+            if not taken.isdisjoint(facts.held):
                 try:
-                    held.update(read_facts(pid, pidfd).namespaces.values())
+                    held.update(read_facts(pid, pidfd).held)
                 except OSError:
                     continue  # it has ended, its namespaces with it
         return held

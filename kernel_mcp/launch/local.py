@@ -83,7 +83,10 @@ class LocalLauncher:
             undo.push_async_callback(process.aclose)
             limits.kill = process.kill
             await process.ready(channel, self._start_timeout_s)
-            inspected = self._inspector.inspect(process.pid, process.pidfd, identity)
+            paths = self._sandbox.guest_paths(request.workspace, folder)
+            inspected = self._inspector.inspect(
+                process.pid, process.pidfd, identity, ceilings=guest.ceilings(request, paths)
+            )
             undo.callback(inspected.forget)
             limits.admit(process.pids)
             await limits.settled()

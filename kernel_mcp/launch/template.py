@@ -36,7 +36,7 @@ from kernel_mcp.launch.template_supervisor import TemplateSupervisor
 from kernel_mcp.launch.template_trees import detached
 from kernel_mcp.launch.template_trial import Prover
 from kernel_mcp.limits.enforcer import Enforcer
-from kernel_mcp.sandbox.base import Identity, Sandbox
+from kernel_mcp.sandbox.base import GuestPaths, Identity, Sandbox
 from kernel_mcp.sandbox.selftest import Check
 
 logger = logging.getLogger(__name__)
@@ -178,9 +178,10 @@ class TemplateLauncher:
             folder = self._runs.fresh()
             undo.push_async_callback(local.remove_folder, folder)
             connection = ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
+            paths = self._sandbox.guest_paths(request.workspace, folder)
             if identity is not None:
                 await local.hand_over(request.workspace, identity)
-            self._furnish(folder, request, connection, identity)
+            _furnish(folder, request, connection, paths, identity)
             limits = self._enforcer.open(request.limits, request.workspace, folder, request.session)
             undo.push_async_callback(limits.aclose)
             channel = ReadinessChannel()
@@ -194,7 +195,12 @@ class TemplateLauncher:
             limits.admit(process.pids)
             await process.ready(channel, READY_S)
             inspected = self._inspector.inspect(
-                process.pid, process.pidfd, identity, forked=True, others=proof.namespaces
+                process.pid,
+                process.pidfd,
+                identity,
+                forked=True,
+                others=proof.namespaces,
+                ceilings=guest.ceilings(request, paths),
             )
             undo.callback(inspected.forget)
             await limits.settled()
@@ -268,19 +274,19 @@ class TemplateLauncher:
             places.append({"target": target, "source": inside, "readonly": readonly})
         return places, trees
 
-    def _furnish(
-        self,
-        folder: Path,
-        request: KernelRequest,
-        connection: ConnectionInfo,
-        identity: Identity | None,
-    ) -> None:
-        paths = self._sandbox.guest_paths(request.workspace, folder)
-        boot = guest.boot_content(request, paths, READY_FD, RECORDER_FD)
-        contents = {
-            guest.CONNECTION_FILE: guest.connection_content(connection, paths),
-            guest.BOOT_FILE: boot,
-        }
-        guest.write_files(folder, contents, identity)
-        if identity is not None:
-            os.chown(folder, identity.uid, identity.gid)
+
+def _furnish(
+    folder: Path,
+    request: KernelRequest,
+    connection: ConnectionInfo,
+    paths: GuestPaths,
+    identity: Identity | None,
+) -> None:
+    boot = guest.boot_content(request, paths, READY_FD, RECORDER_FD)
+    contents = {
+        guest.CONNECTION_FILE: guest.connection_content(connection, paths),
+        guest.BOOT_FILE: boot,
+    }
+    guest.write_files(folder, contents, identity)
+    if identity is not None:
+        os.chown(folder, identity.uid, identity.gid)

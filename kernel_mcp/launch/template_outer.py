@@ -129,7 +129,7 @@ def start_message(environment: KernelEnvironment, preload: Sequence[str]) -> dic
     return {
         "python": str(environment.python),
         "preload": list(preload),
-        "masks": rootfs.mask_options()[2::3],
+        "masks": list(rootfs.masked()),
         "kept": [path for path in _bound(runtime) if path.startswith("/tmp/")],
         "filter": base64.b64encode(compile_filter(arch)).decode(),
     }

@@ -72,6 +72,7 @@ class BwrapSandbox(KernelUsers):
         self._boot = str(boot)
         self._system = rootfs.system_options()
         self._proc = rootfs.proc_options()
+        self._masked = rootfs.masked()
 
     @classmethod
     def detect(cls, boot: Path = BOOT_FOLDER) -> BwrapSandbox:
@@ -173,7 +174,14 @@ class BwrapSandbox(KernelUsers):
         """
         shared = ("user",) if self._identities is not None and not forked else ()
         own = tuple(name for name in NAMESPACES if name not in shared)
-        return Promise(user_of(identity), filters=2 if forked else 1, namespaces=own)
+        return Promise(
+            user_of(identity),
+            filters=2 if forked else 1,
+            namespaces=own,
+            writable=rootfs.WRITABLE,
+            scratch=rootfs.SCRATCH,
+            covered=self._masked if forked else (*self._masked, rootfs.FIRST_PROCESS),
+        )
 
     def report(self) -> SandboxReport:
         """What bubblewrap puts in force here."""

@@ -50,6 +50,10 @@ _MASKED = (
     "version_signature",
 )
 """Files of /proc about the host that engines leave readable."""
+_WRITABLE = rootfs.WRITABLE | {
+    *("/dev", "/dev/mqueue", "/proc", "/run/secrets", "/sys", "/sys/fs/cgroup", "/var/log"),
+}
+"""What engines mount beside what a kernel may write to; root alone may write there."""
 FIRST_PROCESS_BYTES = 32 * MIB
 """Room for the first process, on top of the kernel's memory."""
 FIRST_PROCESS_PIDS = 1
@@ -163,7 +167,14 @@ class ContainerSandbox(KernelUsers):
         """The engine's namespaces, its system call filter and ours."""
         shared = () if self.engine.rootless else ("user",)
         own = tuple(name for name in NAMESPACES if name not in shared)
-        return Promise(user_of(identity), filters=2, namespaces=own, inherits=False)
+        return Promise(
+            user_of(identity),
+            filters=2,
+            namespaces=own,
+            inherits=False,
+            writable=_WRITABLE,
+            scratch=rootfs.SCRATCH,
+        )
 
     def report(self) -> SandboxReport:
         """What the engine and our filter put in force here."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from kernel_mcp.sandbox.base import Identity
+from kernel_mcp.sandbox.mounts import Mount, in_sight
+from kernel_mcp.sandbox.rootfs import SCRATCH
 
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 CAP_DAC_READ_SEARCH = 1 << 2
@@ -28,7 +30,9 @@ class Promise:
 
     `user` is its host identity, `filters` how many system call filters it is under at least; with
     `inherits` those of the server come on top. `namespaces` are shared with nobody. `capabilities`
-    are the bits that it may hold.
+    are the bits that it may hold. Where `writable` is given, no other place than these is a mount
+    that can be written to; `scratch` are file systems in memory that nobody shares, and `covered`
+    are places that something has to cover.
     """
 
     user: Identity
@@ -36,14 +40,25 @@ class Promise:
     namespaces: tuple[str, ...] = ()
     capabilities: int = 0
     inherits: bool = True
+    writable: frozenset[str] | None = None
+    scratch: tuple[str, ...] = ()
+    covered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What /proc tells of a process: the fields of `status`, and its namespaces by kind."""
+    """What /proc tells of a process.
+
+    status      the fields of that file
+    namespaces  by kind
+    mounts      those in sight, by place
+    limits      the hard resource limits by the names of that file, but those without any
+    """
 
     status: dict[str, str]
     namespaces: dict[str, str]
+    mounts: dict[str, Mount] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
 
     @property
     def filters(self) -> int:
@@ -62,8 +77,32 @@ class Facts:
         """All capabilities that it holds or can come to hold, as bits."""
         return gainable(self.status)
 
+    @property
+    def held(self) -> set[str]:
+        """Names for its namespaces and for where it keeps files in memory, as in any process.
+
+        Others of its mounts are no sign: engines mount what they make for containers on the host.
+        """
+        memory = (self.mounts.get(place) for place in SCRATCH)
+        return {*self.namespaces.values(), *(mount.name for mount in memory if mount)}
+
+    @property
+    def writable(self) -> list[str]:
+        """The mounts that can be written to, without single devices."""
+        mounts = self.mounts.values()
+        return sorted(one.place for one in mounts if one.writable and not one.is_a_device)
+
+    def alone(self, promise: Promise) -> dict[str, str]:
+        """What it may share with nobody, by kind of namespace or place, as `held` names it."""
+        spaces = {kind: self.namespaces.get(kind) for kind in promise.namespaces}
+        memory = {place: self.mounts.get(place) for place in promise.scratch}
+        return {
+            **{kind: name for kind, name in spaces.items() if name},
+            **{place: mount.name for place, mount in memory.items() if mount},
+        }
+
     def words(self) -> tuple[str, ...]:
-        """The same for people."""
+        """What is told of it to people."""
         return (
             f"host user {self.status['Uid'].split()[0]}",
             f"capabilities: {self.capabilities:#x}" if self.capabilities else "no capabilities",
@@ -89,7 +128,7 @@ def gainable(status: dict[str, str]) -> int:
 def read_facts(pid: int, pidfd: int = -1) -> Facts:
     """What /proc tells of a process; with `pidfd`, of the one behind that and no later one.
 
-    Takes some 60 µs. Raises ProcessLookupError when it has ended, PermissionError.
+    Takes some 0.2 ms. Raises ProcessLookupError when it has ended, PermissionError.
     """
     try:
         # stands for this process alone, whatever its number comes to mean later
@@ -97,20 +136,40 @@ def read_facts(pid: int, pidfd: int = -1) -> Facts:
         try:
             if pidfd >= 0:
                 signal.pidfd_send_signal(pidfd, 0)
-            return Facts(_status(folder), _namespaces(folder))
+            return Facts(
+                status=_status(folder),
+                namespaces=_namespaces(folder),
+                mounts=in_sight(_content("mountinfo", folder)),
+                limits=_limits(folder),
+            )
         finally:
             os.close(folder)
     except FileNotFoundError:
         raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from None
 
 
-def _status(folder: int) -> dict[str, str]:
-    fd = os.open("status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+def _content(name: str, folder: int) -> str:
+    """A file of a process; Linux makes those of some length in pieces of a page or more."""
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
-        text = os.read(fd, 1 << 16).decode("utf-8", "replace")
+        pieces = []
+        while piece := os.read(fd, 1 << 16):
+            pieces.append(piece)
+        return b"".join(pieces).decode("utf-8", "replace")
     finally:
         os.close(fd)
-    return {name: value.strip() for name, _, value in (x.partition(":") for x in text.split("\n"))}
+
+
+def _status(folder: int) -> dict[str, str]:
+    lines = _content("status", folder).split("\n")
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _limits(folder: int) -> dict[str, int]:
+    """The third column of the table, whose columns have fixed widths."""
+    lines = _content("limits", folder).splitlines()[1:]
+    rows = ((line[:26].strip(), line[47:68].strip()) for line in lines)
+    return {name: int(hard) for name, hard in rows if hard.isdigit()}
 
 
 def _namespaces(folder: int) -> dict[str, str]:
@@ -122,11 +181,16 @@ KNOWN_NAMESPACES = tuple(name for name in NAMESPACES if os.path.lexists(f"/proc/
 
 
 def broken(
-    promise: Promise, found: Facts, server: Facts, others: Collection[str] = ()
+    promise: Promise,
+    found: Facts,
+    server: Facts,
+    others: Collection[str] = (),
+    ceilings: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
     """What does not hold, in words; nothing when everything does.
 
-    `others` are namespaces that the kernel may not share either.
+    `others` are names, as in `Facts.held`, of what the kernel may not share either. `ceilings` are
+    the most that its resource limits may be, by the names of /proc/PID/limits.
     """
     status, wanted = found.status, []
     users, groups = set(status["Uid"].split()), set(status["Gid"].split())
@@ -145,18 +209,37 @@ def broken(
         least = min(least, 1)
     if found.filters < least:
         wanted.append(f"it is under {found.filters} system call filters instead of {least}")
-    shared = [
-        name
-        for name in promise.namespaces
-        if name in found.namespaces
-        and (
-            found.namespaces[name] == server.namespaces.get(name)
-            or found.namespaces[name] in others
-        )
-    ]
+    taken = {*server.held, *others}
+    shared = [kind for kind, name in found.alone(promise).items() if name in taken]
     if shared:
         wanted.append(f"it shares namespaces with others: {', '.join(shared)}")
-    return tuple(wanted)
+    return (*wanted, *_open_places(promise, found), *_unlimited(ceilings or {}, found))
+
+
+def _open_places(promise: Promise, found: Facts) -> list[str]:
+    """What is not as promised about its files, in words."""
+    told = []
+    if promise.writable is not None and (more := set(found.writable) - promise.writable):
+        told.append(f"it may write to {', '.join(sorted(more))}")
+    common = [
+        place
+        for place in promise.scratch
+        if place not in found.mounts or not found.mounts[place].is_fleeting
+    ]
+    if common:
+        told.append(f"it has no {' and no '.join(common)} of its own")
+    if bare := [place for place in promise.covered if place not in found.mounts]:
+        told.append(f"nothing covers {', '.join(bare)}")
+    return told
+
+
+def _unlimited(ceilings: Mapping[str, int], found: Facts) -> list[str]:
+    """Which resource limits are lacking or too high, in words."""
+    return [
+        f"its limit “{name}” is {found.limits.get(name, 'lacking')} instead of at most {most}"
+        for name, most in ceilings.items()
+        if found.limits.get(name, most + 1) > most
+    ]
 
 
 def user_of(identity: Identity | None) -> Identity:

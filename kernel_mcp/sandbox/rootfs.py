@@ -13,6 +13,11 @@ WORKSPACE = "/workspace"
 SOCKETS = "/run/kernel"
 BOOT = "/opt/kernel_specs"
 LAYERS = "/packages"
+SCRATCH = ("/tmp", "/dev/shm", "/dev/pts")
+"""File systems in memory that each kernel has to itself."""
+WRITABLE = frozenset((WORKSPACE, SOCKETS, *SCRATCH))
+"""The mounts that a kernel may write to."""
+FIRST_PROCESS = "/proc/1"
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
@@ -68,13 +73,9 @@ def system_options() -> list[str]:
     return options
 
 
-def mask_options() -> list[str]:
-    """Cover the files of /proc that describe the host."""
-    options: list[str] = []
-    for name in _MASKED:
-        if Path("/proc", name).exists():
-            options += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-    return options
+def masked() -> tuple[str, ...]:
+    """The files of /proc that describe the host, as far as this Linux has them."""
+    return tuple(f"/proc/{name}" for name in _MASKED if Path("/proc", name).exists())
 
 
 def proc_options() -> list[str]:
@@ -83,8 +84,9 @@ def proc_options() -> list[str]:
     That is process 1 and of the same user as the kernel of an ordinary user's server, which could
     read its memory, with the paths that it was given, and open its descriptors.
     """
-    first = ["--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"]
-    return ["--proc", "/proc", *mask_options(), *first]
+    first = ["--perms", "0555", "--tmpfs", FIRST_PROCESS, "--remount-ro", FIRST_PROCESS]
+    masks = [word for path in masked() for word in ("--ro-bind", "/dev/null", path)]
+    return ["--proc", "/proc", *masks, *first]
 
 
 def scratch_options(folder: str, size: int, features: Features) -> list[str]:

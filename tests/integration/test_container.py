@@ -18,9 +18,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.errors import BoundaryBroken, LaunchError, SandboxUnavailable
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.sandbox.base import SandboxRequest
+from kernel_mcp.sandbox.base import Identity, SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox
 from kernel_mcp.sandbox.engine import LABEL
 from kernel_mcp.sandbox.run import run_confined
@@ -320,6 +320,25 @@ def test_a_server_that_is_killed_leaves_no_container(sandbox: ContainerSandbox) 
         finally:
             server.kill()  # else its container would be in the way of every later test
             os.close(kernel)
+    gone_within(sandbox, 10)
+
+
+async def test_a_container_that_is_open_is_ended_before_its_kernel_runs_code(
+    sandbox: ContainerSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confinement = sandbox._confinement
+
+    def opened(user: Identity) -> list[str]:
+        words = confinement(user)
+        words[words.index("--network") + 1] = words[words.index("--cgroupns") + 1] = "host"
+        return [word for word in words if not word.startswith("--read-only")]
+
+    monkeypatch.setattr(sandbox, "_confinement", opened)
+    with pytest.raises(BoundaryBroken) as told:
+        async with kernel_in(sandbox):
+            pass
+    assert "it shares namespaces with others: net, cgroup" in str(told.value)
+    assert "it may write to /" in str(told.value)
     gone_within(sandbox, 10)
 
 

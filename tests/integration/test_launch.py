@@ -29,10 +29,21 @@ from kernel_mcp.settings import Limits
 pytestmark = pytest.mark.anyio
 
 PRELUDE = """
-import json, os, signal, socket, sys, threading
+import json, os, resource, signal, socket, sys, threading
 folder = os.path.dirname(sys.argv[sys.argv.index("-f") + 1])
 boot = json.load(open(folder + "/boot.json"))
 os.chdir(boot["workspace"])
+limits = boot["limits"]
+for kind, most in (
+    (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_SIGPENDING, 1024),
+    (resource.RLIMIT_MSGQUEUE, 256 << 10),
+    (resource.RLIMIT_NPROC, limits["pids"] or -1),
+    (resource.RLIMIT_NOFILE, limits["open_files"]),
+    (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+    (resource.RLIMIT_AS, limits["memory_bytes"] + (896 << 20)),
+):
+    resource.setrlimit(kind, (most, most))
 try:
     os.setsid()
 except PermissionError:

@@ -20,6 +20,8 @@ from kernel_mcp.launch.base import KernelRequest
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
+from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
 from kernel_mcp.settings import Limits
 from tests.integration.agent import Agent, agent, command
 from tests.integration.sabotaged import Sabotaged
@@ -62,16 +64,41 @@ SABOTAGE = {
 }
 
 
-def sabotaged(folder: Path, name: str, old: str, new: str) -> Path:
-    """A copy of the guest's package in which one file of the template is changed."""
+NO_LIMITS = ("../restricted/confine.py", "    apply_limits(config.limits)\n", "")
+FORKED_WITH_ALL_OF_IT = {
+    "it shares namespaces with others: uts, cgroup, user, /tmp, /dev/shm, /dev/pts": (
+        ("cell.py", "    | linux.CLONE_NEWUTS\n    | linux.CLONE_NEWCGROUP\n", ""),
+        ("cell.py", "    _become(sandbox.uid, processes)\n", ""),
+        ("cell.py", "    _new_tmp(cell.tmp_bytes, ground.kept)\n", ""),
+        ("cell.py", '    linux.mount("tmpfs", "/dev/shm"', '    ("tmpfs", "/dev/shm"'),
+        ("cell.py", '    linux.mount("devpts", "/dev/pts"', '    ("devpts", "/dev/pts"'),
+    ),
+    "it may write to /proc": (("cell.py", "_INERT | linux.MS_RDONLY", "_INERT"),),
+    "nothing covers /proc/cmdline, ": (("cell.py", "in ground.masks", "in ()"),),
+}
+"""What is told, and the changes that make it so."""
+COLD_WITH_ALL_OF_IT = {
+    "it shares namespaces with others: uts, cgroup": (
+        *("--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"),
+    ),
+    "it may write to /, /dev, /proc": ("--remount-ro", "/dev", "--remount-ro", "/proc"),
+    "it has no /dev/shm of its own": ("--size", "*", "--perms", "1777", "--tmpfs", "/dev/shm"),
+    "nothing covers /proc/cmdline, ": ("--ro-bind", "/dev/null", "/proc/cmdline"),
+    ", /proc/1": ("--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
+}
+
+
+def sabotaged(folder: Path, *changes: tuple[str, str, str]) -> Path:
+    """A copy of the guest's package with these changes to files of the template: old, new text."""
     copy = folder / "kernel_specs"
     shutil.copytree(
         Path(kernel_specs.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__")
     )
-    file = copy / "template" / name
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new, 1))
+    for name, old, new in changes:
+        file = copy / "template" / name
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
     return copy
 
 
@@ -83,7 +110,7 @@ async def test_a_template_whose_kernels_are_not_confined_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(template_outer, "BOOT_FOLDER", sabotaged(tmp_path, *change))
+    monkeypatch.setattr(template_outer, "BOOT_FOLDER", sabotaged(tmp_path, change))
     async with bench(ready=False) as b:
         b.launcher.prepare(ENVIRONMENT)
         assert not await b.launcher.ready(ENVIRONMENT)
@@ -95,11 +122,37 @@ async def test_a_template_whose_kernels_are_not_confined_is_refused(
     assert any(words in record.message for record in caplog.records if record.levelname == "ERROR")
 
 
+async def test_all_that_a_template_leaves_open_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = [change for several in FORKED_WITH_ALL_OF_IT.values() for change in several]
+    monkeypatch.setattr(template_outer, "BOOT_FOLDER", sabotaged(tmp_path, *changes))
+    async with bench(ready=False) as b:
+        b.launcher.prepare(ENVIRONMENT)
+        assert not await b.launcher.ready(ENVIRONMENT)
+        told = b.launcher.refusal(ENVIRONMENT)
+    assert [words for words in FORKED_WITH_ALL_OF_IT if words not in told] == []
+    assert ("it runs as host user" in told) == (os.geteuid() == 0)
+
+
+async def test_a_template_whose_kernels_have_no_limits_is_refused_at_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_outer, "BOOT_FOLDER", sabotaged(tmp_path, NO_LIMITS))
+    async with bench(ready=False) as b:
+        b.launcher.prepare(ENVIRONMENT)
+        assert await b.launcher.ready(ENVIRONMENT)
+        assert not is_forked(await b.kernel())
+        told = b.launcher.refusal(ENVIRONMENT)
+    assert "its limit “Max open files” is " in told
+    assert "its limit “Max address space” is lacking instead of at most " in told
+
+
 @pytest.fixture
 def without_filter(tmp_path: Path) -> Path:
     """A folder from which programs use a package whose template installs no filter."""
     change, _ = SABOTAGE["no filter"]
-    sabotaged(tmp_path, *change)
+    sabotaged(tmp_path, change)
     (tmp_path / "elsewhere").mkdir()
     return tmp_path
 
@@ -124,9 +177,8 @@ def test_the_doctor_fails_when_kernels_of_an_ordinary_user_see_all_sessions() ->
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # pytest's folders are closed
         folder = Path(name)
         folder.chmod(0o755)
-        sabotaged(
-            folder, "cell.py", "        _put(place)\n    hide_sessions()\n", "        _put(place)\n"
-        )
+        seen = ("cell.py", "        _put(place)\n    hide_sessions()\n", "        _put(place)\n")
+        sabotaged(folder, seen)
         argv = [sys.executable, "-m", "kernel_mcp", "doctor", "--json", "--sandbox", "bwrap"]
         words = ["env", "--chdir=/", f"PYTHONPATH={folder}:{REPOSITORY}", *argv]
         command = as_ordinary_user(words) if os.geteuid() == 0 else words
@@ -135,7 +187,7 @@ def test_the_doctor_fails_when_kernels_of_an_ordinary_user_see_all_sessions() ->
     report = json.loads(done.stdout)
     failed = [c for c in report["backends"][0]["checks"] if c["state"] == "fails"]
     assert [check["name"] for check in failed] == ["forked: a template is confined"]
-    assert "host files hidden: /sessions/0" in failed[0]["found"]
+    assert "it may write to /sessions/0, /sessions/1" in failed[0]["found"]
 
 
 async def found_in(notebook: Agent, words: str) -> list[str]:
@@ -180,11 +232,35 @@ async def test_info_tells_what_was_read_of_the_kernels_process() -> None:
 async def test_a_cold_kernel_that_is_not_confined_is_ended_before_it_runs_code(
     missing: tuple[str, ...], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sandbox = Sabotaged.without(*missing)
+    assert told in await refused(Sabotaged.without(*missing), tmp_path)
+    assert told in caplog.text
+
+
+async def refused(sandbox: Sandbox, workspace: Path) -> str:
+    """Why no kernel comes out of this sandbox; nothing of it is left."""
     with RunDirectory.create(Path("/tmp", f"kmv-{os.getpid()}")) as runs:
-        request = KernelRequest("s", ENVIRONMENT, Policy.for_allow(()), Limits(), tmp_path)
-        with pytest.raises(BoundaryBroken, match=told):
+        request = KernelRequest("s", ENVIRONMENT, Policy.for_allow(()), Limits(), workspace)
+        with pytest.raises(BoundaryBroken) as told:
             await LocalLauncher(sandbox, runs).launch(request)
         assert list(runs.kernels.iterdir()) == []
     assert descendants(os.getpid()) == []
-    assert told in caplog.text
+    return str(told.value)
+
+
+async def test_all_that_a_cold_start_leaves_open_is_told(tmp_path: Path) -> None:
+    boot = sabotaged(tmp_path, NO_LIMITS)
+    workspace = tmp_path / "w"
+    workspace.mkdir(mode=0o700)
+    missing = [*COLD_WITH_ALL_OF_IT.values(), ("--remount-ro", "/")]
+    told = await refused(Sabotaged.lacking(*missing, boot=boot), workspace)
+    assert [words for words in COLD_WITH_ALL_OF_IT if words not in told] == []
+    assert "its limit “Max pending signals” is " in told
+
+
+@pytest.mark.skipif(landlock_available() is not None, reason="takes Landlock")
+async def test_a_kernel_under_landlock_without_its_limits_is_refused(tmp_path: Path) -> None:
+    boot = sabotaged(tmp_path, NO_LIMITS)
+    workspace = tmp_path / "w"
+    workspace.mkdir(mode=0o700)
+    told = await refused(LandlockSandbox.detect(boot), workspace)
+    assert "its limit “Max address space” is " in told

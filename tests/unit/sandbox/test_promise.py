@@ -9,8 +9,20 @@ from dataclasses import replace
 import pytest
 
 from kernel_mcp.sandbox.base import Identity
+from kernel_mcp.sandbox.mounts import in_sight
 from kernel_mcp.sandbox.promise import NAMESPACES, Facts, Promise, broken, gainable, read_facts
 
+MOUNTS = """\
+20 1 0:41 /newroot / ro,nosuid - tmpfs tmpfs rw
+21 20 254:0 /usr /usr ro,nosuid,relatime shared:1 - ext4 /dev/vda rw
+22 20 0:42 / /tmp rw,nosuid - tmpfs tmpfs rw
+23 20 0:43 / /proc rw,nosuid - proc proc rw
+24 23 0:6 /null /proc/keys ro,nosuid - devtmpfs devtmpfs rw
+25 20 0:6 /null /dev/null rw,nosuid - devtmpfs devtmpfs rw
+30 22 0:52 / /tmp rw,nosuid - tmpfs tmpfs rw
+31 23 0:53 / /proc ro,nosuid - proc proc rw
+32 31 0:6 /null /proc/kcore rw,nosuid - devtmpfs devtmpfs rw
+"""
 SERVER = Facts({}, {name: f"{name}:[1]" for name in NAMESPACES})
 SOUND = Facts(
     {
@@ -52,6 +64,32 @@ def test_a_sound_kernel_breaks_nothing() -> None:
 def test_each_thing_that_does_not_hold_is_told(facts: Facts, words: str) -> None:
     (told,) = broken(PROMISE, facts, SERVER, {"ipc:[9]"})
     assert words in told
+
+
+def test_mounts_that_others_cover_do_not_count() -> None:
+    mounts = in_sight(MOUNTS)
+    assert set(mounts) == {"/", "/usr", "/tmp", "/proc", "/proc/kcore", "/dev/null"}
+    assert mounts["/tmp"].name == "tmpfs:[0:52]"
+    assert not mounts["/proc"].writable
+
+
+def test_files_and_limits_are_part_of_what_has_to_hold() -> None:
+    place = replace(SOUND, mounts=in_sight(MOUNTS), limits={"Max processes": 9})
+    promise = replace(
+        PROMISE, writable=frozenset({"/tmp"}), scratch=("/tmp",), covered=("/proc/kcore",)
+    )
+    assert broken(promise, place, SERVER, (), {"Max processes": 9}) == ()
+    assert broken(promise, place, SERVER, {"tmpfs:[0:52]"}) == (
+        "it shares namespaces with others: /tmp",
+    )
+    closed = replace(promise, writable=frozenset(), scratch=("/usr",), covered=("/proc/keys",))
+    assert broken(closed, place, SERVER, (), {"Max processes": 8, "Max open files": 7}) == (
+        "it may write to /tmp",
+        "it has no /usr of its own",
+        "nothing covers /proc/keys",
+        "its limit “Max processes” is 9 instead of at most 8",
+        "its limit “Max open files” is lacking instead of at most 7",
+    )
 
 
 def test_filters_that_the_server_has_itself_do_not_count() -> None:
