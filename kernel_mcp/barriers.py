@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import logging
 import resource
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_PACKAGE = Path(__file__).parent
 _NO_THREAD = "can't start new thread"
 """What CPython says when the system refuses a thread."""
 
@@ -56,15 +59,21 @@ class Barrier:
 
 
 def log_failure(error: Exception, doing: str, session: str = "") -> None:
-    """Write a failure to the log, with its traceback unless its text says all."""
+    """Write a failure to the log, with its traceback unless its text says all.
+
+    That is so for our own errors, and with the place for what the system has refused.
+    """
+    cause = _first(error)
     expected = isinstance(error, KernelMcpError)
+    refused = _refusal(cause) is not None
     logger.log(
         logging.WARNING if expected else logging.ERROR,
-        "the server failed while %s%s: %s",
+        "the server failed while %s%s: %s%s",
         doing,
         f" (session {session})" if session else "",
         reason_of(error),
-        exc_info=None if expected else error,
+        f" (at {_place(cause)})" if refused and not expected else "",
+        exc_info=None if expected or refused else error,
     )
 
 
@@ -80,17 +89,19 @@ def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError
     return ServerFailure(" ".join(text for text in sentences if text))
 
 
+def shortage(error: BaseException) -> str:
+    """What the system has run out of, and what to do about it; empty for any other failure."""
+    cause = _first(error)
+    return f"{reason_of(cause)}. {_advice(cause)}" if _is_shortage(cause) else ""
+
+
 def reason_of(error: BaseException) -> str:
     """What the system refused, in words without paths."""
     cause = _first(error)
     if isinstance(cause, KernelMcpError):
         return str(cause)
-    if isinstance(cause, MemoryError):
-        return "there is no memory left for it"
-    if _NO_THREAD in str(cause):
-        return "the system lets it start no further thread"
-    if isinstance(cause, OSError) and cause.errno in _REASONS:
-        return _REASONS[cause.errno]()
+    if (refusal := _refusal(cause)) is not None:
+        return refusal
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     return f"{type(cause).__name__} ({str(cause)[:200]})" if str(cause) else type(cause).__name__
@@ -122,6 +133,27 @@ def _first(error: BaseException) -> BaseException:
         error = inner[0]
 
 
+def _refusal(cause: BaseException) -> str | None:
+    """What the system would not give, or None where it is something else."""
+    if isinstance(cause, MemoryError):
+        return "there is no memory left for it"
+    if _NO_THREAD in str(cause):
+        return "the system lets it start no further thread"
+    if isinstance(cause, OSError) and cause.errno in _REASONS:
+        return _REASONS[cause.errno]()
+    return None
+
+
+def _place(cause: BaseException) -> str:
+    """The innermost line of this package that an error has passed."""
+    place = "an unknown place"
+    for frame, line in traceback.walk_tb(cause.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(_PACKAGE):
+            place = f"{path.relative_to(_PACKAGE)}:{line}"
+    return place
+
+
 def _descriptors() -> str:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"it has no file descriptors left (ulimit -n is {soft})"
@@ -141,13 +173,18 @@ _CROWDED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def _advice(cause: BaseException) -> str:
+def _is_shortage(cause: BaseException) -> bool:
     number = cause.errno if isinstance(cause, OSError) else None
-    if number in _CROWDED or isinstance(cause, MemoryError) or _NO_THREAD in str(cause):
+    return number in _CROWDED or isinstance(cause, MemoryError) or _NO_THREAD in str(cause)
+
+
+def _advice(cause: BaseException) -> str:
+    if _is_shortage(cause):
         return (
             "Close sessions that are not needed with close_session, then try again; if that does "
             "not help, the server has to be given more of it."
         )
+    number = cause.errno if isinstance(cause, OSError) else None
     if number in _FULL:
         return "Remove files that are not needed, then try again."
     if number == errno.ENOENT:

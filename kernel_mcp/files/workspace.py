@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from kernel_mcp.barriers import shortage
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import complaints, contents
 from kernel_mcp.files.filekinds import PROBE_BYTES, binary_kind, foreign_encoding, is_text, mime_of
@@ -241,7 +242,8 @@ class Workspace:
                 "gone. Call reset for a new one."
             ) from None
         except OSError as error:
-            raise WorkspaceError(f"The workspace cannot be opened: {error.strerror}.") from None
+            why = shortage(error) or f"{error.strerror}."
+            raise WorkspaceError(f"The workspace cannot be opened: {why}") from None
         try:
             yield fd
         finally:

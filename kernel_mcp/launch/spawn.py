@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+from kernel_mcp.barriers import shortage
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.sandbox.base import SandboxCommand
 
@@ -33,7 +34,8 @@ def spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
         finally:
             os.close(write)
     except OSError as reason:
-        raise LaunchError(f"cannot start {command.argv[0]}: {reason}") from reason
+        why = shortage(reason) or reason
+        raise LaunchError(f"cannot start {command.argv[0]}: {why}") from reason
     finally:
         command.close_passed()
     return process, read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import threading
 
@@ -12,6 +13,7 @@ import pytest
 
 from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError, ServerFailure
+from kernel_mcp.launch.watched import pid_of
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup
@@ -37,7 +39,19 @@ def test_no_failure_gets_out_and_the_log_names_the_session(
         raise failure
     assert barrier.failure is failure
     assert "failed while doing its work (session s-1)" in caplog.text
-    assert caplog.records[0].exc_info is not None
+    assert "(at an unknown place)" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_the_log_names_the_place_of_a_refusal_and_shows_the_trace_of_anything_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Barrier("reading", "s-1"):
+        pid_of(999_999)
+    with Barrier("reading", "s-1"):
+        raise ValueError("no refusal")
+    assert caplog.text.count("Traceback") == 1
+    assert re.search(r"removed \(at launch/watched\.py:\d+\)", caplog.text)
 
 
 @pytest.mark.parametrize(
