@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -58,7 +59,7 @@ LOOK = (
     "print('SEEN' + _json.dumps({_k: _look(_v) for _k, _v in list(globals().items())"
     " if _k.startswith('v_')}))\n"
     "import os as _os\n"
-    "print('SPACE' + _os.readlink('/proc/self/ns/pid'))\n"
+    "print('SPACE' + _os.readlink('/proc/self/ns/pid'), _os.getpid())\n"
 )
 NAMES = 12
 PATIENCE_S = 150.0
@@ -107,7 +108,7 @@ class Player:
         self._state = state
         self._model = Model()
         self._handle = ""
-        self._space = ""
+        self._space: tuple[str, int] | None = None
         self._value = 0
         self._history: list[str] = []
         self._acts: dict[Callable[[], Awaitable[None]], int] = {
@@ -171,8 +172,9 @@ class Player:
                 return
             if not answer.failed and answer.status == "ok":
                 seen = json.loads(text.partition("SEEN")[2].splitlines()[0])
-                self._space = text.partition("SPACE")[2].splitlines()[0]
-                verdict = self._model.compare(seen)
+                space, number = text.partition("SPACE")[2].splitlines()[0].split()
+                self._space = space, int(number)
+                verdict = self._model.compare(seen, answer)
                 for kind, names in asdict(verdict).items():
                     for name in names:
                         self._complain(getattr(self._findings, kind), name)
@@ -299,7 +301,7 @@ class Player:
             await anyio.sleep(0.5)
         self._handle = str(answer.data["session"])
         self._model = Model()
-        self._space = ""
+        self._space = None
         self._history = []
 
     def _hear(self, tool: str, answer: Answer) -> None:
@@ -330,10 +332,30 @@ class Player:
         place.append(f"{self._handle} of player {self._number}: {what}, after\n    {tail}")
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid in _below(os.getpid()):
+        if self._space is None:
+            return
+        for pid in _kernel(*self._space, str(self._state)):
             with contextlib.suppress(OSError):
-                if self._space and str(Path(f"/proc/{pid}/ns/pid").readlink()) == self._space:
-                    os.kill(pid, number)
+                os.kill(pid, number)
+                self._findings.done[f"processes that got {number.name}"] += 1
+
+
+def _kernel(space: str, number: int, place: str) -> list[int]:
+    """The processes of a kernel by its namespace of processes, or by its number in ours.
+
+    Those of containers do not descend from us: they have a folder below `place` mounted.
+    """
+    below = _below(os.getpid())
+    if space == str(Path("/proc/self/ns/pid").readlink()):
+        return [number] if number in below else []
+    found: list[int] = []
+    for pid in {*below, *(int(path.name) for path in Path("/proc").glob("[0-9]*"))}:
+        with contextlib.suppress(OSError):
+            if str(Path(f"/proc/{pid}/ns/pid").readlink()) == space and (
+                pid in below or place in Path(f"/proc/{pid}/mountinfo").read_text()
+            ):
+                found.append(pid)
+    return found
 
 
 def _below(parent: int) -> list[int]:
@@ -368,6 +390,16 @@ async def _served(state: Path, flags: tuple[str, ...], log: Path) -> AsyncIterat
         yield Agent(client)
 
 
+@asynccontextmanager
+async def _shown_on_failure(log: Path) -> AsyncIterator[None]:
+    """Show the end of the server's log when the block fails, as when the server has ended."""
+    try:
+        yield
+    except BaseException:
+        sys.stderr.write(log.read_text()[-20_000:])
+        raise
+
+
 async def chaos(*, seconds: float, sessions: int, seed: int, flags: tuple[str, ...]) -> Findings:
     """Play with so many sessions for so long; `flags` are for the server."""
     findings = Findings()
@@ -375,7 +407,7 @@ async def chaos(*, seconds: float, sessions: int, seed: int, flags: tuple[str, .
         state, log = Path(folder, "s"), Path(folder, "log")
         async with _served(state, flags, log) as notebook:
             until = time.monotonic() + seconds
-            async with anyio.create_task_group() as tasks:
+            async with _shown_on_failure(log), anyio.create_task_group() as tasks:
                 for number in range(sessions):
                     chance = random.Random(f"{seed} {number}")
                     player = Player(number, notebook, chance, findings, state=state)

@@ -43,12 +43,16 @@ class Model:
 
     def hear(self, answer: Answer) -> None:
         """An answer about this session was delivered."""
+        named, excused = self._told_by(answer)
+        self._named |= named
+        self._excused |= excused
+
+    def _told_by(self, answer: Answer) -> tuple[set[str], set[str]]:
+        """What an answer calls lost: by name, and by name or in words."""
         known = {name for name, values in self.may_be.items() if values != {ABSENT}}
-        names = known.intersection(lost_names(answer))
-        self._named |= names
-        self._excused |= names
-        if any(words in answer.text.lower() for words in IN_WORDS):
-            self._excused |= known
+        named = known.intersection(lost_names(answer))
+        whole = any(words in answer.text.lower() for words in IN_WORDS)
+        return named, known if whole else set(named)
 
     def assign(self, name: str, value: int, *, surely: bool) -> None:
         """A cell that makes `name` has run, or may have."""
@@ -65,9 +69,13 @@ class Model:
             self._excused.clear()
             self._named.clear()
 
-    def compare(self, seen: dict[str, int]) -> Verdict:
-        """Judge what the session holds; from now on it is what it should hold."""
+    def compare(self, seen: dict[str, int], shown_by: Answer | None = None) -> Verdict:
+        """Judge what the session holds; from now on it is what it should hold.
+
+        What the answer that has shown it calls lost may have gone after the look.
+        """
         found = Verdict()
+        named, excused = self._told_by(shown_by) if shown_by is not None else (set(), set())
         for name in sorted({*seen, *self.may_be}):
             value, may_be = seen.get(name, ABSENT), self.may_be.get(name, {ABSENT})
             if value == ABSENT and ABSENT not in may_be:
@@ -77,9 +85,10 @@ class Model:
                     found.unnamed.append(name)
             elif value not in may_be:
                 found.wrong.append(f"{name} is {value}, not {sorted(may_be)}")
-            elif value != ABSENT and name in self._named and len(may_be) == 1:
+            elif value != ABSENT and name in self._named - named and len(may_be) == 1:
                 found.alarms.append(name)
         self.settle(seen)
+        self._named, self._excused = named, excused
         return found
 
     def settle(self, seen: dict[str, int]) -> None:

@@ -39,6 +39,18 @@ def test_the_model_tells_what_was_said_from_what_was_not() -> None:
     assert model.compare({"a": 1}) == Verdict(unnamed=["d", "e"], alarms=["a"])
 
 
+def test_what_went_after_a_look_that_tells_of_it_is_no_false_alarm() -> None:
+    model = Model()
+    for name in ("a", "b"):
+        model.assign(name, 1, surely=True)
+    look = answer("All variables are lost", lost=["a"])
+    model.hear(look)
+    assert model.compare({"a": 1, "b": 1}, look) == Verdict()
+    model.hear(answer("Told before: all variables are lost", lost=[]))
+    assert model.compare({"a": 1}) == Verdict(unnamed=["b"], alarms=["a"])
+    assert model.compare({}) == Verdict(silent=["a"])
+
+
 def answer(text: str, *, lost: list[str]) -> Answer:
     meta = {"kernel-mcp/lost": {"lost": lost}}
     return Answer(types.CallToolResult(content=[types.TextContent(text=text)], _meta=meta))
