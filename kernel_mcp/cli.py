@@ -17,9 +17,9 @@ from typing import NoReturn
 from kernel_mcp import __version__
 from kernel_mcp.configuration import load, nearest
 from kernel_mcp.errors import ConfigError, KernelMcpError
+from kernel_mcp.linux.process import plain_signals
 from kernel_mcp.options import OPTIONS, Option
 from kernel_mcp.settings import Settings
-from kernel_mcp.signals import plain_signals
 from kernel_mcp.values import entries, places
 
 EXIT_FAILED = 1
@@ -163,11 +163,11 @@ def _serve(argv: Sequence[str]) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    from kernel_mcp import heap
     from kernel_mcp.boundary import begin_proof
+    from kernel_mcp.linux import process
     from kernel_mcp.sandbox.engine import ContainerOptions
 
-    heap.keep_small()
+    process.keep_small()
     # runs while the import below takes its time
     sandbox = begin_proof(
         settings.sandbox,

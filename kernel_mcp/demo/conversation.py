@@ -16,7 +16,7 @@ from mcp_types import ImageContent, TextContent
 
 from kernel_mcp.demo.steps import Step
 from kernel_mcp.demo.transcript import Transcript
-from kernel_mcp.programs import own_module
+from kernel_mcp.linux.process import own_module
 
 _CELL = "kernel-mcp/cell"
 _WAIT_S = 60

@@ -30,10 +30,10 @@ from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelReques
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.linux.process import find_program
+from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy
-from kernel_mcp.programs import find_program
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, select_sandbox

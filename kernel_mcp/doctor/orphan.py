@@ -22,8 +22,8 @@ from kernel_mcp.doctor.trials import LIMITS
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.linux.process import own_module
 from kernel_mcp.policy import Policy
-from kernel_mcp.programs import own_module
 from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.selftest import Check

@@ -23,7 +23,7 @@ from kernel_mcp.environments.metadata import (
 )
 from kernel_mcp.environments.scripts import retarget
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.linux.safe_tree import remove_tree
 
 FORMAT = 2
 _CONFIG = "pyvenv.cfg"

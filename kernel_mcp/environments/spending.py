@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.environments.folder import tree_size
-from kernel_mcp.launch.usage import tree
+from kernel_mcp.linux.proc import tree
 
 LOOK_S = 0.1
 """A disk of today takes some hundred MiB in this time."""

@@ -39,8 +39,8 @@ from kernel_mcp.environments.uv import Progress, Uv
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.linux.folders import own_folder
 from kernel_mcp.packages.builder import Builder
-from kernel_mcp.sandbox.folders import own_folder
 
 AGENT_AGE_S = 30 * 86400.0
 """Environments made for agents that nobody used for so long are removed."""

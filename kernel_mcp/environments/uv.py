@@ -18,9 +18,9 @@ from anyio.streams.text import TextReceiveStream
 from kernel_mcp.environments.failures import UvResult
 from kernel_mcp.environments.sources import Sources
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.launch.usage import tree
+from kernel_mcp.linux.proc import tree
+from kernel_mcp.linux.process import search_path
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.programs import search_path
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.none import tie_to_server
 

@@ -19,10 +19,11 @@ from kernel_mcp.environments.failures import UvResult
 from kernel_mcp.environments.lock import exclusive_now
 from kernel_mcp.environments.spending import Spending
 from kernel_mcp.environments.uv import Progress, Uv, run_command
-from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.packages.builder import Builder, BuildRequest, builder_for
 from kernel_mcp.packages.interrupted import unless
-from kernel_mcp.sandbox.base import Identity, SandboxCommand
+from kernel_mcp.sandbox.base import SandboxCommand
 
 COMPILE_S = 300.0
 COMPILE_BYTES = 2 * 1024**3

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kernel_mcp.files.openat2 import Opener, open_beneath
+from kernel_mcp.linux.openat2 import Opener, open_beneath
 from kernel_mcp.output.text import one_line
 
 MAX_LISTED = 1000

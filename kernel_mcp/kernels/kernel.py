@@ -16,7 +16,8 @@ from kernel_mcp.kernels.channels import Channel, Channels
 from kernel_mcp.kernels.ending import Ending
 from kernel_mcp.kernels.names import KnownNames
 from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
-from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, KernelHandle
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle
+from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.output.events import Event, Failure, Stream
 from kernel_mcp.policy import Policy
 

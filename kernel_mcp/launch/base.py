@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
 from kernel_mcp.settings import Limits
 
@@ -75,50 +75,6 @@ class KernelRequest:
     limits: Limits
     workspace: Path
     layers: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ExitStatus:
-    """How a kernel ended: an exit code, or the signal that killed it.
-
-    `detail` is what it said itself, `cause` what the server knows.
-    """
-
-    code: int | None = None
-    signal: int | None = None
-    detail: str = field(default="", compare=False)
-    cause: str = field(default="", compare=False)
-
-    def story(self, what: str) -> str:
-        """How `what` died as a sentence, for example `the kernel was killed by SIGKILL`."""
-        return f"{what} {'was ' if self.signal is not None else ''}{self.describe()}"
-
-    def describe(self) -> str:
-        """How it died in words, for example `killed by SIGKILL: out of memory`."""
-        if self.signal is not None:
-            try:
-                name = signal.Signals(self.signal).name
-            except ValueError:
-                name = f"signal {self.signal}"
-            text = f"killed by {name}"
-        elif self.code is not None:
-            text = f"exited with code {self.code}"
-        else:
-            text = "ended for an unknown reason"
-        text = f"{text} ({self.detail})" if self.detail else text
-        return f"{text}: {self.cause}" if self.cause else text
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a kernel and its children have used: processor seconds so far, resident bytes now.
-
-    Not `measured` when the server could not look: then it is what was found before.
-    """
-
-    cpu_s: float = 0.0
-    memory_bytes: int = 0
-    measured: bool = True
 
 
 class KernelHandle(Protocol):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from kernel_mcp.errors import BoundaryBroken, LaunchError
-from kernel_mcp.sandbox.base import Identity, Sandbox
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.promise import Facts, broken, read_facts
 
 logger = logging.getLogger(__name__)

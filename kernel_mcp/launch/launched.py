@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, Usage
+from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.linux.proc import ExitStatus, Usage
 
 
 class LaunchedKernel:

@@ -21,10 +21,11 @@ from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.recorder import Recorder
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.spawned import Spawned
-from kernel_mcp.launch.trees import give_tree, remove_tree
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.sandbox.base import GuestPaths, Identity, Sandbox, SandboxRequest
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.safe_tree import give_tree, remove_tree
+from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
 
 
 class LocalLauncher:

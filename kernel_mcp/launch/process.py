@@ -17,10 +17,10 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.tail import OutputTail
-from kernel_mcp.launch.watched import Watched
+from kernel_mcp.linux.pidfd import Watched
+from kernel_mcp.linux.proc import ExitStatus
 
 logger = logging.getLogger(__name__)
 

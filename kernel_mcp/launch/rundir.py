@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.launch.trees import remove_tree
 from kernel_mcp.limits.groups import RECORD, remove_recorded
-from kernel_mcp.sandbox.folders import private_folder
+from kernel_mcp.linux.folders import private_folder
+from kernel_mcp.linux.safe_tree import remove_tree
 
 logger = logging.getLogger(__name__)
 

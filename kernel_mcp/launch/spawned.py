@@ -15,7 +15,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.process import OnEnd
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.launch.tail import OutputTail
-from kernel_mcp.launch.watched import Watched, parent_of
+from kernel_mcp.linux.pidfd import Watched, parent_of
 from kernel_mcp.sandbox.base import SandboxCommand
 
 STATUS_WAIT_S = 1.0

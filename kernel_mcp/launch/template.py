@@ -36,7 +36,8 @@ from kernel_mcp.launch.template_supervisor import TemplateSupervisor
 from kernel_mcp.launch.template_trees import detached
 from kernel_mcp.launch.template_trial import Prover
 from kernel_mcp.limits.enforcer import Enforcer
-from kernel_mcp.sandbox.base import GuestPaths, Identity, Sandbox
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.base import GuestPaths, Sandbox
 from kernel_mcp.sandbox.selftest import Check
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.process import OnEnd
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.launch.template_process import Fork
-from kernel_mcp.launch.watched import Watched, pid_of
+from kernel_mcp.linux.pidfd import Watched, pid_of
 
 READY_S = 15.0
 """A forked kernel is ready after some 20 ms; past this a cold start is tried."""

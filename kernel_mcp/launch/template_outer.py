@@ -15,14 +15,15 @@ from typing import Any
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.programs import find_program
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.process import find_program
+from kernel_mcp.linux.syscalls import Architecture, architecture
 from kernel_mcp.sandbox import rootfs
-from kernel_mcp.sandbox.base import BOOT_FOLDER, Identity, SandboxCommand
+from kernel_mcp.sandbox.base import BOOT_FOLDER, SandboxCommand
 from kernel_mcp.sandbox.bwrap import GUEST_ID
 from kernel_mcp.sandbox.identity import IdMap, find_block
 from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.seccomp import BUILDING, compile_filter
-from kernel_mcp.sandbox.syscalls import Architecture, architecture
 
 SESSIONS = "/sessions"
 """Where the template of an unprivileged server has the folders that it shares out."""

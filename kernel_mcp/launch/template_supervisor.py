@@ -12,7 +12,8 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template_outer import Shared, outer_command, start_message
 from kernel_mcp.launch.template_process import TemplateProcess
-from kernel_mcp.sandbox.base import Identity, Sandbox
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.base import Sandbox
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ from kernel_mcp.launch.readiness import ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template_kernel import READY_S
 from kernel_mcp.launch.template_process import Proof, TemplateProcess
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.policy import Policy
-from kernel_mcp.sandbox.base import Identity, Sandbox
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.selftest import Check, Probe, probing
 from kernel_mcp.settings import Limits
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_mcp.limits.hierarchy import find_hierarchies
+from kernel_mcp.linux.cgroupfs import find_hierarchies
 
 KERNEL_DESCRIPTORS = 14
 KERNEL_TASKS = 6

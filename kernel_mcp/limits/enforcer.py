@@ -13,12 +13,12 @@ from pathlib import Path
 
 from kernel_mcp.limits.group import KernelGroup
 from kernel_mcp.limits.groups import PREFIX, RECORD, GroupsUnavailable, GroupTree
-from kernel_mcp.limits.hierarchy import find_hierarchies
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.watchdog import Watchdog
 from kernel_mcp.limits.words import amount
+from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.settings import Limits
 

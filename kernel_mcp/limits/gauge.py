@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import anyio
 
-from kernel_mcp.launch.base import Usage
-from kernel_mcp.launch.usage import Meter
-from kernel_mcp.limits.faults import Faults
+from kernel_mcp.barriers import Faults
 from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.weighing import Scales
 from kernel_mcp.limits.words import amount
+from kernel_mcp.linux.proc import Meter, Usage
 
 ALMOST = 0.95
 """A group that never held this part of what it may was not out of memory by itself."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_mcp.limits import files
-from kernel_mcp.limits.faults import absences
+from kernel_mcp.barriers import absences
+from kernel_mcp.linux import cgroupfs
 from kernel_mcp.settings import MIB, Limits
 
 BACKSTOP = 1.2
@@ -67,7 +67,7 @@ class KernelGroup:
         """Make it with these limits; on failure nothing is left of it."""
         try:
             for folder in self._places():
-                files.make(folder)
+                cgroupfs.make(folder)
             self._limit(limits)
         except OSError:
             self.remove()
@@ -77,14 +77,14 @@ class KernelGroup:
         if limits.memory_bytes and "memory" in self._folders:
             self._limit_memory(backstop(limits.memory_bytes))
         if limits.pids and "pids" in self._folders:
-            files.write(self._folders["pids"] / "pids.max", limits.pids)
+            cgroupfs.write(self._folders["pids"] / "pids.max", limits.pids)
         if limits.cpus and "cpu" in self._folders:
             folder, quota = self._folders["cpu"], max(int(limits.cpus * PERIOD_US), 1000)
             if "cpu" in self._unified:
-                files.write(folder / "cpu.max", f"{quota} {PERIOD_US}")
+                cgroupfs.write(folder / "cpu.max", f"{quota} {PERIOD_US}")
             else:
-                files.write(folder / "cpu.cfs_period_us", PERIOD_US)
-                files.write(folder / "cpu.cfs_quota_us", quota)
+                cgroupfs.write(folder / "cpu.cfs_period_us", PERIOD_US)
+                cgroupfs.write(folder / "cpu.cfs_quota_us", quota)
 
     def admit(self, pids: Iterable[int]) -> None:
         """Move processes with all their threads into the group; what they start stays in it.
@@ -92,9 +92,9 @@ class KernelGroup:
         Nothing happens to those that are in it or have ended.
         """
         for folder in self._places():
-            for pid in set(pids).difference(files.processes(folder)):
+            for pid in set(pids).difference(cgroupfs.processes(folder)):
                 with contextlib.suppress(ProcessLookupError):
-                    files.write(folder / "cgroup.procs", pid)
+                    cgroupfs.write(folder / "cgroup.procs", pid)
 
     def favour(self) -> None:
         """Give it the same share of the processors as other kernels have."""
@@ -123,7 +123,7 @@ class KernelGroup:
         unified = "memory" in self._unified
         name = "memory.peak" if unified else "memory.max_usage_in_bytes"  # peak: Linux 5.19
         with absences:
-            return int(files.read(self._folders["memory"] / name))
+            return int(cgroupfs.read(self._folders["memory"] / name))
         return 0
 
     def starved(self) -> int:
@@ -132,16 +132,16 @@ class KernelGroup:
             return 0
         name = "memory.events" if "memory" in self._unified else "memory.oom_control"
         with absences:
-            return files.table(self._folders["memory"] / name).get("oom_kill", 0)
+            return cgroupfs.table(self._folders["memory"] / name).get("oom_kill", 0)
         return 0
 
     def processes(self) -> list[int]:
         """Who is in it, except threads."""
-        return sorted({pid for folder in self._places() for pid in files.processes(folder)})
+        return sorted({pid for folder in self._places() for pid in cgroupfs.processes(folder)})
 
     def remove(self) -> bool:
         """Kill what is left in the group and remove it; False when that has to be tried again."""
-        gone = [files.remove(folder) for folder in self._places()]
+        gone = [cgroupfs.remove(folder) for folder in self._places()]
         return all(gone)
 
     def _places(self) -> list[Path]:
@@ -150,35 +150,35 @@ class KernelGroup:
     def _limit_memory(self, size: int) -> None:
         folder = self._folders["memory"]
         if "memory" in self._unified:
-            files.write(folder / "memory.max", size)
+            cgroupfs.write(folder / "memory.max", size)
             with contextlib.suppress(OSError):  # a system without swap accounting
-                files.write(folder / "memory.swap.max", 0)
+                cgroupfs.write(folder / "memory.swap.max", 0)
             return
-        files.write(folder / "memory.limit_in_bytes", size)
+        cgroupfs.write(folder / "memory.limit_in_bytes", size)
         try:
-            files.write(folder / "memory.memsw.limit_in_bytes", size)
+            cgroupfs.write(folder / "memory.memsw.limit_in_bytes", size)
         except OSError:  # the same
-            files.write(folder / "memory.swappiness", 0)
+            cgroupfs.write(folder / "memory.swappiness", 0)
         with contextlib.suppress(OSError):  # a system without IP, or one that has given this up
-            files.write(folder / "memory.kmem.tcp.limit_in_bytes", min(size, MOST_TCP))
+            cgroupfs.write(folder / "memory.kmem.tcp.limit_in_bytes", min(size, MOST_TCP))
 
     def _weigh(self, part: float) -> None:
         if "cpu" in self._unified:
-            files.write(self._folders["cpu"] / "cpu.weight", int(100 * part))
+            cgroupfs.write(self._folders["cpu"] / "cpu.weight", int(100 * part))
         elif "cpu" in self._folders:
-            files.write(self._folders["cpu"] / "cpu.shares", int(1024 * part))
+            cgroupfs.write(self._folders["cpu"] / "cpu.shares", int(1024 * part))
 
     def cpu_s(self) -> float | None:
         """Processor seconds that it has used so far; None where no controller tells."""
         for controller in self._unified:  # told in every group of version 2
-            return files.table(self._folders[controller] / "cpu.stat")["usage_usec"] / 1e6
+            return cgroupfs.table(self._folders[controller] / "cpu.stat")["usage_usec"] / 1e6
         if "cpuacct" in self._folders:
-            return int(files.read(self._folders["cpuacct"] / "cpuacct.usage")) / 1e9
+            return int(cgroupfs.read(self._folders["cpuacct"] / "cpuacct.usage")) / 1e9
         return None
 
     def _memory(self) -> int | None:
         if "memory" not in self._folders:
             return None
         names = ("anon", "shmem") if "memory" in self._unified else ("total_rss", "total_shmem")
-        found = files.table(self._folders["memory"] / "memory.stat")
+        found = cgroupfs.table(self._folders["memory"] / "memory.stat")
         return sum(found.get(name, 0) for name in names)

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_mcp.limits import files
 from kernel_mcp.limits.group import KernelGroup
-from kernel_mcp.limits.hierarchy import Hierarchy, is_group
+from kernel_mcp.linux import cgroupfs
+from kernel_mcp.linux.cgroupfs import Hierarchy, is_group
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class GroupTree:
         for top, hierarchy in self._tops.items():
             own = top / _SERVER if hierarchy in self._moved else hierarchy.own
             with contextlib.suppress(OSError):
-                files.write(own / "cgroup.procs", os.getpid())
+                cgroupfs.write(own / "cgroup.procs", os.getpid())
                 return
 
     def discard(self, group: KernelGroup) -> None:
@@ -150,23 +150,23 @@ class GroupTree:
         if not set(wanted) <= set(enabled):
             if (own / "cgroup.type").exists():  # every group but the root of all
                 self._move_out(hierarchy, top)
-            files.write(own / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
-        files.write(top / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
+            cgroupfs.write(own / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
+        cgroupfs.write(top / "cgroup.subtree_control", " ".join(f"+{name}" for name in wanted))
         if hierarchy in self._moved and "cpu" in wanted:
-            files.write(top / _SERVER / "cpu.weight", SERVER_WEIGHT)
+            cgroupfs.write(top / _SERVER / "cpu.weight", SERVER_WEIGHT)
 
     def _move_out(self, hierarchy: Hierarchy, top: Path) -> None:
         own = hierarchy.own
-        strangers = [pid for pid in files.processes(own) if not _is_ours(pid)]
+        strangers = [pid for pid in cgroupfs.processes(own) if not _is_ours(pid)]
         if strangers:
             raise GroupsUnavailable(
                 f"the server shares the cgroup {own} with other processes, such as "
                 f"{strangers[0]}. Start it in one of its own, for example with `systemd-run "
                 "--user --scope -p Delegate=yes kernel-mcp …`"
             )
-        files.make(top / _SERVER)
+        cgroupfs.make(top / _SERVER)
         self._moved.append(hierarchy)
-        if not files.move_all(own, top / _SERVER):
+        if not cgroupfs.move_all(own, top / _SERVER):
             raise GroupsUnavailable(f"the cgroup {own} could not be emptied")
 
     def _leave(self, hierarchy: Hierarchy) -> None:
@@ -177,19 +177,19 @@ class GroupTree:
             off = " ".join(f"-{name}" for name in sorted(hierarchy.controllers))
             for folder in (top, hierarchy.own):
                 with contextlib.suppress(OSError):
-                    files.write(folder / "cgroup.subtree_control", off)
+                    cgroupfs.write(folder / "cgroup.subtree_control", off)
             with contextlib.suppress(OSError):
-                files.move_all(top / _SERVER, hierarchy.own)
-        if not files.remove_with_children(top):
+                cgroupfs.move_all(top / _SERVER, hierarchy.own)
+        if not cgroupfs.remove_with_children(top):
             logger.warning("the cgroup %s could not be removed", top)
 
 
 def _claimed(folder: Path) -> int:
     """Make a group and lock it for as long as this server lives. Raises OSError."""
-    for _ in range(files.ROUNDS):
+    for _ in range(cgroupfs.ROUNDS):
         with contextlib.suppress(FileNotFoundError):  # taken for one that was left behind
             if not folder.exists():
-                files.make(folder)
+                cgroupfs.make(folder)
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for a moment only
             if folder.exists():
@@ -233,7 +233,7 @@ def _remove_unlocked(folder: Path) -> bool:
         return not folder.exists()
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return files.remove_with_children(folder)
+        return cgroupfs.remove_with_children(folder)
     except OSError:
         return False
     finally:
@@ -257,7 +257,7 @@ def _is_ours(pid: int) -> bool:
 def _removed(top: Path) -> bool:
     """Remove a group, with some patience: it counts as busy a moment after its last process."""
     for _ in range(REMOVAL_TRIES):
-        if files.remove_with_children(top, keep=_SERVER):
+        if cgroupfs.remove_with_children(top, keep=_SERVER):
             return True
         time.sleep(REMOVAL_PAUSE_S)
     return False

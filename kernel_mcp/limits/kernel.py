@@ -8,17 +8,15 @@ from dataclasses import replace
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.barriers import Barrier, Faults, surely
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.launch.base import ExitStatus, Usage
-from kernel_mcp.launch.usage import family
-from kernel_mcp.limits.faults import Faults
 from kernel_mcp.limits.gauge import Gauge
 from kernel_mcp.limits.group import SHELL
 from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.sampling import Unmeasurable
 from kernel_mcp.limits.turns import Turns
+from kernel_mcp.linux.proc import ExitStatus, Usage, family
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.settings import Limits
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from kernel_mcp.files.holding import File, Holding, entries_within, measure
 from kernel_mcp.limits.unnamed import unlinked
 from kernel_mcp.limits.words import amount
+from kernel_mcp.linux.walk import File, Holding, entries_within, measure
 from kernel_mcp.settings import MIB
 
 LEAST_PAUSE_S = 0.5

@@ -14,9 +14,9 @@ from functools import cache
 from itertools import repeat
 from pathlib import Path
 
-from kernel_mcp.launch.usage import memory_lines
-from kernel_mcp.limits.faults import absences
+from kernel_mcp.barriers import absences
 from kernel_mcp.limits.unnamed import opened
+from kernel_mcp.linux.proc import memory_lines
 from kernel_mcp.settings import KIB
 
 INODE_BYTES = KIB

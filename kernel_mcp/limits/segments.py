@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from kernel_mcp.limits.faults import absences
+from kernel_mcp.barriers import absences
 
 logger = logging.getLogger(__name__)
 

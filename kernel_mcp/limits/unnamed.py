@@ -11,9 +11,9 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kernel_mcp.files.holding import BLOCK, File
-from kernel_mcp.limits.faults import absences
-from kernel_mcp.limits.threads import tables, threads
+from kernel_mcp.barriers import absences
+from kernel_mcp.linux.proc import tables, threads
+from kernel_mcp.linux.walk import BLOCK, File
 from kernel_mcp.settings import MIB
 
 MOST_FILES = 50_000

@@ -20,9 +20,10 @@ from typing import Protocol
 import anyio
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.launch.trees import give_tree
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.safe_tree import give_tree
 from kernel_mcp.sandbox import rootfs
-from kernel_mcp.sandbox.base import Identity, Sandbox, SandboxCommand
+from kernel_mcp.sandbox.base import Sandbox, SandboxCommand
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import tie_to_server
 from kernel_mcp.sandbox.passed import Passed

@@ -20,7 +20,7 @@ from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InputError, InstallError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.packages.interrupted import unless
 from kernel_mcp.packages.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.packages.live import take_in

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from kernel_mcp.environments.folder import everything
 from kernel_mcp.environments.metadata import installed_modules, installed_versions, note_file
-from kernel_mcp.launch.trees import empty_tree, remove_tree
+from kernel_mcp.linux.safe_tree import empty_tree, remove_tree
 
 STAGING = ".next"
 SCRIPTS = "bin"

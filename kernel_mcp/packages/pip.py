@@ -17,7 +17,7 @@ from kernel_mcp.environments.uv import Progress
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.packages.layer import SCRIPTS
 from kernel_mcp.settings import MIB
 

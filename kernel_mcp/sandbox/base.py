@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import kernel_specs
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.settings import Limits
 
 if TYPE_CHECKING:
@@ -52,14 +53,6 @@ class SandboxRequest:
     limits: Limits
     inherit: Sequence[int] = ()
     layers: Sequence[Path] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The host user and group that a kernel runs as."""
-
-    uid: int
-    gid: int
 
 
 @dataclass(frozen=True, slots=True)

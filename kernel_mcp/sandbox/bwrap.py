@@ -12,13 +12,14 @@ import subprocess
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.programs import find_program
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.process import find_program
+from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox import rootfs
 from kernel_mcp.sandbox.advice import install_hint
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     GuestPaths,
-    Identity,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
@@ -27,7 +28,6 @@ from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
-from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
 
 GUEST_ID = 1000

@@ -127,7 +127,7 @@ def _bring_along(pid: int) -> None:
     Before it starts the kernel: memory is charged to the group that a process is in at the time.
     """
     sys.path.append(str(Path(__file__).parents[2]))
-    from kernel_mcp.limits.hierarchy import find_hierarchies
+    from kernel_mcp.linux.cgroupfs import find_hierarchies
 
     for tree in find_hierarchies():
         if any(part.startswith(GROUP_PREFIX) for part in tree.own.parts):

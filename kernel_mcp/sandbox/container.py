@@ -17,24 +17,23 @@ import sys
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.linux.folders import Identity, runtime_folder
+from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox import rootfs
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     GuestPaths,
-    Identity,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
 )
 from kernel_mcp.sandbox.container_report import container_report
 from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine, container_name, mount
-from kernel_mcp.sandbox.folders import runtime_folder
 from kernel_mcp.sandbox.furniture import Furniture, outermost
 from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
-from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
 from kernel_mcp.settings import MIB, Limits
 

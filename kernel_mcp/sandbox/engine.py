@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.programs import find_program
+from kernel_mcp.linux.process import find_program
 from kernel_mcp.sandbox.advice import AT_OWN_RISK, install_hint
 from kernel_mcp.settings import Settings
 

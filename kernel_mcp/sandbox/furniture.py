@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import rootfs
-from kernel_mcp.sandbox.base import Identity
 
 _OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin", "srv", "mnt")
 """Top folders that any user may pass in every image."""

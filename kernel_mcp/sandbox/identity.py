@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.sandbox.base import Identity
-from kernel_mcp.sandbox.folders import private_folder
+from kernel_mcp.linux.folders import Identity, private_folder
 
 PREFERRED_BLOCKS = (range(1_900_000_000, 1_900_065_536), range(60_600, 61_184))
 """Ids that no distribution hands out: above systemd's container range, which ends at 1 879 048 191,

@@ -16,15 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
+from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     GuestPaths,
-    Identity,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
 )
-from kernel_mcp.sandbox.folders import SCRATCH, scratch_folder
 from kernel_mcp.sandbox.identity import IdentityPool
 from kernel_mcp.sandbox.landlock_abi import Access, Ruleset, unavailable
 from kernel_mcp.sandbox.landlock_filter import compile_landlock_filter
@@ -39,7 +39,6 @@ from kernel_mcp.sandbox.landlock_rules import (
 from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
-from kernel_mcp.sandbox.syscalls import architecture
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
 from kernel_mcp.settings import GIB, Limits
 from kernel_specs.restricted.confine import PENDING_SIGNALS

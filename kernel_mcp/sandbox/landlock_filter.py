@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from typing import TypeAlias
 
+from kernel_mcp.linux.syscalls import Architecture
 from kernel_mcp.sandbox import bpf
 from kernel_mcp.sandbox.seccomp import (
     AF_UNIX,
@@ -20,7 +21,6 @@ from kernel_mcp.sandbox.seccomp import (
     OFFSET_NR,
     fail,
 )
-from kernel_mcp.sandbox.syscalls import Architecture
 
 _Table: TypeAlias = dict[str, tuple[int | None, int | None]]
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.sandbox.base import Identity
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.landlock_abi import Access, Ruleset
 
 READ = Access.READ_FILE | Access.READ_DIR

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_mcp.programs import find_program
+from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
+from kernel_mcp.linux.process import find_program
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     GuestPaths,
-    Identity,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
 )
-from kernel_mcp.sandbox.folders import SCRATCH, scratch_folder
 
 
 class NoSandbox:

@@ -13,8 +13,8 @@ import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from kernel_mcp.sandbox.base import Identity
-from kernel_mcp.sandbox.mounts import Mount, in_sight
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.mounts import Mount, in_sight
 from kernel_mcp.sandbox.rootfs import SCRATCH
 
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")

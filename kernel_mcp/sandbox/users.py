@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.sandbox.base import Identity
-from kernel_mcp.sandbox.folders import runtime_folder
+from kernel_mcp.linux.folders import Identity, runtime_folder
 from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
 
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 
 import anyio
 
-from kernel_mcp import heap
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.limits.words import amount
+from kernel_mcp.linux import process
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.settings import GIB, MIB
 
@@ -96,7 +96,7 @@ class ServerBounds:
         if self._memory() <= self._most_memory:
             self._told = False
             return True
-        heap.trim()
+        process.trim()
         if (held := self._memory()) <= self._most_memory:
             return True
         parts = {session: session.held for session in self._sessions()}
@@ -119,7 +119,7 @@ class ServerBounds:
             "the server held %s of memory, limit %s: session %s, which held %s, %s",
             amount(held), amount(self._most_memory), guilty.handle, part, done,
         )  # fmt: skip
-        heap.trim()
+        process.trim()
         return True
 
     def tidy(self) -> None:
@@ -136,7 +136,7 @@ class ServerBounds:
         self._quiet += 1
         grown = held > self._least + NOTABLE_BYTES
         if grown or (self._untidy and self._quiet >= REST_LOOKS):
-            heap.trim()
+            process.trim()
             self._least = self._memory()
             self._untidy, self._quiet = grown, 0
 

@@ -9,7 +9,7 @@ import anyio
 
 from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.kernels.ending import UNSURE
-from kernel_mcp.launch.base import Usage
+from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions import reach
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 

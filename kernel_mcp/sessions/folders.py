@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_mcp.launch.trees import make_private
+from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.demand import Demand
 

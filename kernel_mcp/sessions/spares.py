@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.linux.safe_tree import remove_tree
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,10 @@ import anyio
 from kernel_mcp.audit import Audit
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import ConnectionInfo, ExitStatus, KernelEnvironment, Usage
+from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.demand import Demand

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.sandbox.base import Identity, Sandbox, SandboxRequest
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox
 from kernel_mcp.settings import GIB, Limits
 from tests.escape.landlock_attacks import ATTACKS, World

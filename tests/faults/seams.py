@@ -307,7 +307,7 @@ SEAMS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a seam: `kernel_mcp/launch/trees.py:40:8`, and what is called."""
+    """One call of a seam: `kernel_mcp/linux/safe_tree.py:40:8`, and what is called."""
 
     place: str
     name: str

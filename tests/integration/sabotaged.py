@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_mcp.sandbox.base import BOOT_FOLDER, Identity, SandboxCommand, SandboxRequest
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.base import BOOT_FOLDER, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 
 

@@ -20,7 +20,8 @@ import pytest
 
 from kernel_mcp.errors import BoundaryBroken, LaunchError, SandboxUnavailable
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.sandbox.base import Identity, SandboxRequest
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox
 from kernel_mcp.sandbox.engine import LABEL
 from kernel_mcp.sandbox.run import run_confined

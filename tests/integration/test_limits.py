@@ -17,7 +17,7 @@ import pytest
 
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
-from kernel_mcp.limits.hierarchy import find_hierarchies
+from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.settings import MIB, Limits
 from tests.integration.agent import agent
 from tests.integration.limited_kernel import limited_kernel
@@ -330,7 +330,7 @@ _ENTER_AND_LEAVE = """
 import json, os, subprocess, sys
 from pathlib import Path
 from kernel_mcp.limits.groups import GroupTree
-from kernel_mcp.limits.hierarchy import Hierarchy
+from kernel_mcp.linux.cgroupfs import Hierarchy
 from kernel_mcp.settings import Limits
 own, record = Path(sys.argv[1]), Path(sys.argv[2])
 hierarchy = Hierarchy(2, own, frozenset(sys.argv[3:]))

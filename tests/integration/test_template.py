@@ -27,7 +27,7 @@ from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.template_kernel import Forked
-from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox

@@ -15,9 +15,10 @@ from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.kernel import Answer, Kernel, Run, Sink
 from kernel_mcp.kernels.names import KnownNames
 from kernel_mcp.kernels.wire import Message
-from kernel_mcp.launch.base import ExitStatus, KernelEnvironment, Usage
+from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.demand import Demand

@@ -15,7 +15,8 @@ import pytest
 
 from kernel_mcp.audit import MAX_TEXT, MAX_TEXTS, Audit, AuditLog, open_audit
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.launch.base import ExitStatus, KernelHandle, Usage
+from kernel_mcp.launch.base import KernelHandle
+from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.events import Stream
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Status

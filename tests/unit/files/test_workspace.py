@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.files import folders, holding
+from kernel_mcp.files import folders
 from kernel_mcp.files import workspace as workspace_module
-from kernel_mcp.files.openat2 import Opener, by_walking, with_openat2
 from kernel_mcp.files.workspace import BINARY_BYTES, Workspace
+from kernel_mcp.linux import walk
+from kernel_mcp.linux.openat2 import Opener, by_walking, with_openat2
 from kernel_mcp.settings import MIB
 
 PNG = base64.b64decode(
@@ -361,7 +362,7 @@ def test_files_written_at_once_do_not_share_the_same_room(root: Path) -> None:
 def test_a_workspace_that_cannot_be_measured_takes_no_file(
     workspace: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object, **__: object) -> holding.Holding:
+    def failing(*_: object, **__: object) -> walk.Holding:
         raise OSError(errno.EMFILE, "Too many open files")
 
     limited = Workspace(root, disk_bytes=MIB)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.launch.base import ExitStatus
 from kernel_mcp.launch.process import exit_status, fatal_line
+from kernel_mcp.linux.proc import ExitStatus
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template_outer import Shared, outer_command, start_message
-from kernel_mcp.sandbox.base import Identity
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.identity import IdMap
 
 ENVIRONMENT = KernelEnvironment(python=Path("/usr/bin/python3"), readonly=())

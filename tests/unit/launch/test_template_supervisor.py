@@ -14,7 +14,7 @@ from kernel_mcp.launch import template_supervisor
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template_outer import Shared
 from kernel_mcp.launch.template_supervisor import MOST_FAILURES, TemplateSupervisor
-from kernel_mcp.sandbox.base import Identity
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.none import NoSandbox
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
-from kernel_mcp.limits.hierarchy import find_hierarchies
+from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.settings import GIB, MIB, Limits
-from tests.unit.limits.conftest import FakeGroups
+from tests.unit.conftest import FakeGroups
 
 NAME = "kernel-mcp-1-abcd"
 LIMITS = Limits(memory_bytes=GIB, pids=99, cpus=1.5)

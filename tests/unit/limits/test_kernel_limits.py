@@ -15,21 +15,22 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.files.holding import Holding
-from kernel_mcp.launch import usage as usage_module
-from kernel_mcp.launch.base import ExitStatus
-from kernel_mcp.limits import files, unnamed, weighing
 from kernel_mcp.limits import kernel as kernel_module
 from kernel_mcp.limits import quota as quota_module
+from kernel_mcp.limits import unnamed, weighing
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.groups import GroupTree
-from kernel_mcp.limits.hierarchy import find_hierarchies
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.sampling import Memory
 from kernel_mcp.limits.segments import Segments
+from kernel_mcp.linux import cgroupfs
+from kernel_mcp.linux import proc as usage_module
+from kernel_mcp.linux.cgroupfs import find_hierarchies
+from kernel_mcp.linux.proc import ExitStatus
+from kernel_mcp.linux.walk import Holding
 from kernel_mcp.sandbox.base import SandboxCommand, SandboxReport
 from kernel_mcp.settings import GIB, MIB, Limits
-from tests.unit.limits.conftest import FakeGroups
+from tests.unit.conftest import FakeGroups
 
 pytestmark = pytest.mark.anyio
 
@@ -354,14 +355,14 @@ async def test_the_event_loop_goes_on_while_the_system_moves_a_process(
     groups.mount_v1("memory")
     enforcer = with_groups(groups)
     moving = threading.Event()
-    fake = files.write
+    fake = cgroupfs.write
 
     def slowly(file: Path, value: int | str) -> None:
         if file.name == "cgroup.procs":
             assert moving.wait(10)
         fake(file, value)
 
-    monkeypatch.setattr(files, "write", slowly)
+    monkeypatch.setattr(cgroupfs, "write", slowly)
     limits = enforcer.open(SMALL, workspace, workspace)
     with subprocess.Popen(["sleep", "60"]) as child:
         limits.admit([child.pid])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kernel_mcp.limits.groups import GroupTree
-from kernel_mcp.limits.hierarchy import find_hierarchies
 from kernel_mcp.limits.turns import LONG_S, Turns
+from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.settings import Limits
-from tests.unit.limits.conftest import FakeGroups
+from tests.unit.conftest import FakeGroups
 
 
 def test_time_that_has_passed_counts_where_processor_time_is_not_told(groups: FakeGroups) -> None:

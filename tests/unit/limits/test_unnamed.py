@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.files.holding import BLOCK
-from kernel_mcp.limits import threads as threads_module
 from kernel_mcp.limits import unnamed
-from kernel_mcp.limits.threads import tables, threads
 from kernel_mcp.limits.unnamed import opened, unlinked
+from kernel_mcp.linux import proc as threads_module
+from kernel_mcp.linux.proc import tables, threads
+from kernel_mcp.linux.walk import BLOCK
 from kernel_mcp.settings import MIB
 
 BEGIN = """

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.base import ExitStatus
+from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.packages.layer import Generation
 from kernel_mcp.packages.live import take_in
 from kernel_mcp.packages.outcome import Outcome

@@ -11,7 +11,8 @@ import pytest
 
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.limits.enforcer import Enforcer
-from kernel_mcp.sandbox.base import Identity, SandboxCommand, SandboxRequest
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.base import SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox
 from kernel_mcp.sandbox.container_report import container_report
 from kernel_mcp.sandbox.engine import ContainerOptions, Engine, mount

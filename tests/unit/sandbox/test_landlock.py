@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import landlock, landlock_abi
-from kernel_mcp.sandbox.base import Identity, SandboxCommand, SandboxRequest
+from kernel_mcp.sandbox.base import SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, resource_limits
 from kernel_mcp.sandbox.landlock_abi import ON_FILES, Access, Ruleset
 from kernel_mcp.sandbox.landlock_report import landlock_report

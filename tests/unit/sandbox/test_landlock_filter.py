@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import pytest
 
+from kernel_mcp.linux.syscalls import AARCH64, X86_64, Architecture
 from kernel_mcp.sandbox import landlock_filter, seccomp
-from kernel_mcp.sandbox.syscalls import AARCH64, X86_64, Architecture
 
 ARCHITECTURES = [X86_64, AARCH64]
 Answer: TypeAlias = Callable[..., int]

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kernel_mcp.sandbox.base import Identity
-from kernel_mcp.sandbox.mounts import in_sight
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.mounts import in_sight
 from kernel_mcp.sandbox.promise import NAMESPACES, Facts, Promise, broken, gainable, read_facts
 
 MOUNTS = """\

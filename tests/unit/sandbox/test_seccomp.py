@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 import pytest
 
-from kernel_mcp.sandbox import seccomp
-from kernel_mcp.sandbox.syscalls import (
+from kernel_mcp.linux.syscalls import (
     AARCH64,
     LAST_KNOWN,
     REFUSED,
@@ -17,6 +16,7 @@ from kernel_mcp.sandbox.syscalls import (
     Architecture,
     architecture,
 )
+from kernel_mcp.sandbox import seccomp
 
 ARCHITECTURES = [X86_64, AARCH64]
 Verdict: TypeAlias = Callable[..., int]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kernel_mcp import heap
+from kernel_mcp.linux import process
 from kernel_mcp.output.events import Stream
 from kernel_mcp.sessions import bounds
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds
@@ -65,7 +65,7 @@ def test_memory_goes_back_to_the_system_when_nothing_runs(monkeypatch: pytest.Mo
         trims.append(server.other // MIB)
         server.other -= 20 * MIB
 
-    monkeypatch.setattr(heap, "trim", trim)
+    monkeypatch.setattr(process, "trim", trim)
     for server.other, state, trimmed in (
         (40 * MIB, "idle", []),
         (70 * MIB, "busy", []),

@@ -10,7 +10,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.kernel import Run
-from kernel_mcp.launch.base import Usage
+from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions import reach
 
 pytestmark = [pytest.mark.anyio]

@@ -14,7 +14,7 @@ import pytest
 
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.kernels.kernel import Kernel, Run, Sink
-from kernel_mcp.launch.trees import remove_tree
+from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Caller, SessionManager

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.files import openat2
-from kernel_mcp.files.openat2 import Opener, by_walking, open_beneath, with_openat2
+from kernel_mcp.linux import openat2
+from kernel_mcp.linux.openat2 import Opener, by_walking, open_beneath, with_openat2
 
 
 @pytest.fixture(params=[with_openat2, by_walking], ids=["openat2", "walk"])

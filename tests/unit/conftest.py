@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.limits import files
+from kernel_mcp.linux import cgroupfs
 
 V1_FILES = {
     "memory": {
@@ -164,7 +164,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGroups:
     fake = FakeGroups(tmp_path / "cgroup", tmp_path / "self")
     fake.root.mkdir()
     fake.process.mkdir()
-    monkeypatch.setattr(files, "make", fake.make)
-    monkeypatch.setattr(files, "_unmake", fake.unmake)
-    monkeypatch.setattr(files, "write", fake.write)
+    monkeypatch.setattr(cgroupfs, "make", fake.make)
+    monkeypatch.setattr(cgroupfs, "_unmake", fake.unmake)
+    monkeypatch.setattr(cgroupfs, "write", fake.write)
     return fake

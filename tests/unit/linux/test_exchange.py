@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.files import exchange
-from kernel_mcp.files.exchange import take_place
+from kernel_mcp.linux import safe_tree
+from kernel_mcp.linux.safe_tree import take_place
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_without_exchange_an_empty_folder_is_replaced(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newcomer, place = folders
-    monkeypatch.setattr(exchange, "_renameat2", exchange._without)
+    monkeypatch.setattr(safe_tree, "_renameat2", safe_tree._without)
     assert take_place(newcomer, place) is None
     assert (place / "own").exists()
     assert not newcomer.exists()
@@ -44,7 +44,7 @@ def test_without_exchange_a_full_folder_stays(
 ) -> None:
     newcomer, place = folders
     (place / "before").touch()
-    monkeypatch.setattr(exchange, "_renameat2", exchange._without)
+    monkeypatch.setattr(safe_tree, "_renameat2", safe_tree._without)
     with pytest.raises(OSError, match="not empty"):
         take_place(newcomer, place)
     assert (place / "before").exists()

@@ -11,10 +11,19 @@ import grp
 import os
 import pwd
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
-from kernel_mcp.sandbox.base import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The host user and group that a kernel runs as."""
+
+    uid: int
+    gid: int
+
 
 SCRATCH = "tmp"
 """What the folder for a kernel's temporary files is called, beside its sockets."""

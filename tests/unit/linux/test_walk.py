@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.files import holding
-from kernel_mcp.files.holding import measure
-from kernel_mcp.files.openat2 import open_beneath
-from kernel_mcp.launch.trees import empty_tree
+from kernel_mcp.linux import walk
+from kernel_mcp.linux.openat2 import open_beneath
+from kernel_mcp.linux.safe_tree import empty_tree
+from kernel_mcp.linux.walk import measure
 from kernel_mcp.settings import MIB
 
 PLENTY: dict[str, Any] = {"most_entries": 10**6, "most_bytes": 10**12}
@@ -85,7 +85,7 @@ def test_a_tree_that_is_too_deep_to_be_measured_is_told_apart(
 ) -> None:
     dig(folder, 40)
     assert measure(root, **PLENTY).complete
-    monkeypatch.setattr(holding, "MOST_STEPS", 30)
+    monkeypatch.setattr(walk, "MOST_STEPS", 30)
     assert not measure(root, **PLENTY).complete
 
 
@@ -103,7 +103,7 @@ def test_a_folder_that_moves_meanwhile_counts_once(
     for name in ("a", "b"):
         (folder / name / "in").mkdir(parents=True)
         fill(folder / name / "in" / "file", 100_000)
-    real = holding._looked_at
+    real = walk._looked_at
     moved: list[Path] = []
 
     def moving(inner: int, entry: os.DirEntry[str]) -> os.stat_result | None:
@@ -113,7 +113,7 @@ def test_a_folder_that_moves_meanwhile_counts_once(
             moved.append((here / "in").rename(other / "moved"))
         return real(inner, entry)
 
-    monkeypatch.setattr(holding, "_looked_at", moving)
+    monkeypatch.setattr(walk, "_looked_at", moving)
     found = measure(root, **PLENTY)
     assert moved
     assert 200_000 <= found.bytes < 250_000
@@ -152,7 +152,7 @@ def test_folders_that_are_closed_again_and_again_are_given_up(
             raise PermissionError
         return real(parent, names, flags, **named)
 
-    monkeypatch.setattr(holding, "open_beneath", closed)
+    monkeypatch.setattr(walk, "open_beneath", closed)
     assert not measure(root, **PLENTY).complete
 
 
@@ -162,7 +162,7 @@ def test_what_belongs_to_others_and_is_closed_is_said_to_be_unseen(
     (folder / "a").mkdir()
     (folder / "b").mkdir()
     fill(folder / "b" / "file", MIB)
-    monkeypatch.setattr(holding, "_reclaimed", lambda _folder: False)
+    monkeypatch.setattr(walk, "_reclaimed", lambda _folder: False)
     real = open_beneath
 
     def closed(parent: int, names: Any, flags: int, **named: Any) -> int:
@@ -170,7 +170,7 @@ def test_what_belongs_to_others_and_is_closed_is_said_to_be_unseen(
             raise PermissionError
         return real(parent, names, flags, **named)
 
-    monkeypatch.setattr(holding, "open_beneath", closed)
+    monkeypatch.setattr(walk, "open_beneath", closed)
     found = measure(root, **PLENTY)
     assert found.bytes >= MIB
     assert (found.entries, found.complete, found.unseen) == (3, True, 1)

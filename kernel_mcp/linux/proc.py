@@ -2,15 +2,113 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Iterable, Iterator
+import platform
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from threading import Lock
 
-from kernel_mcp.launch.base import Usage
-from kernel_mcp.limits.faults import absences
-from kernel_mcp.limits.threads import threads
+from kernel_mcp.barriers import absences
+from kernel_mcp.linux.syscalls import architecture
+
+# Which threads of a process show what it holds: not always the first, and not always one alone.
+#
+# An entry of /proc shows what belongs to one thread. A first thread that has ended shows nothing of
+# what the others go on with, and a thread can have open files of its own.
+
+_KCMP_FILES = 2
+
+
+def threads(pid: int) -> list[int]:
+    """All threads of a process, the first one first; none when it is gone."""
+    with absences:
+        found = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  # called for each process
+        return sorted(found, key=lambda thread: thread != pid)
+    return []
+
+
+def tables(pid: int) -> Iterator[int]:
+    """Threads that together show all open files of a process: one for each table of them.
+
+    All threads where the system does not tell which of them share theirs.
+    """
+    first, *others = threads(pid) or [0]
+    if not first:
+        return
+    yield first
+    latest = first
+    for thread in others:
+        if not (_share_files(thread, first) or _share_files(thread, latest)):
+            latest = thread
+            yield thread
+
+
+def _share_files(one: int, other: int) -> bool:
+    """Whether two threads are known to have the same table of open files."""
+    return one == other or _compare()(one, other) == 0
+
+
+@cache
+def _compare() -> Callable[[int, int], int]:
+    """kcmp(2) for tables of open files: 0 when they are the same, -1 when nobody tells."""
+    arch = architecture(platform.machine())
+    if arch is None:
+        return lambda _one, _other: -1
+    number = arch.numbers["kcmp"]
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+    call.argtypes = [ctypes.c_long] * 6
+    return lambda one, other: int(call(number, one, other, _KCMP_FILES, 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a kernel ended: an exit code, or the signal that killed it.
+
+    `detail` is what it said itself, `cause` what the server knows.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    detail: str = field(default="", compare=False)
+    cause: str = field(default="", compare=False)
+
+    def story(self, what: str) -> str:
+        """How `what` died as a sentence, for example `the kernel was killed by SIGKILL`."""
+        return f"{what} {'was ' if self.signal is not None else ''}{self.describe()}"
+
+    def describe(self) -> str:
+        """How it died in words, for example `killed by SIGKILL: out of memory`."""
+        if self.signal is not None:
+            try:
+                name = signal.Signals(self.signal).name
+            except ValueError:
+                name = f"signal {self.signal}"
+            text = f"killed by {name}"
+        elif self.code is not None:
+            text = f"exited with code {self.code}"
+        else:
+            text = "ended for an unknown reason"
+        text = f"{text} ({self.detail})" if self.detail else text
+        return f"{text}: {self.cause}" if self.cause else text
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a kernel and its children have used: processor seconds so far, resident bytes now.
+
+    Not `measured` when the server could not look: then it is what was found before.
+    """
+
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    measured: bool = True
+
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MEMORY = (b"RssAnon:", b"RssShmem:")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.sandbox.folders import own_folder, private_folder, runtime_folder
+from kernel_mcp.linux.folders import own_folder, private_folder, runtime_folder
 
 STRANGER = 12_399
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

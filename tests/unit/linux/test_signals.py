@@ -10,7 +10,7 @@ import signal
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
     signal.signal(number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-from kernel_mcp.signals import plain_signals
+from kernel_mcp.linux.process import plain_signals
 plain_signals()
 assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 left = {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.launch.trees import give_tree, make_private, remove_tree
+from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to change owners")
 

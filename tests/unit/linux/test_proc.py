@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from kernel_mcp.launch import usage
-from kernel_mcp.launch.usage import Meter, Process, memory_lines, orphans, tree
+from kernel_mcp.linux import proc
+from kernel_mcp.linux.proc import Meter, Process, memory_lines, orphans, tree
 from kernel_mcp.settings import MIB
 
 FIRST_THREAD_ENDS = """
@@ -42,9 +42,9 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[int, int]]:
             raise ProcessLookupError
         return (pid, 7), *found[pid]
 
-    monkeypatch.setattr(usage, "_ticks", ticks)
-    monkeypatch.setattr(usage, "_TICKS", 1)
-    monkeypatch.setattr(usage, "memory_lines", lambda *_args: {})
+    monkeypatch.setattr(proc, "_ticks", ticks)
+    monkeypatch.setattr(proc, "_TICKS", 1)
+    monkeypatch.setattr(proc, "memory_lines", lambda *_args: {})
     return found
 
 

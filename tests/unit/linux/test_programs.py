@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.programs import find_program, own_module
+from kernel_mcp.linux.process import find_program, own_module
 
 
 def planted(folder: Path, name: str) -> Path:

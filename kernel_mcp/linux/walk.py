@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kernel_mcp.files.openat2 import Opener, open_beneath
-from kernel_mcp.settings import KIB, MIB
+from kernel_mcp.linux.openat2 import Opener, open_beneath
 
 BLOCK = 512
 """Unit of `st_blocks`, whatever the file system."""
-LARGE = MIB
+LARGE = 1024 * 1024
 """Files from this size on are told one by one."""
 MOST_STEPS = 2_000_000
 """Path components that one walk resolves at most: some 2 000 folders within each other."""
@@ -29,7 +28,7 @@ ATTEMPTS = 16
 """How often a folder is given its rights back that code takes away again and again."""
 MOST_ENTRIES = 100_000
 LEAST_ENTRIES = 10_000
-BYTES_PER_ENTRY = 8 * KIB
+BYTES_PER_ENTRY = 8 * 1024
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 _NEEDED = stat.S_IRUSR | stat.S_IXUSR

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_mcp.limits.hierarchy import Hierarchy, find_hierarchies
-from tests.unit.limits.conftest import FakeGroups
+from kernel_mcp.linux.cgroupfs import Hierarchy, find_hierarchies
+from tests.unit.conftest import FakeGroups
 
 
 def test_version_1_has_a_tree_per_controller(groups: FakeGroups) -> None:

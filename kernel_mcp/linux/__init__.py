@@ -1,0 +1,1 @@
+"""The ground floor: what Linux offers, as calls that know nothing of kernels and sessions."""

@@ -1,0 +1,99 @@
+"""The own process: its signals, its C heap, and the programs that it starts."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+
+# The C heap of this process: what is in use no more can go back to the system.
+#
+# As glibc does by itself, each thread gets a heap of its own, whose end it keeps, and it keeps ever
+# larger blocks the larger those were that have been given back. Elsewhere nothing is done here.
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+"""Of mallopt(3)."""
+_LARGE_BYTES = 1 << 20
+"""Blocks of this size are the system's again when they are given back, and so is the heap's end."""
+
+
+def keep_small() -> None:
+    """Have one heap for all threads, and large blocks outside it; before other threads begin."""
+    setting = getattr(ctypes.CDLL(None), "mallopt", None)
+    if setting is not None:
+        setting(_M_ARENA_MAX, 1)
+        setting(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        setting(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+
+
+def trim() -> None:
+    """Give back to the system what is in use no more. Takes some 40 ms."""
+    gc.collect()
+    trimming = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trimming is not None:
+        trimming(0)
+
+
+# Which programs the server starts: none that the current folder could bring.
+#
+# That folder may be a clone of anything. What leads into it by a relative name, an entry of PATH or
+# Python's own search for modules, is passed over.
+
+_RUN = (
+    "import sys; sys.path = [place for place in sys.path if place]; from runpy import run_module; "
+    "run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def find_program(name: str) -> str | None:
+    """The program of this name on PATH, None where there is none."""
+    return shutil.which(name, path=search_path(os.environ))
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """The entries of PATH that mean the same in every folder."""
+    entries = environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(entry for entry in entries if entry.startswith("/"))
+
+
+def own_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this project, and no namesake in the current folder.
+
+    `python -m` would look there first.
+    """
+    return [sys.executable, "-c", _RUN, module, *arguments]
+
+
+# Signals as every program expects them, whatever the one that started this one has done to them.
+#
+# Supervisors block SIGINT or SIGTERM, shells ignore SIGINT for jobs in the background: a server
+# would hand that down to its kernels, which could not be interrupted then.
+
+_LEFT = frozenset(
+    {
+        signal.SIGPIPE,  # Python ignores these two, and gives its children the default back
+        signal.SIGXFSZ,
+        signal.SIGTSTP,  # a job of a shell without a terminal to stop it
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+    }
+)
+
+
+def plain_signals() -> None:
+    """Block no signal and ignore none; has no effect outside the main thread.
+
+    To be called before the first thread and the first process, which inherit both.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in signal.valid_signals() - _LEFT:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            usual = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if usual else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
