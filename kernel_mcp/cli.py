@@ -5,22 +5,14 @@ Nothing heavy is imported before it is needed: `--help` and `--version` answer w
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import NoReturn
+from collections.abc import Callable, Sequence
 
-from kernel_mcp import __version__
-from kernel_mcp.configuration import load, nearest
+from kernel_mcp.config.flags import read_settings, settings_parser
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.linux.process import plain_signals
-from kernel_mcp.options import OPTIONS, Option
-from kernel_mcp.settings import Settings
-from kernel_mcp.values import entries, places
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -56,20 +48,6 @@ other commands:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line, with the flag that was perhaps meant."""
-
-    def error(self, message: str) -> NoReturn:
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            word = unknown.split()[0]
-            known = [flag for action in self._actions for flag in action.option_strings]
-            kind = "flag" if word.startswith("-") else "command"
-            choices = known if kind == "flag" else list(_COMMANDS)
-            message = f"there is no {kind} {word}{nearest(word.partition('=')[0], choices)}"
-        raise ConfigError(message)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors are one line on stderr. Exit codes: 0, 1 failed, 2 wrong usage."""
     plain_signals()
@@ -89,75 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def settings_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """A parser of every setting's flag, grouped; values stay text for `configuration.load`."""
-    parser = _Parser(
-        prog=prog,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-        usage=f"{prog} [flags]",
-    )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for option in OPTIONS:
-        if option.group not in groups:
-            groups[option.group] = parser.add_argument_group(option.group.lower())
-        _add_flag(groups[option.group], option)
-    group = groups["Running the server"]
-    group.add_argument("--config", metavar="FILE", help="read settings from this TOML file")
-    group.add_argument("--version", action="version", version=f"kernel-mcp {__version__}")
-    return parser
-
-
-def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
-    if not option.metavar:
-        group.add_argument(
-            option.flag, dest=option.name, action="store_const", const="true", help=_help(option)
-        )
-        return
-    short = group.add_mutually_exclusive_group()
-    short.add_argument(
-        option.flag,
-        dest=option.name,
-        metavar=option.metavar,
-        help=_help(option),
-        action="append" if option.read in (entries, places) else "store",
-    )
-    if option.name == "profile":
-        short.add_argument(
-            "--strict",
-            dest=option.name,
-            action="store_const",
-            const="strict",
-            help="the same as --profile strict",
-        )
-
-
-def read_settings(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
-    """Settings from argv, the environment and TOML. Raises ConfigError."""
-    return settings_from(vars(parser.parse_args(list(argv))))
-
-
-def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
-    """Settings from parsed flags, the environment and TOML; says on stderr what was not taken.
-
-    Raises ConfigError.
-    """
-    settings = load(flags, os.environ, Path.cwd())
-    if settings.refusal is not None:
-        print(f"kernel-mcp: warning: {settings.refusal}", file=sys.stderr)
-    return settings
-
-
-def _help(option: Option) -> str:
-    return f"{option.help} (default: {option.default})".replace("%", "%%")
-
-
 def _serve(argv: Sequence[str]) -> int:
     epilog = f"{_EPILOG}\n{_COMMANDS_HELP}"
-    settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog), argv)
+    settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog, list(_COMMANDS)), argv)
     logging.basicConfig(
         level=settings.log_level.upper(),
         stream=sys.stderr,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.policy.stdlib import DATA_MODULES
-from kernel_mcp.settings import Settings
 
 
 def entries(settings: Settings) -> tuple[str, ...]:

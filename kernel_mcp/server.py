@@ -30,6 +30,7 @@ from kernel_mcp.api.toolkit import Toolbox
 from kernel_mcp.api.tools import register
 from kernel_mcp.audit import Audit, open_audit
 from kernel_mcp.barriers import Barrier, explained
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.delivery import Outbox
 from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.sources import sources
@@ -54,7 +55,6 @@ from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.scripts import ScriptReader
 from kernel_mcp.sessions.spares import spare_folder, sweep_spares
-from kernel_mcp.settings import Settings
 from kernel_mcp.stdio import stdio_streams
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage
 
 from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.envelopes import END_BYTES, Refusal, line_of, message_of, oversized, undone
-from kernel_mcp.settings import KIB, MIB
 
 logger = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from kernel_mcp.api.models import (
     SyntaxReport,
 )
 from kernel_mcp.api.telling import spoken
+from kernel_mcp.config.settings import MIB, Settings
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy import Policy, Report
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.settings import MIB, Settings
 
 FIRST_LINE_CHARS = 80
 

@@ -25,6 +25,7 @@ from kernel_mcp.api.models import (
 from kernel_mcp.api.resources import cell_of, cell_uri_number
 from kernel_mcp.api.telling import LOST_KEY, lost_meta, said, say
 from kernel_mcp.audit import Audit
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.files.paging import page_of
 from kernel_mcp.kernels.factory import KernelFactory
@@ -39,7 +40,6 @@ from kernel_mcp.sessions.keeper import lost_names
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.narration import Report
 from kernel_mcp.sessions.session import Clock, Session
-from kernel_mcp.settings import Settings
 
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0

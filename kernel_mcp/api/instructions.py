@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.profiles import entries
 from kernel_mcp.sandbox.base import SandboxReport
-from kernel_mcp.settings import Settings
 
 SHOWN_NAMES = 30
 MOST_CHARS = 1900

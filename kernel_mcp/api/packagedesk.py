@@ -19,6 +19,7 @@ from kernel_mcp.api.models import (
     SessionHandle,
 )
 from kernel_mcp.api.telling import said
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError, WorkspaceError
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.output.outputs import Position
@@ -31,7 +32,6 @@ from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.narration import Report
 from kernel_mcp.sessions.scripts import SCRIPT_FILE, Needs, ScriptReader, expect_script, plain
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.settings import Settings
 
 if TYPE_CHECKING:
     from kernel_mcp.packages.outcome import Outcome

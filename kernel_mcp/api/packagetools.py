@@ -17,8 +17,8 @@ from kernel_mcp.api.toolkit import (
     Toolbox,
     reporter,
 )
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.sessions.narration import silence
-from kernel_mcp.settings import Settings
 
 DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 

@@ -33,7 +33,7 @@ from kernel_mcp.api.toolkit import (
     WaitArg,
     reporter,
 )
-from kernel_mcp.settings import Settings
+from kernel_mcp.config.settings import Settings
 
 
 def register(box: Toolbox, desk: Desk, settings: Settings) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from kernel_mcp.cli import settings_from, settings_parser
+from kernel_mcp.config.flags import settings_from, settings_parser
 
 ABOUT = """\
 Start a sandboxed kernel with every backend this machine has, or with that of --sandbox, and

@@ -15,6 +15,7 @@ import anyio
 
 from kernel_mcp import __version__
 from kernel_mcp.boundary import proven_sandbox
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.doctor.orphan import killed_server
 from kernel_mcp.doctor.trials import LIMITS, TRIALS, Patient, Trial
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
@@ -38,7 +39,6 @@ from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.engine import ContainerOptions
 from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, select_sandbox
 from kernel_mcp.sandbox.selftest import REFUSED_CALL, Check, thorough_checks
-from kernel_mcp.settings import Settings
 
 UNCONFINED = "none"
 SHORT_FOLDER = "/var/tmp"

@@ -14,13 +14,13 @@ from typing import Any
 
 import anyio
 
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, FILTER_MODE, read_facts
 from kernel_mcp.sandbox.selftest import Check, listeners
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
-from kernel_mcp.settings import MIB, Limits
 
 LIMITS = Limits(memory_bytes=512 * MIB, pids=64, disk_bytes=64 * MIB, tmp_bytes=32 * MIB)
 CELL_TIMEOUT_S = 30.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 from packaging.requirements import Requirement
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.spending import Spending
@@ -14,7 +15,6 @@ from kernel_mcp.environments.terms import Terms
 from kernel_mcp.environments.uv import Progress
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.settings import MIB
 
 BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8")
 # Dependencies of ipykernel and IPython that a kernel here never uses: there is no debugger to

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import anyio
 
-from kernel_mcp.cli import read_settings, settings_from, settings_parser
+from kernel_mcp.config.flags import read_settings, settings_from, settings_parser
+from kernel_mcp.config.settings import GIB, MIB, Settings
+from kernel_mcp.config.values import duration
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.bar import Bar, drawn
 from kernel_mcp.environments.sources import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.profiles import entries
-from kernel_mcp.settings import GIB, MIB, Settings
-from kernel_mcp.values import duration
 
 _USAGE = "env: expected one of list, build, prune; see kernel-mcp env build --help"
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import anyio
 from packaging.version import Version
 
+from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.environments.uv import NEUTRAL, Progress, Uv
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.values import NEWEST_PYTHON, OLDEST_PYTHON
 
 _PROBE_TIMEOUT_S = 20
 _PROBE = """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from kernel_mcp.config.values import parse_entry
 from kernel_mcp.environments.known import DISTRIBUTIONS, NAMESPACES
 from kernel_mcp.errors import ConfigError
 
@@ -22,24 +23,6 @@ _REMOVED_STDLIB = frozenset(
 )  # fmt: skip
 _STDLIB = sys.stdlib_module_names | _REMOVED_STDLIB
 _DISTRIBUTIONS_FOLDED = {name.casefold(): dist for name, dist in DISTRIBUTIONS.items()}
-
-
-def parse_entry(entry: str) -> Requirement:
-    """One `--allow` entry or package to install as a requirement by name.
-
-    Raises ValueError for options, URLs, paths and anything PEP 508 cannot read.
-    """
-    text = entry.strip()
-    if text.startswith("-"):
-        raise ValueError(f"{text!r} is an option, not the name of a package")
-    if "/" in text or "\\" in text or "@" in text:
-        raise ValueError(f"{text!r} names a place; packages are taken by name only")
-    try:
-        return Requirement(text)
-    except InvalidRequirement:
-        raise ValueError(
-            f"{text!r} is not the name of a module or package, such as numpy or pandas>=2"
-        ) from None
 
 
 def packages_for(allow: Iterable[str]) -> tuple[str, ...]:

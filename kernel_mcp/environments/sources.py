@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_mcp.settings import Settings
+from kernel_mcp.config.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import codecs
 import os
 from collections.abc import Iterator
 
+from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import complaints
 from kernel_mcp.files.paging import Page, page_of
-from kernel_mcp.settings import KIB, MIB
 
 SCAN_BYTES = 256 * MIB
 """Largest text file of which lines are read."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from kernel_mcp.barriers import shortage
+from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import complaints, contents
 from kernel_mcp.files.filekinds import PROBE_BYTES, binary_kind, foreign_encoding, is_text, mime_of
@@ -34,7 +35,6 @@ from kernel_mcp.linux.safe_tree import empty_tree, remove_tree
 from kernel_mcp.linux.walk import Holding, entries_within, measure
 from kernel_mcp.output.images import sniff
 from kernel_mcp.output.text import one_line
-from kernel_mcp.settings import KIB, MIB
 
 GUEST_ROOT = "/workspace"
 """Where kernels see the folder."""

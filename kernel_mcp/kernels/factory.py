@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
 from kernel_mcp.environments.terms import Terms
 from kernel_mcp.environments.uv import Progress
@@ -24,7 +25,6 @@ from kernel_mcp.packages.layer import Layer
 from kernel_mcp.policy import Policy
 from kernel_mcp.profiles import entries
 from kernel_mcp.sessions.demand import Demand
-from kernel_mcp.settings import Settings
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
-from kernel_mcp.settings import Limits
 
 if TYPE_CHECKING:
     from kernel_mcp.limits.kernel import KernelLimits

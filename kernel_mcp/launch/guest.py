@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import GuestPaths
-from kernel_mcp.settings import KIB, MIB
 from kernel_specs.restricted import confine
 
 BOOT_VERSION = 1

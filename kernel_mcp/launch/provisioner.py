@@ -17,13 +17,13 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Int, List, Unicode
 
 from kernel_mcp.boundary import proven_sandbox
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
 from kernel_mcp.launch.launched import LaunchedKernel
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy
-from kernel_mcp.settings import MIB, Limits
 
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 

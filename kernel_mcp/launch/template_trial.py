@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import local
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
@@ -21,7 +22,6 @@ from kernel_mcp.linux.folders import Identity
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.selftest import Check, Probe, probing
-from kernel_mcp.settings import Limits
 
 
 class Start(Protocol):

@@ -11,16 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import format_bytes
 from kernel_mcp.limits.group import KernelGroup
 from kernel_mcp.limits.groups import PREFIX, RECORD, GroupsUnavailable, GroupTree
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.membership import Membership
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.limits.watchdog import Watchdog
-from kernel_mcp.limits.words import amount
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.sandbox.base import SandboxReport
-from kernel_mcp.settings import Limits
 
 _NAMES = {"memory": "memory", "pids": "processes", "cpu": "processors"}
 
@@ -147,14 +147,14 @@ class Enforcer:
         none = f"no cgroup: {self._refusal}"
         if limits.memory_bytes:
             means = self._by("memory") or f"a watchdog ({none})"
-            found.append(f"memory {amount(limits.memory_bytes)} by RLIMIT_AS and {means}")
+            found.append(f"memory {format_bytes(limits.memory_bytes)} by RLIMIT_AS and {means}")
         if limits.pids:
             means = self._by("pids") or f"RLIMIT_NPROC ({none})"
             found.append(f"{limits.pids} processes and threads by {means}")
         if limits.cpus and self._by("cpu"):
             found.append(f"{limits.cpus:g} processors by {self._by('cpu')}")
         if limits.disk_bytes:
-            found.append(f"workspace {amount(limits.disk_bytes)} by a watchdog")
+            found.append(f"workspace {format_bytes(limits.disk_bytes)} by a watchdog")
         return found
 
     def _gaps(self, limits: Limits) -> list[str]:

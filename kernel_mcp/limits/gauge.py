@@ -8,9 +8,9 @@ from dataclasses import replace
 import anyio
 
 from kernel_mcp.barriers import Faults
+from kernel_mcp.config.values import format_bytes
 from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.weighing import Scales
-from kernel_mcp.limits.words import amount
 from kernel_mcp.linux.proc import Meter, Usage
 
 ALMOST = 0.95
@@ -93,10 +93,10 @@ class Gauge:
             with self._faults.kept("most memory"):
                 peak = max(peak, self._group.peak())
         if not self._budget or 0 < peak < ALMOST * self._budget:
-            told = f"; this session held {amount(peak)} at most" if peak else ""
+            told = f"; this session held {format_bytes(peak)} at most" if peak else ""
             return f"the machine was out of memory{told}"
-        told = f", peak {amount(peak)}" if peak else ""
-        return f"out of memory (limit {amount(self._budget)}{told})"
+        told = f", peak {format_bytes(peak)}" if peak else ""
+        return f"out of memory (limit {format_bytes(self._budget)}{told})"
 
     def close(self) -> None:
         """Give up what is open. Blocks."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.barriers import absences
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.linux import cgroupfs
-from kernel_mcp.settings import MIB, Limits
 
 BACKSTOP = 1.2
 LEAST_ABOVE = 128 * MIB

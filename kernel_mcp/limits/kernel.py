@@ -9,6 +9,7 @@ from dataclasses import replace
 import anyio
 
 from kernel_mcp.barriers import Barrier, Faults, surely
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.limits.gauge import Gauge
 from kernel_mcp.limits.group import SHELL
@@ -18,7 +19,6 @@ from kernel_mcp.limits.sampling import Unmeasurable
 from kernel_mcp.limits.turns import Turns
 from kernel_mcp.linux.proc import ExitStatus, Usage, family
 from kernel_mcp.sandbox.base import SandboxCommand
-from kernel_mcp.settings import Limits
 
 RESTING_CPU_S = 0.01
 """A kernel that used less than this since the last check has done nothing."""

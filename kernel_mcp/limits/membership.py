@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.limits.group import KernelGroup
 from kernel_mcp.limits.groups import GroupTree
-from kernel_mcp.settings import Limits
 
 
 class Membership:

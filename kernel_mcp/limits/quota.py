@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
+from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import format_bytes
 from kernel_mcp.limits.unnamed import unlinked
-from kernel_mcp.limits.words import amount
 from kernel_mcp.linux.walk import File, Holding, entries_within, measure
-from kernel_mcp.settings import MIB
 
 LEAST_PAUSE_S = 0.5
 SHARE = 20
@@ -142,7 +142,7 @@ class FolderQuota:
             return "disk quota (processes hold more files than can be measured)"
         more = "" if found.complete else "more than "
         if found.bytes > self._size:
-            held, limit = amount(found.bytes), amount(self._size)
+            held, limit = format_bytes(found.bytes), format_bytes(self._size)
         else:
             held, limit = f"{found.entries:,} files and folders", f"{self._entries:,}"
         return f"disk quota ({self._name} holds {more}{held}, limit {limit})"

@@ -15,9 +15,9 @@ from itertools import repeat
 from pathlib import Path
 
 from kernel_mcp.barriers import absences
+from kernel_mcp.config.settings import KIB
 from kernel_mcp.limits.unnamed import opened
 from kernel_mcp.linux.proc import memory_lines
-from kernel_mcp.settings import KIB
 
 INODE_BYTES = KIB
 """Memory of the system that an inode of a tmpfs and its name take, roughly."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kernel_mcp.barriers import absences
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.linux.proc import tables, threads
 from kernel_mcp.linux.walk import BLOCK, File
-from kernel_mcp.settings import MIB
 
 MOST_FILES = 50_000
 """How many descriptors, threads and mapped files one look takes in."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import anyio
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.limits.sampling import Memory, closely, files_in_memory, plainly, total
 from kernel_mcp.limits.segments import Segments
-from kernel_mcp.settings import MIB
 
 LONG_S = 0.1
 REST = 3

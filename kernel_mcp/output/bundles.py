@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kernel_mcp.config.settings import KIB
 from kernel_mcp.output.jsontext import JSON_DEPTH, Shape, slices, utf8
 from kernel_mcp.output.markup import html_to_text
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Cut, cut
-from kernel_mcp.settings import KIB
 
 MAX_TYPES = 16
 """MIME types kept of one bundle."""

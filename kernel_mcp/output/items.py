@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.output.bundles import Part, readable
 from kernel_mcp.output.events import Failure
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import cut, omission
-from kernel_mcp.settings import KIB, MIB
 
 StreamName: TypeAlias = Literal["stdout", "stderr"]
 

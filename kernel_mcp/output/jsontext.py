@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kernel_mcp.settings import KIB
+from kernel_mcp.config.settings import KIB
 
 SLICE_CHARS = 64 * KIB
 """What is worked on between two moments at which other threads may run."""

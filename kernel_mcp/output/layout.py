@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from kernel_mcp.config.settings import KIB
 from kernel_mcp.output.bundles import INLINE_IMAGES, Part, extension, primary, readable
 from kernel_mcp.output.images import shares
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, NoteItem, TextItem
 from kernel_mcp.output.text import cut, head_of, tail_of
 from kernel_mcp.output.tracebacks import shortened
-from kernel_mcp.settings import KIB
 
 MAX_PICTURES = 12
 MAX_LINKS = 24

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.output.bundles import Part, Shelf, extension, primary
 from kernel_mcp.output.displayindex import DisplayIndex
 from kernel_mcp.output.displays import Displays
@@ -27,7 +28,6 @@ from kernel_mcp.output.streams import Streams
 from kernel_mcp.output.text import tail_of
 from kernel_mcp.output.textstore import TextStore
 from kernel_mcp.output.transcript import Failed, Transcript
-from kernel_mcp.settings import KIB, MIB
 
 SHOWN_CHARS = 64 * KIB
 """Text at each end of a range that `since` reads; more than any answer shows."""

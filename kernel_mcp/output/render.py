@@ -11,12 +11,12 @@ from functools import partial
 import anyio.to_thread
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
+from kernel_mcp.config.settings import KIB
 from kernel_mcp.output.bundles import INLINE_IMAGES, Part, primary
 from kernel_mcp.output.images import ImageError, Picture, fit, shares
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
 from kernel_mcp.output.layout import Gap, Layout, Link, PictureAt, Text, lay_out
 from kernel_mcp.output.text import omission
-from kernel_mcp.settings import KIB
 
 OUTPUT_CHARS = 30_000
 PICTURE_BYTES = 650_000

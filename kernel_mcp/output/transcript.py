@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kernel_mcp.config.settings import KIB
 from kernel_mcp.output.items import (
     DisplayItem,
     FailureItem,
@@ -14,7 +15,6 @@ from kernel_mcp.output.items import (
     add_text,
 )
 from kernel_mcp.output.textstore import TextStore
-from kernel_mcp.settings import KIB
 
 MAX_SEGMENTS = 4096
 """Changes between stdout and stderr that are told apart in one cell."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 from packaging.requirements import Requirement
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT
 from kernel_mcp.environments.uv import Progress
 from kernel_mcp.environments.workshop import Workshop
@@ -31,7 +32,6 @@ from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.packages.trial import try_imports
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.settings import Settings
 
 PINNED = (
     "cloudpickle", "ipykernel", "ipython", "jupyter-client", "jupyter-core", "pyzmq", "tornado",

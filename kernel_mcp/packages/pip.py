@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.environments.failures import UvResult
 from kernel_mcp.environments.scripts import retarget
 from kernel_mcp.environments.spending import Spending
@@ -19,7 +20,6 @@ from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.packages.layer import SCRIPTS
-from kernel_mcp.settings import MIB
 
 
 class ConfinedPip:

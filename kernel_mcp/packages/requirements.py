@@ -9,9 +9,9 @@ from types import MappingProxyType
 from packaging.requirements import Requirement
 
 from kernel_mcp import profiles
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.names import requirement_for
 from kernel_mcp.errors import ConfigError, InputError, InstallError
-from kernel_mcp.settings import Settings
 
 MAX_PACKAGES = 50
 _SHOWN = 30

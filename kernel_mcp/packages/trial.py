@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import ConfinedProcess
@@ -16,7 +17,6 @@ from kernel_mcp.launch.spawned import Spawned
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
-from kernel_mcp.settings import Limits
 
 TRIAL_S = 60.0
 

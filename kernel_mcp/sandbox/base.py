@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import kernel_specs
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.settings import Limits
 
 if TYPE_CHECKING:
     from kernel_mcp.sandbox.promise import Promise

@@ -16,6 +16,7 @@ import resource
 import sys
 from pathlib import Path
 
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity, runtime_folder
 from kernel_mcp.linux.syscalls import architecture
@@ -35,7 +36,6 @@ from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
-from kernel_mcp.settings import MIB, Limits
 
 _CONDUCTOR = Path(__file__).with_name("conductor.py")
 _ENTER = f"{rootfs.BOOT}/container/enter.py"

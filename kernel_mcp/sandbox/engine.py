@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.sandbox.advice import AT_OWN_RISK, install_hint
-from kernel_mcp.settings import Settings
 
 ENGINES = ("podman", "docker")
 """By preference: podman needs no daemon."""

@@ -15,6 +15,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from kernel_mcp.config.settings import GIB, Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.syscalls import architecture
@@ -40,7 +41,6 @@ from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
-from kernel_mcp.settings import GIB, Limits
 from kernel_specs.restricted.confine import PENDING_SIGNALS
 
 _ENTER = BOOT_FOLDER / "landlock" / "enter.py"

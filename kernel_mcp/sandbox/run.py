@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
-from kernel_mcp.settings import Limits
 
 
 def run_confined(

@@ -15,12 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.syscalls import REFUSED, architecture
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, gainable
 from kernel_mcp.sandbox.run import run_confined
-from kernel_mcp.settings import Limits
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 REFUSED_CALL = " refused"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.limits.words import amount
+from kernel_mcp.config.settings import GIB, MIB
+from kernel_mcp.config.values import format_bytes
 from kernel_mcp.linux import process
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.settings import GIB, MIB
 
 logger = logging.getLogger(__name__)
 
@@ -105,19 +105,19 @@ class ServerBounds:
             if not self._told:
                 logger.error(
                     "the server holds %s of memory, which is more than %s, and no session much of "
-                    "it: nothing was ended", amount(held), amount(self._most_memory),
+                    "it: nothing was ended", format_bytes(held), format_bytes(self._most_memory),
                 )  # fmt: skip
             self._told = True
             return False
-        part = amount(parts[guilty])
+        part = format_bytes(parts[guilty])
         done = guilty.relieve(
-            f"the server's memory ran short (it holds {amount(held)}, limit "
-            f"{amount(self._most_memory)}), and this session held most of it: {part} of outputs "
-            "and code"
+            f"the server's memory ran short (it holds {format_bytes(held)}, limit "
+            f"{format_bytes(self._most_memory)}), and this session held most of it: {part} of "
+            "outputs and code"
         )
         logger.warning(
             "the server held %s of memory, limit %s: session %s, which held %s, %s",
-            amount(held), amount(self._most_memory), guilty.handle, part, done,
+            format_bytes(held), format_bytes(self._most_memory), guilty.handle, part, done,
         )  # fmt: skip
         process.trim()
         return True

@@ -16,6 +16,7 @@ import anyio.abc
 
 from kernel_mcp.audit import Audit
 from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.limits.capacity import Capacity
@@ -27,7 +28,6 @@ from kernel_mcp.sessions.ledger import Loss
 from kernel_mcp.sessions.occupancy import Occupancy
 from kernel_mcp.sessions.reply import Reply
 from kernel_mcp.sessions.session import Clock, Session
-from kernel_mcp.settings import Settings
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_NAME_CHARS = 100

@@ -11,11 +11,11 @@ from typing import Any
 import anyio
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import HibernationError, SessionLimitReached
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.session import Clock, Session
-from kernel_mcp.settings import Settings
 
 logger = logging.getLogger(__name__)
 

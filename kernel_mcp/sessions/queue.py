@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.output.displayindex import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.ledger import Notice
-from kernel_mcp.settings import MIB
 
 RECORD_BYTES = 512 * MIB
 """Files that one session's cells and their outputs may take; the oldest make room."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.settings import KIB, MIB
+from kernel_mcp.config.settings import KIB, MIB
 
 SEGMENT_BYTES = 4 * MIB
 """A file is full beyond this size. Files are dropped as a whole, so one is a small part of all."""

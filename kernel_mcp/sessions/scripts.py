@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 
 from kernel_mcp import profiles
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.config.values import python as read_python
 from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.interpreters import Interpreters
 from kernel_mcp.errors import EnvironmentBuildError, InputError
 from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.policy import ScriptMetadata, script_metadata
-from kernel_mcp.settings import Settings
-from kernel_mcp.values import NEWEST_PYTHON, OLDEST_PYTHON
-from kernel_mcp.values import python as read_python
 
 if TYPE_CHECKING:
     from kernel_mcp.sessions.session import Session

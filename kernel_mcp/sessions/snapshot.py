@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.descriptions import descriptions
 from kernel_mcp.errors import HibernationError, LaunchError
 from kernel_mcp.kernels.wire import whole_number
 from kernel_mcp.output.text import one_line
-from kernel_mcp.settings import MIB
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Answer, Kernel

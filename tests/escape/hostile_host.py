@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.audit import Audit
+from kernel_mcp.config.settings import MIB, Limits, Settings
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment
@@ -30,7 +31,6 @@ from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Caller, Folders, SessionManager
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.settings import MIB, Limits, Settings
 
 PROGRAM = Path(__file__).with_name("hostile_kernel.py")
 ENVIRONMENT = KernelEnvironment(Path(sys.executable), ())

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
 from kernel_mcp.launch.local import LocalLauncher
@@ -24,7 +25,6 @@ from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox
-from kernel_mcp.settings import Limits
 
 ENVIRONMENT = KernelEnvironment(
     python=Path(sys.executable), readonly=(Path(sys.prefix), Path(sys.base_prefix))

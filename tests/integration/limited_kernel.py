@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
@@ -33,7 +34,6 @@ from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.execution import run_cell
-from kernel_mcp.settings import Limits
 
 ENVIRONMENT = KernelEnvironment(
     python=Path(sys.executable), readonly=(Path(sys.prefix), Path(sys.base_prefix))

@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.errors import BoundaryBroken, LaunchError, SandboxUnavailable
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.linux.folders import Identity
@@ -27,7 +28,6 @@ from kernel_mcp.sandbox.engine import LABEL
 from kernel_mcp.sandbox.run import run_confined
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.selftest import require_boundary, thorough_checks
-from kernel_mcp.settings import MIB, Limits
 from tests.integration import containers
 from tests.integration.kernel_contract import keeps_the_contract
 from tests.integration.landlock_kernel import notebook

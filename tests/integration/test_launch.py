@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
 from kernel_mcp.launch.launched import LaunchedKernel
@@ -24,7 +25,6 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import NoSandbox
-from kernel_mcp.settings import Limits
 
 pytestmark = pytest.mark.anyio
 
@@ -352,7 +352,7 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import NoSandbox
-from kernel_mcp.settings import Limits
+from kernel_mcp.config.settings import Limits
 
 async def main(name, boot, workspace, base):
     sandbox = {"bwrap": BwrapSandbox.detect, "none": NoSandbox}[name](Path(boot))

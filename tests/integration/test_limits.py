@@ -15,10 +15,10 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
 from kernel_mcp.linux.cgroupfs import find_hierarchies
-from kernel_mcp.settings import MIB, Limits
 from tests.integration.agent import agent
 from tests.integration.limited_kernel import limited_kernel
 from tests.integration.unprivileged import as_ordinary_user
@@ -331,7 +331,7 @@ import json, os, subprocess, sys
 from pathlib import Path
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.linux.cgroupfs import Hierarchy
-from kernel_mcp.settings import Limits
+from kernel_mcp.config.settings import Limits
 own, record = Path(sys.argv[1]), Path(sys.argv[2])
 hierarchy = Hierarchy(2, own, frozenset(sys.argv[3:]))
 tree = GroupTree.create([hierarchy], "kernel-mcp-1-test", record)
@@ -361,7 +361,7 @@ def test_groups_of_a_killed_server_go_with_the_next_one(
 import os, signal, subprocess, sys
 from pathlib import Path
 from kernel_mcp.limits.enforcer import Enforcer
-from kernel_mcp.settings import Limits
+from kernel_mcp.config.settings import Limits
 folder = Path(sys.argv[1])
 limits = Enforcer.create(folder).open(Limits(), folder, folder)
 argv = [*limits.group.entry(), "/bin/sh", "-c", "echo; exec sleep 600"]

@@ -17,8 +17,8 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.limits.quota import FolderQuota
-from kernel_mcp.settings import MIB, Limits
 from tests.integration.limited_kernel import LimitedKernel, limited_kernel
 from tests.integration.unprivileged import as_ordinary_user
 
@@ -125,7 +125,7 @@ async def test_workers_that_share_a_frame_hold_it_once_and_what_each_adds_counts
     limits = {"memory_bytes": 768 * MIB, "pids": 64}
     code = (
         "import anyio, json\n"
-        "from kernel_mcp.settings import Limits\n"
+        "from kernel_mcp.config.settings import Limits\n"
         "from tests.integration import test_measuring as here\n"
         "from tests.integration.limited_kernel import limited_kernel\n"
         "async def main():\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
@@ -18,7 +19,6 @@ from kernel_mcp.sandbox.none import NoSandbox
 from kernel_mcp.sandbox.run import run_confined
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sandbox.selftest import quick_checks, require_boundary, thorough_checks
-from kernel_mcp.settings import MIB, Limits
 from tests.integration.unprivileged import as_ordinary_user
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="compares root with an ordinary user")

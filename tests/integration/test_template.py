@@ -20,6 +20,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest
 from kernel_mcp.launch.launched import LaunchedKernel
@@ -31,7 +32,6 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.settings import MIB, Limits
 from kernel_specs.template import packets
 from tests.integration import everyday_files
 from tests.integration.test_launch import open_descriptors, running

@@ -14,6 +14,7 @@ import pytest
 from mcp.client import Client
 
 import kernel_specs
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import template_outer
 from kernel_mcp.launch.base import KernelRequest
@@ -22,7 +23,6 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
-from kernel_mcp.settings import Limits
 from tests.integration.agent import Agent, agent, command
 from tests.integration.sabotaged import Sabotaged
 from tests.integration.test_template import ENVIRONMENT, bench, descendants, is_forked, run

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import anyio
 
+from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.kernel import Answer, Kernel, Run, Sink
@@ -24,7 +25,6 @@ from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.settings import Limits, Settings
 
 
 class FakeKernel:

@@ -10,10 +10,10 @@ import threading
 
 import anyio
 import pytest
-from kernel_mcp.launch.watched import pid_of
 
 from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError, ServerFailure
+from kernel_mcp.linux.pidfd import pid_of
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup

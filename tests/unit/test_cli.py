@@ -12,10 +12,10 @@ from types import ModuleType
 import pytest
 
 from kernel_mcp import __version__, cli
+from kernel_mcp.config.options import OPTIONS
+from kernel_mcp.config.settings import GIB, Settings
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.options import OPTIONS
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.settings import GIB, Settings
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_mcp.cli import settings_from, settings_parser
+from kernel_mcp.config.flags import settings_from, settings_parser
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.sandbox.engine import ContainerOptions, Engine
 from kernel_mcp.sandbox.select import select_sandbox

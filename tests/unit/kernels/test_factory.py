@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.metadata import note_file
 from kernel_mcp.environments.terms import Terms
@@ -16,7 +17,6 @@ from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.demand import Demand
-from kernel_mcp.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

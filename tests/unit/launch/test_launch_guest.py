@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.launch import guest
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
-from kernel_mcp.settings import Limits
 from kernel_specs.restricted import config
 
 PATHS = GuestPaths(workspace="/workspace", sockets="/run/kernel", boot="/opt/kernel_specs")

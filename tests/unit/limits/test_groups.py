@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.settings import GIB, MIB, Limits
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
 from kernel_mcp.linux.cgroupfs import find_hierarchies
-from kernel_mcp.settings import GIB, MIB, Limits
 from tests.unit.conftest import FakeGroups
 
 NAME = "kernel-mcp-1-abcd"

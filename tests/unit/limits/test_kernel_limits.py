@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import GIB, MIB, Limits
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.limits import kernel as kernel_module
 from kernel_mcp.limits import quota as quota_module
@@ -29,7 +30,6 @@ from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.linux.walk import Holding
 from kernel_mcp.sandbox.base import SandboxCommand, SandboxReport
-from kernel_mcp.settings import GIB, MIB, Limits
 from tests.unit.conftest import FakeGroups
 
 pytestmark = pytest.mark.anyio

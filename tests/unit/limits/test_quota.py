@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.limits import quota, unnamed
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.walk import Holding
-from kernel_mcp.settings import MIB
 
 
 class Clock:

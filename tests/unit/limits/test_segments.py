@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.limits import segments
 from kernel_mcp.limits.segments import Segments
-from kernel_mcp.settings import MIB
 
 HOLDER = """
 import ctypes, os

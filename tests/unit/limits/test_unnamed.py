@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.limits import unnamed
 from kernel_mcp.limits.unnamed import opened, unlinked
 from kernel_mcp.linux import proc as threads_module
 from kernel_mcp.linux.proc import tables, threads
 from kernel_mcp.linux.walk import BLOCK
-from kernel_mcp.settings import MIB
 
 BEGIN = """
 import ctypes, mmap, os, sys, threading

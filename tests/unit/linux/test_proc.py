@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.linux import proc
 from kernel_mcp.linux.proc import Meter, Process, memory_lines, orphans, tree
-from kernel_mcp.settings import MIB
 
 FIRST_THREAD_ENDS = """
 import ctypes, os, threading

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from kernel_mcp.config.settings import MIB
 from kernel_mcp.linux import walk
 from kernel_mcp.linux.openat2 import open_beneath
 from kernel_mcp.linux.safe_tree import empty_tree
 from kernel_mcp.linux.walk import measure
-from kernel_mcp.settings import MIB
 
 PLENTY: dict[str, Any] = {"most_entries": 10**6, "most_bytes": 10**12}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, InputError, InstallError
 from kernel_mcp.packages.requirements import MAX_PACKAGES, InstallRules
-from kernel_mcp.settings import Settings
 
 
 def rules(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.settings import GIB, Limits, Settings
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.linux.folders import Identity
@@ -18,7 +19,6 @@ from kernel_mcp.sandbox.container_report import container_report
 from kernel_mcp.sandbox.engine import ContainerOptions, Engine, mount
 from kernel_mcp.sandbox.furniture import Furniture, outermost
 from kernel_mcp.sandbox.image import CONTAINERFILE, build_command, main
-from kernel_mcp.settings import GIB, Limits, Settings
 
 USER = Identity(1234, 1234)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.settings import GIB, MIB, Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import landlock, landlock_abi
@@ -17,7 +18,6 @@ from kernel_mcp.sandbox.landlock import LandlockSandbox, resource_limits
 from kernel_mcp.sandbox.landlock_abi import ON_FILES, Access, Ruleset
 from kernel_mcp.sandbox.landlock_report import landlock_report
 from kernel_mcp.sandbox.landlock_rules import READ, WRITE, allow_required, closed_folder
-from kernel_mcp.settings import GIB, MIB, Limits
 
 needs_landlock = pytest.mark.skipif(
     (reason := landlock.landlock_available()) is not None, reason=str(reason)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.linux import process
 from kernel_mcp.output.events import Stream
 from kernel_mcp.sessions import bounds
@@ -15,7 +16,6 @@ from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds
 from kernel_mcp.sessions.cell import Outcome, Status
 from kernel_mcp.sessions.queue import CellQueue
 from kernel_mcp.sessions.sizes import size_of
-from kernel_mcp.settings import KIB, MIB
 from tests.integration.memory import status_bytes
 
 if TYPE_CHECKING:

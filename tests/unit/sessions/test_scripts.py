@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError
 from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.sessions.scripts import Needs, ScriptReader
-from kernel_mcp.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

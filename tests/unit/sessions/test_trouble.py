@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.kernels.kernel import Kernel, Run, Sink
 from kernel_mcp.linux.safe_tree import remove_tree
@@ -20,7 +21,6 @@ from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.settings import Limits
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
 
 if sys.version_info < (3, 11):

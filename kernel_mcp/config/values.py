@@ -1,4 +1,4 @@
-"""Readers of single setting values: text or TOML in, a typed value out, ValueError in words."""
+"""Readers of single values: text or TOML in, a typed value out, ValueError in words."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kernel_mcp.settings import GIB, KIB, MIB
+from kernel_mcp.config.settings import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_BYTES = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
@@ -152,8 +156,6 @@ def entries(given: object) -> tuple[str, ...]:
 
     Each is `*`, a module, or a PEP 508 requirement of a package by name.
     """
-    from kernel_mcp.environments.names import parse_entry
-
     lists = [given] if isinstance(given, str) else given
     if not isinstance(lists, (list, tuple)) or not all(isinstance(part, str) for part in lists):
         raise ValueError('expected names such as "numpy, pandas>=2"')
@@ -188,3 +190,31 @@ def _seconds(given: object) -> float:
         if match is not None:
             return float(match[1]) * _UNITS_S[match[2]]
     raise ValueError("expected a time such as 30, 30s, 5m or 2h")
+
+
+def format_bytes(size: int) -> str:
+    """A number of bytes as a person says it, for example `2 GiB` or `1.5 MiB`."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.2f}".rstrip("0").rstrip(".") + f" {name}"
+    return f"{size} bytes"
+
+
+def parse_entry(entry: str) -> Requirement:
+    """One `--allow` entry or package to install as a requirement by name.
+
+    Raises ValueError for options, URLs, paths and anything PEP 508 cannot read.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement  # 10 ms that --help saves
+
+    text = entry.strip()
+    if text.startswith("-"):
+        raise ValueError(f"{text!r} is an option, not the name of a package")
+    if "/" in text or "\\" in text or "@" in text:
+        raise ValueError(f"{text!r} names a place; packages are taken by name only")
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        raise ValueError(
+            f"{text!r} is not the name of a module or package, such as numpy or pandas>=2"
+        ) from None

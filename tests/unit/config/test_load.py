@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.configuration import load
+from kernel_mcp.config.load import load
+from kernel_mcp.config.options import OPTIONS
+from kernel_mcp.config.settings import GIB, MIB, Limits, Settings
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.options import OPTIONS
-from kernel_mcp.settings import GIB, MIB, Limits, Settings
 
 
 def test_without_any_source_the_defaults_hold(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kernel_mcp.narrowing import (
+from kernel_mcp.config.narrowing import (
     Narrows,
     among,
     never,
@@ -16,7 +16,7 @@ from kernel_mcp.narrowing import (
     only_off,
     only_on,
 )
-from kernel_mcp.values import (
+from kernel_mcp.config.values import (
     choice,
     count,
     duration,

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from kernel_mcp.options import LOG_LEVELS, SANDBOXES
-from kernel_mcp.settings import Limits, Settings
+from kernel_mcp.config.options import LOG_LEVELS, SANDBOXES
+from kernel_mcp.config.settings import Limits, Settings
 
 
 def test_settings_and_limits_cannot_be_changed() -> None:

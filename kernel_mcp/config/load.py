@@ -14,16 +14,16 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from kernel_mcp.config.narrowing import never
+from kernel_mcp.config.options import ENV_PREFIX, OPTIONS, Option
+from kernel_mcp.config.settings import Limits, Refusal, Settings
+from kernel_mcp.config.values import places, python
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.narrowing import never
-from kernel_mcp.options import ENV_PREFIX, OPTIONS, Option
-from kernel_mcp.settings import Limits, Refusal, Settings
-from kernel_mcp.values import places, python
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -71,7 +71,7 @@ def _settings(values: Mapping[str, Any]) -> Settings:
     return replace(Settings(limits=limits), **rest)
 
 
-def nearest(name: str, known: Mapping[str, object] | list[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for a name that is close to a known one, else nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,1 @@
+"""What the operator decides: flags, environment variables and TOML files become `Settings`."""
