@@ -75,9 +75,9 @@ def _serve(argv: Sequence[str]) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    from kernel_mcp.boundary import begin_proof
     from kernel_mcp.linux import process
-    from kernel_mcp.sandbox.engine import ContainerOptions
+    from kernel_mcp.sandbox.base import ContainerOptions
+    from kernel_mcp.sandbox.select import begin_proof
 
     process.keep_small()
     # runs while the import below takes its time

@@ -14,7 +14,6 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp import __version__
-from kernel_mcp.boundary import proven_sandbox
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.doctor.orphan import killed_server
 from kernel_mcp.doctor.trials import LIMITS, TRIALS, Patient, Trial
@@ -35,10 +34,9 @@ from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy
-from kernel_mcp.sandbox.base import Sandbox, SandboxReport
-from kernel_mcp.sandbox.engine import ContainerOptions
-from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, select_sandbox
-from kernel_mcp.sandbox.selftest import REFUSED_CALL, Check, thorough_checks
+from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
+from kernel_mcp.sandbox.probe import REFUSED_CALL, Check, thorough_checks
+from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, proven_sandbox, select_sandbox
 
 UNCONFINED = "none"
 SHORT_FOLDER = "/var/tmp"
@@ -254,7 +252,7 @@ def _summed_up(checks: list[Check]) -> list[Check]:
 
 
 def _versions(environment: KernelEnvironment | None) -> dict[str, str]:
-    from kernel_mcp.sandbox.landlock_abi import version
+    from kernel_mcp.sandbox.landlock.rules import version
 
     found = {
         "kernel-mcp": __version__,

@@ -24,9 +24,9 @@ from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.linux.process import own_module
 from kernel_mcp.policy import Policy
-from kernel_mcp.sandbox.engine import ContainerOptions
+from kernel_mcp.sandbox.base import ContainerOptions
+from kernel_mcp.sandbox.probe import Check
 from kernel_mcp.sandbox.select import select_sandbox
-from kernel_mcp.sandbox.selftest import Check
 
 START_TIMEOUT_S = 60.0
 GONE_S = 2.0

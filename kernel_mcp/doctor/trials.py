@@ -17,8 +17,8 @@ import anyio
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.sandbox.probe import Check, listeners
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, FILTER_MODE, read_facts
-from kernel_mcp.sandbox.selftest import Check, listeners
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
 

@@ -16,7 +16,6 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Int, List, Unicode
 
-from kernel_mcp.boundary import proven_sandbox
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
 from kernel_mcp.launch.launched import LaunchedKernel
@@ -24,6 +23,7 @@ from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy
+from kernel_mcp.sandbox.select import proven_sandbox
 
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 

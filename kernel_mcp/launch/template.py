@@ -38,7 +38,7 @@ from kernel_mcp.launch.template_trial import Prover
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox
-from kernel_mcp.sandbox.selftest import Check
+from kernel_mcp.sandbox.probe import Check
 
 logger = logging.getLogger(__name__)
 

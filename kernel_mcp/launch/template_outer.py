@@ -18,12 +18,11 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.syscalls import Architecture, architecture
-from kernel_mcp.sandbox import rootfs
-from kernel_mcp.sandbox.base import BOOT_FOLDER, SandboxCommand
+from kernel_mcp.sandbox import mounts
+from kernel_mcp.sandbox.base import BOOT_FOLDER, Passed, SandboxCommand
 from kernel_mcp.sandbox.bwrap import GUEST_ID
-from kernel_mcp.sandbox.identity import IdMap, find_block
-from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.seccomp import BUILDING, compile_filter
+from kernel_mcp.sandbox.users import IdMap, find_block
 
 SESSIONS = "/sessions"
 """Where the template of an unprivileged server has the folders that it shares out."""
@@ -100,12 +99,12 @@ def outer_command(
     program = find_program("bwrap")
     if program is None:
         raise SandboxUnavailable("bubblewrap is not installed, and templates need it")
-    entry = [f"{rootfs.BOOT}/template/start.py", "enter", str(control)]
+    entry = [f"{mounts.BOOT}/template/start.py", "enter", str(control)]
     if identity is not None:
         entry += [",".join(":".join(map(str, row)) for row in _maps(identity))]
     options = _options(environment, shared, root=identity is not None)
     with Passed() as passed:
-        for name, content in rootfs.account_files(GUEST_ID, GUEST_ID).items():
+        for name, content in mounts.account_files(GUEST_ID, GUEST_ID).items():
             options += ["--perms", "0644", "--file", passed.file(content.encode()), f"/etc/{name}"]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
         options += ["--seccomp", passed.file(compile_filter(_architecture(), BUILDING))]
@@ -126,11 +125,11 @@ def start_message(environment: KernelEnvironment, preload: Sequence[str]) -> dic
     Raises SandboxUnavailable where there is no system call filter for this machine, LaunchError.
     """
     arch = _architecture()
-    runtime = rootfs.runtime_options(environment.readonly)
+    runtime = mounts.runtime_options(environment.readonly)
     return {
         "python": str(environment.python),
         "preload": list(preload),
-        "masks": list(rootfs.masked()),
+        "masks": list(mounts.masked()),
         "kept": [path for path in _bound(runtime) if path.startswith("/tmp/")],
         "filter": base64.b64encode(compile_filter(arch)).decode(),
     }
@@ -144,22 +143,22 @@ def _architecture() -> Architecture:
 
 
 def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> list[str]:
-    features = rootfs.Features(size=True, disable_userns=False)
+    features = mounts.Features(size=True, disable_userns=False)
     options = [*_NAMESPACES]
     if not root:
         options += ["--unshare-user", "--uid", "0", "--gid", "0"]
     for capability in _TO_ENTER if root else _TO_BUILD:
         options += ["--cap-add", capability]
-    options += rootfs.system_options()
-    options += rootfs.scratch_options("/tmp", TEMPLATE_TMP_BYTES, features)
-    options += rootfs.runtime_options(environment.readonly)
-    options += ["--ro-bind", str(BOOT_FOLDER), rootfs.BOOT, "--dev", "/dev"]
-    options += rootfs.scratch_options("/dev/shm", TEMPLATE_TMP_BYTES, features)
+    options += mounts.system_options()
+    options += mounts.scratch_options("/tmp", TEMPLATE_TMP_BYTES, features)
+    options += mounts.runtime_options(environment.readonly)
+    options += ["--ro-bind", str(BOOT_FOLDER), mounts.BOOT, "--dev", "/dev"]
+    options += mounts.scratch_options("/dev/shm", TEMPLATE_TMP_BYTES, features)
     # where something covers parts of /proc, a user namespace may not mount another one: no masks,
     # and as root no --proc either, which makes parts of it read-only by mounts
     options += ["--dir", "/proc"] if root else ["--proc", "/proc"]
-    layers = [f"{rootfs.LAYERS}/{number}" for number in range(MOST_LAYERS)]
-    for folder in (rootfs.WORKSPACE, rootfs.SOCKETS, rootfs.LAYERS, *layers):
+    layers = [f"{mounts.LAYERS}/{number}" for number in range(MOST_LAYERS)]
+    for folder in (mounts.WORKSPACE, mounts.SOCKETS, mounts.LAYERS, *layers):
         options += ["--perms", "0755", "--dir", folder]
     if not root:
         options += shared.options()

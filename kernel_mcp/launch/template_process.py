@@ -19,7 +19,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.launch.tail import OutputTail
 from kernel_mcp.sandbox.base import SandboxCommand
-from kernel_mcp.sandbox.selftest import Check
+from kernel_mcp.sandbox.probe import Check
 from kernel_specs.template import packets
 
 ANSWER_S = 10.0

@@ -21,7 +21,7 @@ from kernel_mcp.launch.template_process import Proof, TemplateProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.sandbox.selftest import Check, Probe, probing
+from kernel_mcp.sandbox.probe import Check, Probe, probing
 
 
 class Start(Protocol):

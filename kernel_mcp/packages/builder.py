@@ -22,12 +22,11 @@ import anyio
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import give_tree
-from kernel_mcp.sandbox import rootfs
-from kernel_mcp.sandbox.base import Sandbox, SandboxCommand
+from kernel_mcp.sandbox import mounts
+from kernel_mcp.sandbox.base import Passed, Sandbox, SandboxCommand
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import tie_to_server
-from kernel_mcp.sandbox.passed import Passed
-from kernel_mcp.sandbox.run import run_confined
+from kernel_mcp.sandbox.probe import run_confined
 
 logger = logging.getLogger(__name__)
 
@@ -137,14 +136,14 @@ class BwrapBuilder:
             options = [
                 *self._sandbox.build_options(identity),
                 *(() if request.network else ("--unshare-net",)),
-                *rootfs.system_options(),
+                *mounts.system_options(),
                 *_trust_options(),
-                *rootfs.scratch_options("/tmp", TMP_BYTES, self._sandbox.features),
-                *rootfs.runtime_options(readonly),
+                *mounts.scratch_options("/tmp", TMP_BYTES, self._sandbox.features),
+                *mounts.runtime_options(readonly),
                 *_writable_options(request.writable),
                 *("--dev", "/dev"),
-                *rootfs.scratch_options("/dev/shm", TMP_BYTES, self._sandbox.features),
-                *rootfs.proc_options(),
+                *mounts.scratch_options("/dev/shm", TMP_BYTES, self._sandbox.features),
+                *mounts.proc_options(),
             ]
             for name, content in self._etc(identity).items():
                 options += ["--perms", "0644", "--file", passed.file(content.encode())]
@@ -162,7 +161,7 @@ class BwrapBuilder:
 
     def _etc(self, identity: Identity | None) -> dict[str, str]:
         uid, gid = (identity.uid, identity.gid) if identity else (os.geteuid(), os.getegid())
-        files = rootfs.account_files(uid, gid)
+        files = mounts.account_files(uid, gid)
         for name in ("resolv.conf", "hosts"):
             path = Path("/etc", name)
             files[name] = path.read_text(errors="replace") if path.is_file() else ""

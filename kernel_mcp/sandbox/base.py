@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 import kernel_specs
-from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.linux.folders import Identity
 
 if TYPE_CHECKING:
     from kernel_mcp.sandbox.promise import Promise
+
 
 BOOT_FOLDER = Path(kernel_specs.__file__).parent
 """The installed package that kernels boot from."""
@@ -92,6 +95,28 @@ class SandboxReport:
     own_groups: bool = False
 
 
+DEFAULT_IMAGE = "kernel-mcp"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOptions:
+    """What the operator decides about containers.
+
+    engine   auto, podman or docker
+    image    name of the image that kernels run in
+    runtime  OCI runtime such as runc; empty for the engine's default
+    """
+
+    engine: str = "auto"
+    image: str = DEFAULT_IMAGE
+    runtime: str = ""
+
+    @classmethod
+    def of(cls, settings: Settings) -> ContainerOptions:
+        """Those of a server."""
+        return cls(settings.container_engine, settings.container_image, settings.container_runtime)
+
+
 class Sandbox(Protocol):
     """One way of confining a kernel process."""
 
@@ -132,3 +157,48 @@ class Sandbox(Protocol):
 
     def report(self) -> SandboxReport:
         """What this backend enforces and what it does not."""
+
+
+class Passed:
+    """What a command will inherit; closed at the end of the context unless `keep` was called."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._fds: list[int] = []
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Passed:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._undo.close()
+
+    def file(self, content: bytes) -> str:
+        """Memory with this content to read from its beginning: the descriptor, as an option."""
+        fd = self.add(os.memfd_create("kernel-mcp", os.MFD_CLOEXEC))
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return str(fd)
+
+    def status(self) -> tuple[int, str]:
+        """A pipe: the end that the server reads without waiting, and the other as an option."""
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._undo.callback(os.close, read)
+        return read, str(self.add(write))
+
+    def add(self, fd: int) -> int:
+        """Take over a descriptor."""
+        self._undo.callback(os.close, fd)
+        self._fds.append(fd)
+        return fd
+
+    def keep(self) -> list[int]:
+        """All of them but reading ends, for whoever closes them from now on."""
+        self._undo.pop_all()
+        return self._fds

@@ -15,20 +15,19 @@ from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.syscalls import architecture
-from kernel_mcp.sandbox import rootfs
-from kernel_mcp.sandbox.advice import install_hint
+from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     GuestPaths,
+    Passed,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
 )
-from kernel_mcp.sandbox.identity import IdentityPool
-from kernel_mcp.sandbox.passed import Passed
 from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
+from kernel_mcp.sandbox.remedies import install_hint
 from kernel_mcp.sandbox.seccomp import compile_filter
-from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
+from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 
 GUEST_ID = 1000
 """User and group id inside the user namespace of an unprivileged server."""
@@ -59,7 +58,7 @@ class BwrapSandbox(KernelUsers):
         *,
         program: str,
         setpriv: str,
-        features: rootfs.Features,
+        features: mounts.Features,
         seccomp_filter: bytes,
         identities: IdentityPool | None,
         boot: Path,
@@ -70,9 +69,9 @@ class BwrapSandbox(KernelUsers):
         self.filter = seccomp_filter
         super().__init__(identities)
         self._boot = str(boot)
-        self._system = rootfs.system_options()
-        self._proc = rootfs.proc_options()
-        self._masked = rootfs.masked()
+        self._system = mounts.system_options()
+        self._proc = mounts.proc_options()
+        self._masked = mounts.masked()
 
     @classmethod
     def detect(cls, boot: Path = BOOT_FOLDER) -> BwrapSandbox:
@@ -111,7 +110,7 @@ class BwrapSandbox(KernelUsers):
         return cls(
             program=program,
             setpriv=setpriv,
-            features=rootfs.Features("--size" in text, "--disable-userns" in text),
+            features=mounts.Features("--size" in text, "--disable-userns" in text),
             seccomp_filter=compile_filter(arch),
             identities=identities,
             boot=boot,
@@ -120,34 +119,34 @@ class BwrapSandbox(KernelUsers):
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         """The same places for every kernel."""
         return GuestPaths(
-            workspace=rootfs.WORKSPACE,
-            sockets=rootfs.SOCKETS,
-            boot=rootfs.BOOT,
-            layers=rootfs.LAYERS,
+            workspace=mounts.WORKSPACE,
+            sockets=mounts.SOCKETS,
+            boot=mounts.BOOT,
+            layers=mounts.LAYERS,
         )
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """The bubblewrap command line; its options travel in a file that only bubblewrap sees."""
         with Passed() as passed:
-            files = rootfs.account_files(*self._ids(identity))
+            files = mounts.account_files(*self._ids(identity))
             options = [
                 *_NAMESPACES,
                 "--unshare-net",
                 *self._privilege_options(identity),
                 *self._system,
-                *rootfs.scratch_options("/tmp", request.limits.tmp_bytes, self.features),
-                *rootfs.runtime_options(request.readonly),
-                *("--ro-bind", self._boot, rootfs.BOOT),
+                *mounts.scratch_options("/tmp", request.limits.tmp_bytes, self.features),
+                *mounts.runtime_options(request.readonly),
+                *("--ro-bind", self._boot, mounts.BOOT),
                 *("--dev", "/dev"),
-                *rootfs.scratch_options("/dev/shm", request.limits.tmp_bytes, self.features),
+                *mounts.scratch_options("/dev/shm", request.limits.tmp_bytes, self.features),
                 *self._proc,
             ]
             for name, content in files.items():
                 options += ["--perms", "0644", "--file", passed.file(content.encode())]
                 options += [f"/etc/{name}"]
-            options += ["--bind", str(request.workspace), rootfs.WORKSPACE]
-            options += ["--bind", str(request.sockets), rootfs.SOCKETS]
-            options += rootfs.layer_options(request.layers)
+            options += ["--bind", str(request.workspace), mounts.WORKSPACE]
+            options += ["--bind", str(request.sockets), mounts.SOCKETS]
+            options += mounts.layer_options(request.layers)
             options += _READ_ONLY
             options += ["--seccomp", passed.file(self.filter)]
             status_read, status = passed.status()
@@ -178,9 +177,9 @@ class BwrapSandbox(KernelUsers):
             user_of(identity),
             filters=2 if forked else 1,
             namespaces=own,
-            writable=rootfs.WRITABLE,
-            scratch=rootfs.SCRATCH,
-            covered=self._masked if forked else (*self._masked, rootfs.FIRST_PROCESS),
+            writable=mounts.WRITABLE,
+            scratch=mounts.SCRATCH,
+            covered=self._masked if forked else (*self._masked, mounts.FIRST_PROCESS),
         )
 
     def report(self) -> SandboxReport:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.mounts import Mount, in_sight
-from kernel_mcp.sandbox.rootfs import SCRATCH
+from kernel_mcp.sandbox.mounts import SCRATCH
 
 CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 CAP_DAC_READ_SEARCH = 1 << 2

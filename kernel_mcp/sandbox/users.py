@@ -2,12 +2,118 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.linux.folders import Identity, runtime_folder
-from kernel_mcp.sandbox.identity import IdentityPool, IdMap, find_block
+from kernel_mcp.linux.folders import Identity, private_folder, runtime_folder
+
+# Host user ids for kernels of a root server: one per session, unique on the machine.
+
+PREFERRED_BLOCKS = (range(1_900_000_000, 1_900_065_536), range(60_600, 61_184))
+"""Ids that no distribution hands out: above systemd's container range, which ends at 1 879 048 191,
+and the unassigned part below its dynamic users (UIDS-GIDS.md of systemd)."""
+SMALLEST_BLOCK = 16
+"""A mapping with fewer spare ids is not worth using."""
+RESERVED_IDS = (65_534, 65_535, 0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class IdMap:
+    """The ids that exist in this user namespace: `/proc/self/uid_map` or `gid_map`."""
+
+    spans: tuple[range, ...]
+    maps_root_to_root: bool
+
+    @classmethod
+    def read(cls, path: Path) -> IdMap:
+        """Parse a map file: lines of first id inside, first id outside, count."""
+        rows = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
+        return cls(
+            spans=tuple(range(inside, inside + count) for inside, _, count in rows),
+            maps_root_to_root=any(inside == outside == 0 for inside, outside, _ in rows),
+        )
+
+    def holds(self, block: range) -> bool:
+        """Whether every id of the block is mapped."""
+        return any(block[0] in span and block[-1] in span for span in self.spans)
+
+
+def find_block(users: IdMap, groups: IdMap) -> range | None:
+    """A block of ids for kernels that both maps know, or None."""
+    for block in PREFERRED_BLOCKS:
+        if users.holds(block) and groups.holds(block):
+            return block
+    ends = sorted((span.stop for span in users.spans), reverse=True)
+    for end in ends:
+        stop = min(end, RESERVED_IDS[0]) if end <= RESERVED_IDS[1] + 1 else end
+        block = range(stop - SMALLEST_BLOCK, stop)
+        if block.start >= 1000 and users.holds(block) and groups.holds(block):
+            return block
+    return None
+
+
+@dataclass(slots=True)
+class _Reserved:
+    """A reserved id: its locked file, whose it is, and how many kernels use it."""
+
+    lock: int
+    holder: object
+    users: int = 1
+
+
+class IdentityPool:
+    """Reserves ids of a block by locked files, so that servers on one machine share it safely."""
+
+    def __init__(self, block: range, folder: Path) -> None:
+        self._block = block
+        self._folder = private_folder(folder)
+        self._reserved: dict[int, _Reserved] = {}
+
+    def acquire(self, preferred: int | None = None, holder: object = None) -> Identity:
+        """Reserve an id: `preferred` where it is free, or where the same `holder` has it already.
+
+        Raises SandboxUnavailable when there is none.
+        """
+        if preferred is not None and preferred in self._block:
+            reserved = self._reserved.get(preferred)
+            if reserved is not None and holder is not None and reserved.holder == holder:
+                reserved.users += 1
+                return Identity(uid=preferred, gid=preferred)
+            if self._reserve(preferred, holder):
+                return Identity(uid=preferred, gid=preferred)
+        for number in self._block:
+            if self._reserve(number, holder):
+                return Identity(uid=number, gid=number)
+        raise SandboxUnavailable(
+            f"all {len(self._block)} user ids for kernels are in use on this machine; "
+            "close sessions that are no longer needed"
+        )
+
+    def release(self, identity: Identity) -> None:
+        """Give an id back; it is free when nobody uses it any more."""
+        reserved = self._reserved.get(identity.uid)
+        if reserved is None:
+            return
+        reserved.users -= 1
+        if not reserved.users:
+            del self._reserved[identity.uid]
+            os.close(reserved.lock)
+
+    def _reserve(self, number: int, holder: object) -> bool:
+        if number in self._reserved:
+            return False
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(self._folder / str(number), flags, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._reserved[number] = _Reserved(lock, holder)
+        return True
 
 
 class KernelUsers:

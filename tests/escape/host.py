@@ -23,7 +23,7 @@ from pathlib import Path
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.sandbox.run import run_confined
+from kernel_mcp.sandbox.probe import run_confined
 from kernel_mcp.sandbox.select import select_sandbox
 from tests.escape.attacks.table import Target
 from tests.escape.inside import ATTACKS

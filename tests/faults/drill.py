@@ -29,8 +29,8 @@ FAULTS.install()
 
 from mcp.client import Client  # noqa: E402
 
-from kernel_mcp.boundary import proven_sandbox  # noqa: E402
 from kernel_mcp.config.settings import Settings  # noqa: E402
+from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
 from kernel_mcp.server import Parts, _warm_up, build_mcp, parts  # noqa: E402
 from kernel_mcp.sessions.reaper import Reaper  # noqa: E402
 

@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
+from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container import ContainerSandbox
-from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine
+from kernel_mcp.sandbox.container.engine import LABEL, Engine
 from kernel_mcp.sandbox.image import build_command
 from tests.conftest import lacking
 

@@ -24,10 +24,9 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox
-from kernel_mcp.sandbox.engine import LABEL
-from kernel_mcp.sandbox.run import run_confined
+from kernel_mcp.sandbox.container.engine import LABEL
+from kernel_mcp.sandbox.probe import require_boundary, run_confined, thorough_checks
 from kernel_mcp.sandbox.select import select_sandbox
-from kernel_mcp.sandbox.selftest import require_boundary, thorough_checks
 from tests.integration import containers
 from tests.integration.kernel_contract import keeps_the_contract
 from tests.integration.landlock_kernel import notebook

@@ -19,7 +19,7 @@ from kernel_mcp.config.settings import GIB, Limits
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
-from kernel_mcp.sandbox.run import run_confined
+from kernel_mcp.sandbox.probe import run_confined
 from tests.integration import everyday_files
 from tests.integration.landlock_kernel import notebook
 from tests.integration.unprivileged import as_ordinary_user

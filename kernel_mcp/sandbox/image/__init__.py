@@ -9,7 +9,8 @@ from pathlib import Path
 
 from kernel_mcp.config.flags import settings_from, settings_parser
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
-from kernel_mcp.sandbox.engine import ContainerOptions, Engine
+from kernel_mcp.sandbox.base import ContainerOptions
+from kernel_mcp.sandbox.container.engine import Engine
 from kernel_mcp.sandbox.select import select_sandbox
 
 CONTAINERFILE = Path(__file__).with_name("Containerfile")

@@ -7,7 +7,7 @@ import pytest
 from kernel_mcp.api.instructions import instructions
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.sandbox.base import SandboxReport
-from kernel_mcp.sandbox.landlock_report import landlock_report
+from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.none import NoSandbox
 
 WHOLE = SandboxReport("bwrap", ("everything",), ())

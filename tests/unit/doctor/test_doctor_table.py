@@ -7,7 +7,7 @@ import json
 from kernel_mcp.doctor.examine import Diagnosis, Examination, _summed_up
 from kernel_mcp.doctor.table import as_json, as_text
 from kernel_mcp.sandbox.base import SandboxReport
-from kernel_mcp.sandbox.selftest import Check
+from kernel_mcp.sandbox.probe import Check
 
 REPORT = SandboxReport("bwrap", ("everything",), ("a gap",), frozenset({"own namespaces"}))
 GOOD = Check("network closed", True, "none")

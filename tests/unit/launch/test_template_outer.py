@@ -14,7 +14,7 @@ from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template_outer import Shared, outer_command, start_message
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox.identity import IdMap
+from kernel_mcp.sandbox.users import IdMap
 
 ENVIRONMENT = KernelEnvironment(python=Path("/usr/bin/python3"), readonly=())
 NOBODY = Identity(uid=1_900_000_005, gid=1_900_000_005)

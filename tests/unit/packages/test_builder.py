@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.packages.builder import BuildRequest, BwrapBuilder, PlainBuilder, builder_for
-from kernel_mcp.sandbox import rootfs
+from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import NoSandbox
 
@@ -18,7 +18,7 @@ def sandbox() -> BwrapSandbox:
     return BwrapSandbox(
         program="/usr/bin/bwrap",
         setpriv="/usr/bin/setpriv",
-        features=rootfs.Features(size=True, disable_userns=True),
+        features=mounts.Features(size=True, disable_userns=True),
         seccomp_filter=b"filter",
         identities=None,
         boot=Path("/boot"),

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pytest
 
-from kernel_mcp.sandbox import bpf
+from kernel_mcp.sandbox.seccomp import bpf
 
 
 class RunFilter(Protocol):

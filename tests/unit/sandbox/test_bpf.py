@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kernel_mcp.sandbox import bpf
+from kernel_mcp.sandbox.seccomp import bpf
 
 
 def test_bisection_finds_the_interval_of_every_number(verdict: Callable[..., int]) -> None:

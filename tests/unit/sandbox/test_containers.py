@@ -13,11 +13,9 @@ from kernel_mcp.config.settings import GIB, Limits, Settings
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox.base import SandboxCommand, SandboxRequest
-from kernel_mcp.sandbox.container import ContainerSandbox
-from kernel_mcp.sandbox.container_report import container_report
-from kernel_mcp.sandbox.engine import ContainerOptions, Engine, mount
-from kernel_mcp.sandbox.furniture import Furniture, outermost
+from kernel_mcp.sandbox.base import ContainerOptions, SandboxCommand, SandboxRequest
+from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, outermost
+from kernel_mcp.sandbox.container.engine import Engine, container_report, mount
 from kernel_mcp.sandbox.image import CONTAINERFILE, build_command, main
 
 USER = Identity(1234, 1234)
@@ -30,7 +28,7 @@ def fake_engine(folder: Path, kind: str, body: str) -> None:
 
 
 def task_of(command: SandboxCommand) -> dict[str, list[str]]:
-    """What the conductor is told; closes the command's descriptors."""
+    """What the shim is told; closes the command's descriptors."""
     number = int(command.argv[command.argv.index("--task") + 1])
     with open(number, "rb", closefd=False) as file:
         task: dict[str, list[str]] = json.load(file)
@@ -110,9 +108,9 @@ def test_paths_inside_others_are_not_mounted_twice() -> None:
 def test_the_way_to_a_path_shows_nothing_else(tmp_path: Path) -> None:
     mask = os.umask(0o077)
     try:
-        furniture = Furniture(tmp_path)
-        furniture.way_to([Path("/home/ada/other")])
-        (top,) = furniture.way_to([Path("/home/ada/python"), Path("/usr/lib"), Path("/venv")])
+        files = EtcFiles(tmp_path)
+        files.way_to([Path("/home/ada/other")])
+        (top,) = files.way_to([Path("/home/ada/python"), Path("/usr/lib"), Path("/venv")])
     finally:
         os.umask(mask)
     assert top.name == "home"
@@ -121,9 +119,9 @@ def test_the_way_to_a_path_shows_nothing_else(tmp_path: Path) -> None:
 
 
 def test_account_files_are_renewed(tmp_path: Path) -> None:
-    files = {path.name: path for path in Furniture(tmp_path).account_files(USER)}
+    files = {path.name: path for path in EtcFiles(tmp_path).account_files(USER)}
     files["passwd"].write_text("old")
-    Furniture(tmp_path).account_files(USER)
+    EtcFiles(tmp_path).account_files(USER)
     assert "kernel:x:1234:1234" in files["passwd"].read_text()
 
 

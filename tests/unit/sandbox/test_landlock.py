@@ -12,12 +12,18 @@ import pytest
 from kernel_mcp.config.settings import GIB, MIB, Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox import landlock, landlock_abi
+from kernel_mcp.sandbox import landlock
 from kernel_mcp.sandbox.base import SandboxCommand, SandboxRequest
-from kernel_mcp.sandbox.landlock import LandlockSandbox, resource_limits
-from kernel_mcp.sandbox.landlock_abi import ON_FILES, Access, Ruleset
-from kernel_mcp.sandbox.landlock_report import landlock_report
-from kernel_mcp.sandbox.landlock_rules import READ, WRITE, allow_required, closed_folder
+from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_report, resource_limits, rules
+from kernel_mcp.sandbox.landlock.rules import (
+    ON_FILES,
+    READ,
+    WRITE,
+    Access,
+    Ruleset,
+    allow_required,
+    closed_folder,
+)
 
 needs_landlock = pytest.mark.skipif(
     (reason := landlock.landlock_available()) is not None, reason=str(reason)
@@ -31,7 +37,7 @@ def pretend_version(monkeypatch: pytest.MonkeyPatch, found: int | OSError) -> No
             raise found
         return found
 
-    monkeypatch.setattr(landlock_abi, "version", version)
+    monkeypatch.setattr(rules, "version", version)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_a_linux_that_cannot_is_told_what_it_needs(
 
 def test_a_newer_landlock_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_version(monkeypatch, 9)
-    assert landlock_abi.unavailable() is None
+    assert rules.unavailable() is None
 
 
 def test_a_machine_without_a_filter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,22 +83,22 @@ def test_reading_changes_nothing() -> None:
     "path", ["/", "/etc", "/proc", "/tmp", "/home", "/root", "/var", "relative", "/usr/../etc"]
 )
 def test_folders_that_hold_too_much_are_not_opened(path: str) -> None:
-    rules = Ruleset()
+    ruleset = Ruleset()
     try:
         with pytest.raises(LaunchError, match="folder or file of its own"):
-            allow_required(rules, [Path(path)], READ)
+            allow_required(ruleset, [Path(path)], READ)
     finally:
-        rules.close()
+        ruleset.close()
 
 
 @needs_landlock
 def test_a_missing_prefix_is_named(tmp_path: Path) -> None:
-    rules = Ruleset()
+    ruleset = Ruleset()
     try:
         with pytest.raises(LaunchError, match="nowhere"):
-            allow_required(rules, [tmp_path / "nowhere"], READ)
+            allow_required(ruleset, [tmp_path / "nowhere"], READ)
     finally:
-        rules.close()
+        ruleset.close()
 
 
 def test_a_folder_that_others_may_not_enter_is_found(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import pytest
 
 from kernel_mcp.linux.syscalls import AARCH64, X86_64, Architecture
-from kernel_mcp.sandbox import landlock_filter, seccomp
+from kernel_mcp.sandbox import seccomp
+from kernel_mcp.sandbox.landlock import call_filter
 
 ARCHITECTURES = [X86_64, AARCH64]
 Answer: TypeAlias = Callable[..., int]
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arc
 
 @pytest.fixture
 def answer(verdict: Callable[..., int], arch: Architecture) -> Answer:
-    program = landlock_filter.compile_landlock_filter(arch, own_user=False)
-    numbers = landlock_filter.numbers(arch)
+    program = call_filter.compile_landlock_filter(arch, own_user=False)
+    numbers = call_filter.numbers(arch)
 
     def answer(name: str, *args: int) -> int:
         return verdict(program, arch=arch.audit_arch, number=numbers[name], args=args)
@@ -62,8 +63,8 @@ def test_the_older_names_of_these_calls_are_covered_on_x86(
 def test_a_user_of_its_own_changes_modes_and_times(
     verdict: Callable[..., int], arch: Architecture
 ) -> None:
-    program = landlock_filter.compile_landlock_filter(arch, own_user=True)
-    numbers = landlock_filter.numbers(arch)
+    program = call_filter.compile_landlock_filter(arch, own_user=True)
+    numbers = call_filter.numbers(arch)
     for name in ("fchmod", "fchmodat", "fchmodat2", "utimensat"):
         number = numbers[name]
         assert verdict(program, arch=arch.audit_arch, number=number, args=(1, 4096, 0)) == ALLOW
@@ -166,24 +167,24 @@ def test_ordinary_requests_pass(answer: Answer, request_code: int) -> None:
 def test_all_other_calls_are_left_to_the_first_filter(
     verdict: Callable[..., int], arch: Architecture
 ) -> None:
-    program = landlock_filter.compile_landlock_filter(arch, own_user=False)
-    known = set(landlock_filter.numbers(arch).values())
+    program = call_filter.compile_landlock_filter(arch, own_user=False)
+    known = set(call_filter.numbers(arch).values())
     for number in (*range(600), 0x40000001):
         if number not in known:
             assert verdict(program, arch=arch.audit_arch, number=number) == ALLOW, number
 
 
 def test_a_foreign_architecture_kills(verdict: Callable[..., int], arch: Architecture) -> None:
-    program = landlock_filter.compile_landlock_filter(arch, own_user=False)
+    program = call_filter.compile_landlock_filter(arch, own_user=False)
     assert verdict(program, arch=0x40000003, number=1) == seccomp.KILL
 
 
 def test_no_number_stands_for_two_calls(arch: Architecture) -> None:
-    numbers = landlock_filter.numbers(arch)
+    numbers = call_filter.numbers(arch)
     assert len(set(numbers.values())) == len(numbers)
 
 
 def test_a_call_of_both_tables_has_one_number(arch: Architecture) -> None:
-    numbers = landlock_filter.numbers(arch)
+    numbers = call_filter.numbers(arch)
     for name in numbers.keys() & arch.numbers.keys():
         assert numbers[name] == arch.numbers[name]

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.boundary import proven_sandbox
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.landlock import landlock_available
-from kernel_mcp.sandbox.select import select_sandbox
+from kernel_mcp.sandbox.select import proven_sandbox, select_sandbox
 
 NEEDS_LANDLOCK = pytest.mark.skipif(
     (reason := landlock_available()) is not None, reason=str(reason)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.sandbox.identity import PREFERRED_BLOCKS, IdentityPool, IdMap, find_block
+from kernel_mcp.sandbox.users import PREFERRED_BLOCKS, IdentityPool, IdMap, find_block
 
 
 def id_map(*rows: tuple[int, int, int]) -> IdMap:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.sandbox.advice import diagnose, install_hint
+from kernel_mcp.sandbox.remedies import diagnose, install_hint
 
 
 @pytest.mark.parametrize(

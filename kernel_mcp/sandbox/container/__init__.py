@@ -1,7 +1,7 @@
 """Kernels in containers of docker or podman: one container for each kernel.
 
 The engine's command line only makes the container. A small program of ours is its first process,
-`kernel_specs/container/enter.py`; another one, `conductor.py`, stays on the host and hands it the
+`kernel_specs/container/enter.py`; another one, `shim.py`, stays on the host and hands it the
 kernel's descriptors over a Unix socket. So pipes, readiness and the end of a kernel work as they
 do in any other sandbox, and the engine is not needed for them.
 """
@@ -9,36 +9,115 @@ do in any other sandbox, and the engine is not needed for them.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import platform
 import resource
+import secrets
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity, runtime_folder
 from kernel_mcp.linux.syscalls import architecture
-from kernel_mcp.sandbox import rootfs
+from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
+    ContainerOptions,
     GuestPaths,
+    Passed,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
 )
-from kernel_mcp.sandbox.container_report import container_report
-from kernel_mcp.sandbox.engine import LABEL, ContainerOptions, Engine, container_name, mount
-from kernel_mcp.sandbox.furniture import Furniture, outermost
-from kernel_mcp.sandbox.identity import IdentityPool
-from kernel_mcp.sandbox.passed import Passed
+from kernel_mcp.sandbox.container.engine import (
+    LABEL,
+    Engine,
+    container_name,
+    container_report,
+    mount,
+)
 from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
-from kernel_mcp.sandbox.users import KernelUsers, reservable_ids
+from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 
-_CONDUCTOR = Path(__file__).with_name("conductor.py")
-_ENTER = f"{rootfs.BOOT}/container/enter.py"
+# Files and folders on the host that containers mount although nobody has made them.
+
+_OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin", "srv", "mnt")
+"""Top folders that any user may pass in every image."""
+
+
+class EtcFiles:
+    """Kept in a folder of this user; what depends on a kernel has a name for each content."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def account_files(self, user: Identity) -> list[Path]:
+        """Files for /etc, the same for every kernel of one user."""
+        folder = self._folder / f"{user.uid}-{user.gid}"
+        _open_folder(folder)
+        found = []
+        for name, content in mounts.account_files(user.uid, user.gid).items():
+            path = folder / name
+            if not path.exists() or path.read_text() != content:
+                fresh = path.with_name(f".{name}-{secrets.token_hex(4)}")
+                fresh.write_text(content)
+                fresh.chmod(0o644)
+                fresh.rename(path)
+            found.append(path)
+        return found
+
+    def way_to(self, paths: Sequence[Path]) -> list[Path]:
+        """Top folders that hold nothing but the way to `paths`, for mounts to be made in.
+
+        An image may have closed its own to others, as it does /root.
+        """
+        key = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:16]
+        root = self._folder / f"way-{key}"
+        _open_folder(root)
+        tops = set()
+        for path in paths:
+            if path.parts[1] in _OF_THE_IMAGE or len(path.parts) == 2:
+                continue
+            tops.add(root / path.parts[1])
+            place = root
+            for part in path.parts[1:-1]:
+                place /= part
+                _open_folder(place)
+            if path.is_dir():
+                _open_folder(place / path.name)
+            else:
+                (place / path.name).touch()
+        return sorted(tops)
+
+
+def outermost(paths: Iterable[Path]) -> list[Path]:
+    """The paths and what their links lead to, without those inside others. Raises LaunchError."""
+    wanted = set()
+    for path in paths:
+        if not path.is_absolute() or len(path.parts) < 2:
+            raise LaunchError(
+                f"{path} cannot be made readable in the sandbox: it has to be an absolute path "
+                "to a folder or file of its own; check the interpreter given with --python"
+            )
+        if not path.exists():
+            raise LaunchError(f"{path} does not exist, but the kernel's interpreter needs it")
+        wanted |= {Path(os.path.normpath(path)), Path(os.path.realpath(path))}
+    return [path for path in sorted(wanted) if not any(other in wanted for other in path.parents)]
+
+
+def _open_folder(path: Path) -> None:
+    """Make a folder that everyone may pass, whatever the umask is."""
+    path.mkdir(exist_ok=True)
+    path.chmod(0o755)
+
+
+_SHIM = Path(__file__).with_name("shim.py")
+_ENTER = f"{mounts.BOOT}/container/enter.py"
 _MASKED = (
     "cmdline",
     "config.gz",
@@ -49,7 +128,7 @@ _MASKED = (
     "version_signature",
 )
 """Files of /proc about the host that engines leave readable."""
-_WRITABLE = rootfs.WRITABLE | {
+_WRITABLE = mounts.WRITABLE | {
     *("/dev", "/dev/mqueue", "/proc", "/run/secrets", "/sys", "/sys/fs/cgroup", "/var/log"),
 }
 """What engines mount beside what a kernel may write to; root alone may write there."""
@@ -79,7 +158,7 @@ class ContainerSandbox(KernelUsers):
         self.filter = base64.b64encode(seccomp_filter).decode()
         super().__init__(identities)
         self._boot = boot
-        self._furniture = Furniture(runtime_folder("container"))
+        self._etc = EtcFiles(runtime_folder("container"))
         self._interpreter = Path(os.path.realpath(sys.executable))
         self._prefixes = tuple(sorted({Path(sys.base_prefix), Path(sys.base_exec_prefix)}))
 
@@ -112,16 +191,16 @@ class ContainerSandbox(KernelUsers):
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         """Fixed places, those of bubblewrap."""
         return GuestPaths(
-            workspace=rootfs.WORKSPACE,
-            sockets=rootfs.SOCKETS,
-            boot=rootfs.BOOT,
-            layers=rootfs.LAYERS,
+            workspace=mounts.WORKSPACE,
+            sockets=mounts.SOCKETS,
+            boot=mounts.BOOT,
+            layers=mounts.LAYERS,
             # a user namespace has a count of its own, too
             own_process_count=self._identities is not None or self.engine.rootless,
         )
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """The conductor, which has the engine start the container."""
+        """The shim, which has the engine start the container."""
         user = identity or Identity(os.geteuid(), os.getegid())
         try:
             options = [
@@ -135,7 +214,7 @@ class ContainerSandbox(KernelUsers):
         interpreter = [str(self._interpreter), "-I", "-S", "-B"]
         name = container_name()
         named = ["--name", name, "--label", LABEL]
-        enter = [_ENTER, f"{rootfs.SOCKETS}/enter"]
+        enter = [_ENTER, f"{mounts.SOCKETS}/enter"]
         check = "import ctypes, json, select, socket"
         task = {
             "run": [*self._run("--detach", *named, *options), *interpreter, *enter],
@@ -153,7 +232,7 @@ class ContainerSandbox(KernelUsers):
             status_read, status = passed.status()
             return SandboxCommand(
                 argv=[
-                    *(sys.executable, "-I", "-S", "-B", str(_CONDUCTOR)),
+                    *(sys.executable, "-I", "-S", "-B", str(_SHIM)),
                     *("--parent", str(os.getpid()), "--status", status, "--task", task_fd),
                 ],
                 pass_fds=[*passed.keep(), *request.inherit],
@@ -172,7 +251,7 @@ class ContainerSandbox(KernelUsers):
             namespaces=own,
             inherits=False,
             writable=_WRITABLE,
-            scratch=rootfs.SCRATCH,
+            scratch=mounts.SCRATCH,
         )
 
     def report(self) -> SandboxReport:
@@ -217,18 +296,18 @@ class ContainerSandbox(KernelUsers):
             *self._scratch("/tmp", request.limits.tmp_bytes),
             *self._scratch("/sys", 4096),
             *self._scratch("/var/log", 4096),
-            *mount(self._boot, rootfs.BOOT),
-            *mount(request.workspace, rootfs.WORKSPACE, writable=True),
-            *mount(request.sockets, rootfs.SOCKETS, writable=True),
+            *mount(self._boot, mounts.BOOT),
+            *mount(request.workspace, mounts.WORKSPACE, writable=True),
+            *mount(request.sockets, mounts.SOCKETS, writable=True),
         ]
-        for file in self._furniture.account_files(user):
+        for file in self._etc.account_files(user):
             options += mount(file, f"/etc/{file.name}")
-        for top in self._furniture.way_to(runtime):
+        for top in self._etc.way_to(runtime):
             options += mount(top, f"/{top.name}")
         for path in runtime:
             options += mount(path, str(path))
         for number, layer in enumerate(request.layers):
-            options += mount(layer, f"{rootfs.LAYERS}/{number}")
+            options += mount(layer, f"{mounts.LAYERS}/{number}")
         return options
 
     def _ceilings(self, limits: Limits, *, alone: bool) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.sandbox.rootfs import Features, runtime_options, scratch_options
+from kernel_mcp.sandbox.mounts import Features, runtime_options, scratch_options
 
 
 def bound(options: list[str]) -> list[str]:

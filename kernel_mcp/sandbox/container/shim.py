@@ -1,6 +1,6 @@
 """A program on the host beside each container: what the engine's command line cannot do.
 
-    conductor.py --parent PID --status FD --task FD
+    shim.py --parent PID --status FD --task FD
 
 It listens in the folder of the kernel's sockets, has the engine start the container and hands the
 kernel's descriptors to the first process in it. The credentials of that connection tell the

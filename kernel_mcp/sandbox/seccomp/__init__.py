@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import TypeAlias
 
 from kernel_mcp.linux.syscalls import LAST_KNOWN, REFUSED, Architecture
-from kernel_mcp.sandbox import bpf
+from kernel_mcp.sandbox.seccomp import bpf
 
 ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
 KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS

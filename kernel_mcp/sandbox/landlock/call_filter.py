@@ -11,7 +11,6 @@ import errno
 from typing import TypeAlias
 
 from kernel_mcp.linux.syscalls import Architecture
-from kernel_mcp.sandbox import bpf
 from kernel_mcp.sandbox.seccomp import (
     AF_UNIX,
     ALLOW,
@@ -19,6 +18,7 @@ from kernel_mcp.sandbox.seccomp import (
     KILL,
     OFFSET_ARCH,
     OFFSET_NR,
+    bpf,
     fail,
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from kernel_mcp.sandbox.passed import Passed
+from kernel_mcp.sandbox.base import Passed
 
 
 def is_open(fd: int) -> bool:
