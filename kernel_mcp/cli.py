@@ -101,19 +101,19 @@ def _demo(argv: Sequence[str]) -> int:
 
 
 def _doctor(argv: Sequence[str]) -> int:
-    from kernel_mcp.doctor import main as doctor
+    from kernel_mcp.commands.doctor import main as doctor
 
     return doctor(argv)
 
 
 def _env(argv: Sequence[str]) -> int:
-    from kernel_mcp.environments.commands import main as env
+    from kernel_mcp.commands.env import main as env
 
     return env(argv)
 
 
 def _image(argv: Sequence[str]) -> int:
-    from kernel_mcp.sandbox.image import main as image
+    from kernel_mcp.commands.image import main as image
 
     return image(argv)
 

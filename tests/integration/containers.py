@@ -12,11 +12,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from kernel_mcp.commands.image import build_command
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container import ContainerSandbox
 from kernel_mcp.sandbox.container.engine import LABEL, Engine
-from kernel_mcp.sandbox.image import build_command
 from tests.conftest import lacking
 
 IMAGE = "kernel-mcp-test"

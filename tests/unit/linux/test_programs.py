@@ -35,7 +35,7 @@ def test_programs_of_the_current_folder_are_not_found(
     assert find_program("tool") == str(expected)
 
 
-@pytest.mark.parametrize("module", ["kernel_mcp", "kernel_mcp.doctor.orphan"])
+@pytest.mark.parametrize("module", ["kernel_mcp", "kernel_mcp.commands.doctor.orphan"])
 def test_modules_of_the_current_folder_do_not_pass_for_this_project(
     tmp_path: Path, module: str
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.commands.image import CONTAINERFILE, build_command, main
 from kernel_mcp.config.settings import GIB, Limits, Settings
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.limits.enforcer import Enforcer
@@ -16,7 +17,6 @@ from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import ContainerOptions, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, outermost
 from kernel_mcp.sandbox.container.engine import Engine, container_report, mount
-from kernel_mcp.sandbox.image import CONTAINERFILE, build_command, main
 
 USER = Identity(1234, 1234)
 

@@ -33,8 +33,8 @@ def main(argv: Sequence[str]) -> int:
     flags = vars(parser.parse_args(list(argv)))
     as_json = bool(flags.pop("json", False))
     settings = settings_from(flags)
-    from kernel_mcp.doctor import table
-    from kernel_mcp.doctor.examine import examine_all
+    from kernel_mcp.commands.doctor import table
+    from kernel_mcp.commands.doctor.examine import examine_all
 
     logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr)
 

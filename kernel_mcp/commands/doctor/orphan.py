@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.doctor.trials import LIMITS
+from kernel_mcp.commands.doctor.trials import LIMITS
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
 from kernel_mcp.launch.local import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
@@ -45,7 +45,7 @@ def killed_server(
         "runs": str(runs),
     }
     server = subprocess.Popen(
-        own_module("kernel_mcp.doctor.orphan"),
+        own_module("kernel_mcp.commands.doctor.orphan"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernel_mcp.doctor.examine import Diagnosis, Examination
+from kernel_mcp.commands.doctor.examine import Diagnosis, Examination
 
 _MARKS = {"ok": "ok", "gap": "gap", "fails": "FAILS"}
 _COLOURS = {"ok": "32", "gap": "33", "fails": "31"}

@@ -7,7 +7,7 @@ import io
 import anyio
 import pytest
 
-from kernel_mcp.environments.bar import Bar, drawn
+from kernel_mcp.commands.bar import Bar, drawn
 
 pytestmark = pytest.mark.anyio
 

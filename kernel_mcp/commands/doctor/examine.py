@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp import __version__
+from kernel_mcp.commands.doctor.orphan import killed_server
+from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Patient, Trial
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.doctor.orphan import killed_server
-from kernel_mcp.doctor.trials import LIMITS, TRIALS, Patient, Trial
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.sources import sources
 from kernel_mcp.errors import (

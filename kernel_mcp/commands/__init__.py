@@ -1,0 +1,1 @@
+"""Commands beside the server: what `kernel-mcp WORD` runs."""
