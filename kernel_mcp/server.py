@@ -33,19 +33,19 @@ from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.delivery import Outbox
 from kernel_mcp.environments import EnvironmentStore
-from kernel_mcp.environments.sources import sources
+from kernel_mcp.environments.builder import builder_for
+from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelFactory
-from kernel_mcp.launch.inspector import Inspector
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.enforcer import Enforcer
-from kernel_mcp.packages.builder import builder_for
 from kernel_mcp.packages.installer import Installer
-from kernel_mcp.packages.requirements import InstallRules
+from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
@@ -53,7 +53,6 @@ from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.sessions.pool import WarmPool
 from kernel_mcp.sessions.reaper import Reaper
-from kernel_mcp.sessions.scripts import ScriptReader
 from kernel_mcp.sessions.spares import spare_folder, sweep_spares
 from kernel_mcp.stdio import stdio_streams
 

@@ -32,7 +32,7 @@ from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget
-from kernel_mcp.packages.present import all_versions
+from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import check, own_modules
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.cell import Cell

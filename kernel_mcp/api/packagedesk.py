@@ -20,21 +20,21 @@ from kernel_mcp.api.models import (
 )
 from kernel_mcp.api.telling import said
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.environments.layer import versions
 from kernel_mcp.errors import KernelMcpError, WorkspaceError
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget
 from kernel_mcp.packages.installer import Installer
-from kernel_mcp.packages.layer import versions
-from kernel_mcp.packages.present import all_versions
+from kernel_mcp.packages.requirements import SCRIPT_FILE, Needs, ScriptReader, expect_script, plain
+from kernel_mcp.packages.result import all_versions
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.narration import Report
-from kernel_mcp.sessions.scripts import SCRIPT_FILE, Needs, ScriptReader, expect_script, plain
 from kernel_mcp.sessions.session import Session
 
 if TYPE_CHECKING:
-    from kernel_mcp.packages.outcome import Outcome
+    from kernel_mcp.packages.result import Outcome
 
 SCRIPT_NAME = "script"
 MOST_FILES = 10

@@ -13,7 +13,7 @@ from kernel_mcp.config.flags import read_settings, settings_from, settings_parse
 from kernel_mcp.config.settings import GIB, MIB, Settings
 from kernel_mcp.config.values import duration
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
-from kernel_mcp.environments.sources import sources
+from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.profiles import entries

@@ -13,14 +13,48 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from kernel_mcp.environments.spec import EnvironmentSpec
+from kernel_mcp.environments.module_distributions import packages_for, requirement_for
+from kernel_mcp.errors import InputError
 from kernel_mcp.launch.base import KernelEnvironment
+
+# `EnvironmentSpec`: what an environment is asked to hold.
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """A Python (version, path, or empty for the server's own) and packages.
+
+    `packages` are PEP 508 requirements by name, without URLs.
+    """
+
+    python: str = ""
+    packages: tuple[str, ...] = ()
+
+    @classmethod
+    def for_allow(
+        cls, allow: Iterable[str], *, python: str = "", packages: Iterable[str] = ()
+    ) -> EnvironmentSpec:
+        """The operator's `--allow` entries and the packages one session asks for on top.
+
+        Raises ConfigError for a bad entry, InputError for a bad package.
+        """
+        wanted = set(packages_for(allow))
+        for text in packages:
+            try:
+                requirement = requirement_for(text)
+            except ValueError as error:
+                raise InputError(f"packages: {error}") from None
+            if requirement is not None:
+                wanted.add(str(requirement))
+        return cls(python, tuple(sorted(wanted)))
+
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """The list of files of a package: the largest that are known have some 2 MiB."""

@@ -27,20 +27,23 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.environments import folder as folders
-from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT, Build
+from kernel_mcp.environments.builder import Builder
+from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
-from kernel_mcp.environments.lock import POLL_S, Lease, exclusive_now
-from kernel_mcp.environments.metadata import note_file
-from kernel_mcp.environments.names import normalise
-from kernel_mcp.environments.sources import Sources
-from kernel_mcp.environments.spec import EnvironmentSpec
-from kernel_mcp.environments.terms import OPERATORS, Terms
-from kernel_mcp.environments.uv import Progress, Uv
-from kernel_mcp.environments.workshop import Workshop
+from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
+from kernel_mcp.environments.module_distributions import normalise
+from kernel_mcp.environments.uv import Progress, Sources, Uv
+from kernel_mcp.environments.workshop import (
+    BASE_PACKAGES,
+    LEFT_OUT,
+    OPERATORS,
+    Build,
+    Terms,
+    Workshop,
+)
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.folders import own_folder
-from kernel_mcp.packages.builder import Builder
 
 AGENT_AGE_S = 30 * 86400.0
 """Environments made for agents that nobody used for so long are removed."""

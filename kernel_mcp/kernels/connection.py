@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kernel_mcp.config.settings import MIB
-from kernel_mcp.sandbox.sockets import take_no_descriptors
+from kernel_mcp.launch.base import take_no_descriptors
 from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
 
 READ_BYTES = 128 * 1024

@@ -16,12 +16,12 @@ import anyio
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
-from kernel_mcp.environments.terms import Terms
+from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
-from kernel_mcp.launch.bytecode import compile_guest
-from kernel_mcp.packages.layer import Layer
+from kernel_mcp.launch.guest_files import compile_guest
 from kernel_mcp.policy import Policy
 from kernel_mcp.profiles import entries
 from kernel_mcp.sessions.demand import Demand

@@ -8,19 +8,74 @@ Forked           made by a template, which tells of its end (template_kernel.py)
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import signal
+import struct
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.launch.readiness import ReadinessChannel
-from kernel_mcp.launch.tail import OutputTail
+from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.pidfd import Watched
-from kernel_mcp.linux.proc import ExitStatus
+from kernel_mcp.linux.proc import ExitStatus, Usage
+
+# The end of a kernel's output in shared memory: what a sudden death keeps from the channels.
+
+HEADER_BYTES = 64
+RING_BYTES = 64 * 1024 - HEADER_BYTES
+"""As much as the kernel collects before it sends a message."""
+_COUNTERS = struct.Struct("<QQ")
+_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class Recorder:
+    """Memory that the kernel writes and this side reads; its size cannot be changed."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("recorder", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._fd, HEADER_BYTES + RING_BYTES)
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def guest_fd(self) -> int:
+        """A further descriptor of the memory, to be passed to the kernel and closed here."""
+        return os.dup(self._fd)
+
+    def unheard(self, characters: int) -> str:
+        """The text after the first `characters`, as far as it is still there.
+
+        The kernel may have written anything: the answer is text of at most the ring's size.
+        """
+        if self._fd < 0:
+            return ""
+        written, size = _COUNTERS.unpack(os.pread(self._fd, _COUNTERS.size, 0))
+        missing = written - characters
+        if missing <= 0:
+            return ""
+        ring = os.pread(self._fd, RING_BYTES, HEADER_BYTES)
+        end = size % RING_BYTES
+        data = ring[:end] if size < RING_BYTES else ring[end:] + ring[:end]
+        text = data.decode("utf-8", "replace")
+        return text[-missing:] if missing < len(text) else text
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
 
 logger = logging.getLogger(__name__)
 
@@ -216,3 +271,85 @@ def fatal_line(output: str) -> str:
     marks = ("Fatal Python error", "terminate called", "free(): ", "malloc(): ", "double free")
     lines = output.splitlines()
     return next((line[:200] for line in lines if line.startswith(marks)), "")
+
+
+# One running kernel, however it was started: the face that sessions see of its process.
+
+
+class LaunchedKernel:
+    """One kernel that a launcher has started, with what has to be undone after it."""
+
+    def __init__(
+        self,
+        *,
+        connection: ConnectionInfo,
+        boundary: tuple[str, ...],
+        process: ConfinedProcess,
+        limits: KernelLimits,
+        recorder: Recorder,
+        resources: AsyncExitStack,
+    ) -> None:
+        self.process = process
+        self._connection = connection
+        self._boundary = boundary
+        self._limits = limits
+        self._recorder = recorder
+        self._resources = resources
+
+    @property
+    def pid(self) -> int:
+        """Process id of the kernel itself, as the host sees it."""
+        return self.process.pid
+
+    @property
+    def connection(self) -> ConnectionInfo:
+        """Where its channels listen, in host paths."""
+        return self._connection
+
+    @property
+    def boundary(self) -> tuple[str, ...]:
+        """How it was started, and what the server has found of its boundary."""
+        return self._boundary
+
+    @property
+    def exit(self) -> ExitStatus | None:
+        """How it ended, or None while it lives."""
+        return self.process.exit
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, so that it does nothing until it is continued."""
+        return self.process.stopped
+
+    @property
+    def limits(self) -> KernelLimits:
+        """What it may use."""
+        return self._limits
+
+    def usage(self) -> Usage:
+        """What it uses, children included; zeros once it has ended."""
+        return self._limits.usage() if self.exit is None else Usage()
+
+    def unheard(self, characters: int) -> str:
+        """What it printed after the first `characters`, as far as that is still known."""
+        return self._recorder.unheard(characters)
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the kernel's process group; does nothing once it has ended."""
+        self.process.interrupt()
+
+    def signal(self, number: int) -> None:
+        """Send any other signal to the kernel alone; does nothing once it has ended."""
+        self.process.signal(number)
+
+    def kill(self) -> None:
+        """End every process of the sandbox with SIGKILL; does nothing once it has ended."""
+        self.process.kill()
+
+    async def wait(self) -> ExitStatus:
+        """Return how it ended, at once after its death."""
+        return await self.process.wait()
+
+    async def aclose(self) -> None:
+        """Kill what still runs, reap it, remove the socket directory, give the user id back."""
+        await self._resources.aclose()

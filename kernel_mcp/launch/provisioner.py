@@ -18,8 +18,8 @@ from traitlets import Int, List, Unicode
 
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
-from kernel_mcp.launch.launched import LaunchedKernel
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.policy import Policy

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
+import signal
 import subprocess
+from contextlib import ExitStack
+
+import anyio
 
 from kernel_mcp.barriers import shortage
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.process import OnEnd
+from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.linux.pidfd import Watched, parent_of
 from kernel_mcp.sandbox.base import SandboxCommand
 
 
@@ -39,3 +49,146 @@ def spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
     finally:
         command.close_passed()
     return process, read
+
+
+# The processes of a cold start: children of the server, watched through pidfds.
+
+STATUS_WAIT_S = 1.0
+"""How long an end waits to learn the sandbox's first process: known some ms after the start."""
+
+
+class Spawned:
+    """A running `SandboxCommand`: what was started, the sandbox's first process, the kernel.
+
+    The kernel is one with what was started where the sandbox has no process of its own.
+    """
+
+    def __init__(self, command: SandboxCommand) -> None:
+        """Start the command. Raises LaunchError when it cannot be executed."""
+        self._loop = asyncio.get_running_loop()
+        self._status_fd = command.status_fd
+        self.wrapped = command.status_fd >= 0
+        self._detached = command.detached
+        self._first: Watched | None = None
+        self.kernel: Watched | None = None
+        self._status = b""
+        self._status_known = anyio.Event()
+        self._code: int | None = None
+        self._on_end: OnEnd = lambda _code: None
+        with ExitStack() as undo:
+            if self.wrapped:
+                undo.callback(self._close_status)
+            self._popen, read = spawn(command)
+            undo.callback(self._popen.wait)
+            undo.callback(self._popen.kill)
+            self.tail = OutputTail(read, self._loop)
+            undo.callback(self.tail.close)
+            self._outer = Watched(self._popen.pid, self._loop, self._on_outer_end)
+            undo.pop_all()
+        if self.wrapped:
+            self._loop.add_reader(self._status_fd, self._on_status)
+
+    @property
+    def pids(self) -> list[int]:
+        """Those that are known: what was started first, the kernel last."""
+        known = (self._outer, self._first, self.kernel)
+        return [watched.pid for watched in known if watched is not None]
+
+    def begin(self, on_end: OnEnd) -> None:
+        """Have `on_end` called at the end of what was started."""
+        self._on_end = on_end
+        if self._code is not None:
+            on_end(self._code)
+
+    def adopt(self, pid: int) -> None:
+        """Take `pid` as the kernel. Raises LaunchError when it is not of this tree."""
+        try:
+            self.kernel = Watched(pid, self._loop, None)
+            # after opening: from here on the number can only mean this process
+            parent = parent_of(pid)
+        except ProcessLookupError:
+            raise LaunchError("the kernel ended right after it had become ready") from None
+        if self.wrapped:
+            belongs = self._first is not None and parent == self._first.pid
+        else:
+            belongs = pid == self._popen.pid
+        if not belongs:
+            raise LaunchError(
+                f"the kernel's readiness came from process {pid}, which is not the one that was "
+                "started; report this as a defect"
+            )
+
+    def kill(self) -> None:
+        """SIGKILL to all; the process in front of a sandbox is continued, to tell of its end."""
+        if self._first is not None:
+            self._first.signal(signal.SIGKILL)
+            self._outer.signal(signal.SIGCONT)
+        elif self._code is None:
+            if not self.wrapped:
+                self._kill_group()
+            self._outer.signal(signal.SIGKILL)
+
+    async def settled(self) -> None:
+        """Return when the sandbox has told its first process, or will not."""
+        if self.wrapped:
+            with anyio.move_on_after(STATUS_WAIT_S):
+                await self._status_known.wait()
+
+    async def gone(self) -> None:
+        """Return when what was started is gone, and the sandbox's first process."""
+        await self._outer.gone.wait()
+        if self._first is not None:
+            await self._first.gone.wait()
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        if self._first is not None:
+            self._first.reap()
+        for watched in (self._outer, self._first, self.kernel):
+            if watched is not None:
+                watched.close()
+        self.tail.close()
+        self._close_status()
+
+    def _on_status(self) -> None:
+        """Read bubblewrap's report, which arrives in pieces, up to the first process's id."""
+        try:
+            piece = os.read(self._status_fd, 4096)
+        except BlockingIOError:
+            return
+        self._status += piece
+        first, complete, _ = self._status.partition(b"\n")
+        if not complete and piece:
+            return
+        self._loop.remove_reader(self._status_fd)
+        if complete:
+            with contextlib.suppress(ProcessLookupError):
+                self._watch_first(json.loads(first)["child-pid"])
+        self._status_known.set()
+
+    def _watch_first(self, pid: int) -> None:
+        """Hold the sandbox's first process. Raises ProcessLookupError when it is gone."""
+        with ExitStack() as undo:
+            found = Watched(pid, self._loop, None)
+            undo.callback(found.close)
+            # a detached one is held to be the right one by `adopt`, as the kernel's parent
+            if self._detached or parent_of(pid) == self._popen.pid:
+                self._first = found
+                undo.pop_all()
+
+    def _on_outer_end(self) -> None:
+        # what the kernel left behind; before the wait, which gives the group's number free
+        if self._first is None and not self.wrapped:
+            self._kill_group()
+        self._code = self._popen.wait()
+        self._on_end(self._code)
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def _close_status(self) -> None:
+        if self._status_fd >= 0:
+            fd, self._status_fd = self._status_fd, -1
+            self._loop.remove_reader(fd)
+            os.close(fd)

@@ -11,10 +11,26 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernel_mcp.linux.openat2 import Opener, open_beneath
+
+
+def everything(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All that is below a folder, to any depth, what a folder holds before itself is entered.
+
+    What goes meanwhile is passed over; no link is followed.
+    """
+    waiting = [str(folder)]
+    while waiting:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
+            for entry in list(entries):
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                yield entry
+
 
 BLOCK = 512
 """Unit of `st_blocks`, whatever the file system."""

@@ -15,21 +15,18 @@ import anyio
 from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT
+from kernel_mcp.environments.builder import cancel_on
+from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.environments.uv import Progress
-from kernel_mcp.environments.workshop import Workshop
+from kernel_mcp.environments.workshop import BASE_PACKAGES, LEFT_OUT, Workshop
 from kernel_mcp.errors import InputError, InstallError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_mcp.packages.interrupted import unless
-from kernel_mcp.packages.layer import STAGING, Generation, Layer, versions
-from kernel_mcp.packages.live import take_in
-from kernel_mcp.packages.outcome import Outcome, principal
 from kernel_mcp.packages.pip import ConfinedPip
-from kernel_mcp.packages.present import Present
 from kernel_mcp.packages.requirements import InstallRules
-from kernel_mcp.packages.trial import try_imports
+from kernel_mcp.packages.result import Outcome, Present, principal
+from kernel_mcp.packages.verify import take_in, try_imports
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.session import Session
 
@@ -72,7 +69,7 @@ class Installer:
         if not asked:
             raise InputError("packages is empty: name at least one, such as polars.")
         async with session.installing:
-            done = await unless(
+            done = await cancel_on(
                 session.closing.wait, lambda: self._in_time(session, asked, progress)
             )
         if done is None:

@@ -11,15 +11,13 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.config.settings import MIB
-from kernel_mcp.environments.failures import UvResult
-from kernel_mcp.environments.scripts import retarget
+from kernel_mcp.environments.layer import SCRIPTS, retarget
 from kernel_mcp.environments.spending import Spending
-from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.uv import Progress, UvResult
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_mcp.packages.layer import SCRIPTS
 
 
 class ConfinedPip:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from kernel_mcp import profiles
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments.names import requirement_for
-from kernel_mcp.errors import ConfigError, InputError, InstallError
+from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.config.values import python as read_python
+from kernel_mcp.environments import EnvironmentSpec
+from kernel_mcp.environments.interpreters import Interpreters
+from kernel_mcp.environments.module_distributions import requirement_for
+from kernel_mcp.errors import ConfigError, EnvironmentBuildError, InputError, InstallError
+from kernel_mcp.policy import ScriptMetadata, script_metadata
+
+if TYPE_CHECKING:
+    from kernel_mcp.sessions.session import Session
+
 
 MAX_PACKAGES = 50
 _SHOWN = 30
@@ -107,3 +118,134 @@ def _read(text: str) -> Requirement | None:
             f"{error}. Packages are given by name, such as polars or 'pandas>=2,<3'; nothing was "
             "changed."
         ) from None
+
+
+# What a script needs to run: packages and a Python, from its metadata and its caller.
+#
+# Also how its session is told that what follows is a script and not a cell of a notebook.
+
+SCRIPT_FILE = "script.py"
+"""The script in its workspace."""
+READY_S = 10.0
+_MINORS = range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)
+
+Progress = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A demand without a session: both empty where the server's own environment will do."""
+
+    packages: tuple[str, ...]
+    python: str
+
+
+class ScriptReader:
+    """Turns scripts and wishes into needs that the operator permits."""
+
+    def __init__(self, settings: Settings, rules: InstallRules, interpreters: Interpreters) -> None:
+        self._settings = settings
+        self._rules = rules
+        self._interpreters = interpreters
+
+    async def needs(
+        self, script: str, dependencies: Sequence[str], python: str, progress: Progress
+    ) -> Needs:
+        """What a script with these further dependencies needs; `python` empty for any that fits.
+
+        Raises InputError for metadata or arguments that cannot be used, InstallError for packages
+        the operator does not permit, EnvironmentBuildError when no Python fits.
+        """
+        metadata = script_metadata(script) or ScriptMetadata()
+        packages = self.packages([*metadata.dependencies, *dependencies])
+        if metadata.requires_python is None:
+            return Needs(packages, await self.python(python, progress))
+        return Needs(packages, await self._fitting(metadata.requires_python, python, progress))
+
+    def packages(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """The packages to add to the server's own. Raises InputError, InstallError."""
+        admitted = self._rules.admit(wanted)
+        own = EnvironmentSpec.for_allow(profiles.entries(self._settings)).packages
+        return tuple(sorted(set(admitted) - set(own)))
+
+    async def python(self, wanted: str, progress: Progress) -> str:
+        """A version or path, checked; empty for the server's own choice.
+
+        Raises InputError, EnvironmentBuildError.
+        """
+        if not wanted.strip():
+            return ""
+        if "/" in wanted:
+            raise InputError(
+                f"python={wanted!r}: pass a version such as 3.12; a path is the operator's choice "
+                "(--python)."
+            )
+        try:
+            version = read_python(wanted)
+        except ValueError:
+            raise InputError(
+                f"python={wanted!r}: pass a version from {_pair(OLDEST_PYTHON)} to "
+                f"{_pair(NEWEST_PYTHON)}, such as 3.12."
+            ) from None
+        own = await self._interpreters.find(self._settings.python)
+        found = await self._interpreters.find(version, progress)
+        return "" if found == own else version
+
+    async def _fitting(self, requires: str, wanted: str, progress: Progress) -> str:
+        """The Python to run a script with `requires-python` on."""
+        fits = SpecifierSet(requires)
+        if wanted.strip():
+            version = await self.python(wanted, progress)
+            found = await self._interpreters.find(version or self._settings.python)
+            if not fits.contains(found.version, prereleases=True):
+                raise InputError(
+                    f"The script says requires-python = {requires!r}, and python={wanted!r} is "
+                    f"{found.version}. Leave python empty to have one chosen that fits."
+                )
+            return version
+        own = await self._interpreters.find(self._settings.python)
+        if fits.contains(own.version, prereleases=True):
+            return ""
+        minors = [minor for minor in _MINORS if _may_fit(fits, minor)]
+        for version in (f"3.{minor}" for minor in minors):
+            known = self._interpreters.recalled(version)
+            if known is not None and fits.contains(known.version, prereleases=True):
+                return version
+        for version in await self._interpreters.versions():
+            if fits.contains(version, prereleases=True):
+                return await self._short(version, fits)
+        if minors:
+            return await self.python(f"3.{minors[0]}", progress)
+        raise EnvironmentBuildError(
+            f"The script says requires-python = {requires!r}; kernels run on Python "
+            f"{_pair(OLDEST_PYTHON)} to {_pair(NEWEST_PYTHON)}. Nothing was run."
+        )
+
+    async def _short(self, version: str, fits: SpecifierSet) -> str:
+        """`3.12` in place of `3.12.1` if that fits too, so that the next script finds it known."""
+        short = version.rpartition(".")[0]
+        found = await self._interpreters.find(short)
+        return short if fits.contains(found.version, prereleases=True) else version
+
+
+async def expect_script(session: Session) -> None:
+    """Let the next cell of a fresh session begin and end as `python script.py` does.
+
+    Raises KernelMcpError when there is no kernel.
+    """
+    kernel = await session.ensure_kernel()
+    await kernel.ask("kernel_mcp_script_request", {"name": SCRIPT_FILE}, timeout=READY_S)
+
+
+def plain(script: str) -> str:
+    """A script without the mark that some editors begin a file with."""
+    return script.removeprefix("\ufeff")
+
+
+def _may_fit(fits: SpecifierSet, minor: int) -> bool:
+    """Whether some release of Python 3.`minor` meets the specifier; none has 40 of them."""
+    return any(fits.contains(f"3.{minor}.{patch}") for patch in range(40))
+
+
+def _pair(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

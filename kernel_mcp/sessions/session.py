@@ -19,9 +19,9 @@ import anyio.abc
 from kernel_mcp.audit import SILENT, Journal
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.descriptions import counted, descriptions
+from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import LaunchError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.packages.layer import Layer
 from kernel_mcp.sessions.cell import Cell, StopReason
 from kernel_mcp.sessions.demand import Demand, KernelSource
 from kernel_mcp.sessions.hibernation import Sleep

@@ -20,11 +20,11 @@ import anyio
 
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest, Launcher
-from kernel_mcp.launch.launched import LaunchedKernel
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.template_kernel import Forked
+from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths

@@ -19,7 +19,7 @@ import anyio
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy

@@ -22,7 +22,7 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.enforcer import Enforcer

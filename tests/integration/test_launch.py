@@ -18,8 +18,8 @@ import pytest
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
-from kernel_mcp.launch.launched import LaunchedKernel
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
@@ -347,7 +347,7 @@ SERVER = """
 import sys, anyio
 from pathlib import Path
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox

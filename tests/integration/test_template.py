@@ -23,11 +23,11 @@ import pytest
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest
-from kernel_mcp.launch.launched import LaunchedKernel
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.launch.template_kernel import Forked
+from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.events import Event, Stream
 from kernel_mcp.policy import Policy

@@ -16,10 +16,10 @@ from mcp.client import Client
 import kernel_specs
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import BoundaryBroken
-from kernel_mcp.launch import template_outer
 from kernel_mcp.launch.base import KernelRequest
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.template import outer
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
@@ -110,7 +110,7 @@ async def test_a_template_whose_kernels_are_not_confined_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(template_outer, "BOOT_FOLDER", sabotaged(tmp_path, change))
+    monkeypatch.setattr(outer, "BOOT_FOLDER", sabotaged(tmp_path, change))
     async with bench(ready=False) as b:
         b.launcher.prepare(ENVIRONMENT)
         assert not await b.launcher.ready(ENVIRONMENT)
@@ -126,7 +126,7 @@ async def test_all_that_a_template_leaves_open_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = [change for several in FORKED_WITH_ALL_OF_IT.values() for change in several]
-    monkeypatch.setattr(template_outer, "BOOT_FOLDER", sabotaged(tmp_path, *changes))
+    monkeypatch.setattr(outer, "BOOT_FOLDER", sabotaged(tmp_path, *changes))
     async with bench(ready=False) as b:
         b.launcher.prepare(ENVIRONMENT)
         assert not await b.launcher.ready(ENVIRONMENT)
@@ -138,7 +138,7 @@ async def test_all_that_a_template_leaves_open_is_told(
 async def test_a_template_whose_kernels_have_no_limits_is_refused_at_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_outer, "BOOT_FOLDER", sabotaged(tmp_path, NO_LIMITS))
+    monkeypatch.setattr(outer, "BOOT_FOLDER", sabotaged(tmp_path, NO_LIMITS))
     async with bench(ready=False) as b:
         b.launcher.prepare(ENVIRONMENT)
         assert await b.launcher.ready(ENVIRONMENT)

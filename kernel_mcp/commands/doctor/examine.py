@@ -18,7 +18,7 @@ from kernel_mcp.commands.doctor.orphan import killed_server
 from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Patient, Trial
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
-from kernel_mcp.environments.sources import sources
+from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import (
     EnvironmentBuildError,
     KernelMcpError,
@@ -27,7 +27,7 @@ from kernel_mcp.errors import (
 )
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.enforcer import Enforcer

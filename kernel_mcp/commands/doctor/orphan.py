@@ -20,7 +20,7 @@ import anyio
 
 from kernel_mcp.commands.doctor.trials import LIMITS
 from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
-from kernel_mcp.launch.local import LocalLauncher
+from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.linux.process import own_module
 from kernel_mcp.policy import Policy

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.environments.failures import UvResult
-from kernel_mcp.environments.sources import Sources
+from kernel_mcp.environments.uv import Sources, UvResult
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.environments.known import DISTRIBUTIONS
-from kernel_mcp.environments.names import distribution_for, normalise, packages_for
+from kernel_mcp.environments.module_distributions import (
+    DISTRIBUTIONS,
+    distribution_for,
+    normalise,
+    packages_for,
+)
 from kernel_mcp.errors import ConfigError
 
 

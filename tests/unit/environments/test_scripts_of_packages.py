@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.environments.scripts import retarget
+from kernel_mcp.environments.layer import retarget
 
 BASE, PYTHON = Path("/base/bin/python3"), Path("/env/bin/python")
 

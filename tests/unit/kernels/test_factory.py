@@ -11,7 +11,7 @@ import pytest
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.metadata import note_file
-from kernel_mcp.environments.terms import Terms
+from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.kernels import factory as module
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from kernel_mcp.errors import BoundaryBroken, LaunchError
-from kernel_mcp.launch.inspector import Inspector
+from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.none import NoSandbox
 from kernel_mcp.sandbox.promise import Promise, user_of

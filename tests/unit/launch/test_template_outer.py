@@ -12,7 +12,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.template_outer import Shared, outer_command, start_message
+from kernel_mcp.launch.template.outer import Shared, outer_command, start_message
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.users import IdMap
 

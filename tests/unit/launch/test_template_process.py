@@ -14,11 +14,11 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch import template_process
 from kernel_mcp.launch.process import ConfinedProcess
-from kernel_mcp.launch.tail import OutputTail
-from kernel_mcp.launch.template_kernel import Forked
-from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
+from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.launch.template import process as template_process
+from kernel_mcp.launch.template.kernel import Forked
+from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_specs.template import packets
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.packages.layer import Generation
-from kernel_mcp.packages.present import Present
+from kernel_mcp.environments.layer import Generation
+from kernel_mcp.packages.result import Present
 
 PRESENT = Present(
     versions={"pandas": "2.3.1", "torch": "3.0rc1"},

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kernel_mcp.packages.trial import _failures
+from kernel_mcp.packages.verify import _failures
 from kernel_mcp.sandbox.base import BOOT_FOLDER
 
 

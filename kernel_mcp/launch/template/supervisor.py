@@ -10,8 +10,8 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.template_outer import Shared, outer_command, start_message
-from kernel_mcp.launch.template_process import TemplateProcess
+from kernel_mcp.launch.template.outer import Shared, outer_command, start_message
+from kernel_mcp.launch.template.process import TemplateProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import Sandbox
 

@@ -1,16 +1,24 @@
-"""Well-known modules whose distribution has another name.
-
-No library offers this as data that can be depended on: the mapping inside pipreqs pins an old
-IPython and stops at Python 3.12, pigar's index is 40 MB, the other collections are inside
-applications. So the facts that matter are kept here. Every row up to `_SOURCE_ONLY` was checked
-against the files in the newest wheel of the distribution; `tests/integration` checks a sample.
-A module that is not listed is taken to have the name of its distribution.
-"""
+"""From what people write after `--allow` to requirements an installer understands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from kernel_mcp.config.values import parse_entry
+from kernel_mcp.errors import ConfigError
+
+# Well-known modules whose distribution has another name.
+#
+# No library offers this as data that can be depended on: the mapping inside pipreqs pins an old
+# IPython and stops at Python 3.12, pigar's index is 40 MB, the other collections are inside
+# applications. So the facts that matter are kept here. Every row up to `_SOURCE_ONLY` was checked
+# against the files in the newest wheel of the distribution; `tests/integration` checks a sample.
+# A module that is not listed is taken to have the name of its distribution.
 
 _WITH_WHEELS = {
     "absl": "absl-py",
@@ -124,3 +132,73 @@ DISTRIBUTIONS: Mapping[str, str] = MappingProxyType(_WITH_WHEELS | _SOURCE_ONLY)
 NAMESPACES = frozenset(
     {"azure", "backports", "google", "jaraco", "opentelemetry", "ruamel", "sphinxcontrib", "zope"}
 )
+
+
+# Gone from the newest Python, still part of the oldest one that kernels run on.
+_REMOVED_STDLIB = frozenset(
+    {
+        "aifc", "asynchat", "asyncore", "audioop", "binhex", "cgi", "cgitb", "chunk",
+        "crypt", "distutils", "imghdr", "imp", "lib2to3", "mailcap", "msilib", "nis",
+        "nntplib", "ossaudiodev", "pipes", "smtpd", "sndhdr", "spwd", "sunau",
+        "telnetlib", "uu", "xdrlib",
+    }
+)  # fmt: skip
+_STDLIB = sys.stdlib_module_names | _REMOVED_STDLIB
+_DISTRIBUTIONS_FOLDED = {name.casefold(): dist for name, dist in DISTRIBUTIONS.items()}
+
+
+def packages_for(allow: Iterable[str]) -> tuple[str, ...]:
+    """The requirements that bring the modules of `--allow` entries, sorted, without duplicates.
+
+    Modules of the standard library and `*` need none. Raises ConfigError as `parse_entry` does.
+    """
+    found = set()
+    for entry in allow:
+        if entry.strip() in ("", "*"):
+            continue
+        try:
+            requirement = requirement_for(entry)
+        except ValueError as error:
+            raise ConfigError(f"--allow: {error}") from None
+        if requirement is not None:
+            found.add(str(requirement))
+    return tuple(sorted(found))
+
+
+def requirement_for(entry: str) -> Requirement | None:
+    """What to install for a module or package name, None when Python itself brings it.
+
+    Raises ValueError as `parse_entry` does.
+    """
+    requirement = parse_entry(entry)
+    name = distribution_for(requirement.name)
+    if name is None:
+        return None
+    requirement.name = name
+    return requirement
+
+
+def distribution_for(name: str) -> str | None:
+    """The normalised distribution that provides a module, or None for the standard library.
+
+    A name nobody listed is taken to be a distribution's own, as it is for most packages.
+    """
+    parts = name.split(".")
+    shared = parts[0] in NAMESPACES
+    for count in range(len(parts), min(shared, len(parts) - 1), -1):
+        known = _DISTRIBUTIONS_FOLDED.get(".".join(parts[:count]).casefold())
+        if known is not None:
+            return known
+    if parts[0] in _STDLIB:
+        return None
+    return str(canonicalize_name(name if shared else parts[0]))
+
+
+def normalise(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Requirements in one spelling and order, so that equal sets name one environment."""
+    result = set()
+    for text in requirements:
+        requirement = parse_entry(text)
+        requirement.name = str(canonicalize_name(requirement.name))
+        result.add(str(requirement))
+    return tuple(sorted(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from kernel_mcp.packages.interrupted import unless
+from kernel_mcp.environments.builder import cancel_on
 
 pytestmark = pytest.mark.anyio
 
@@ -16,7 +16,7 @@ async def five() -> int:
 
 
 async def test_work_that_ends_first_gives_its_result() -> None:
-    assert await unless(anyio.sleep_forever, five) == 5
+    assert await cancel_on(anyio.sleep_forever, five) == 5
 
 
 async def test_an_event_that_comes_first_ends_the_work() -> None:
@@ -30,7 +30,7 @@ async def test_an_event_that_comes_first_ends_the_work() -> None:
         return 5
 
     with anyio.fail_after(60):
-        assert await unless(five, work) is None
+        assert await cancel_on(five, work) is None
     assert ended.is_set()
 
 
@@ -39,10 +39,10 @@ async def test_an_error_of_the_work_comes_out_as_it_is() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await unless(anyio.sleep_forever, work)
+        await cancel_on(anyio.sleep_forever, work)
 
 
 async def test_cancelling_the_whole_cancels_the_work() -> None:
     with anyio.move_on_after(0.01) as scope:
-        await unless(anyio.sleep_forever, anyio.sleep_forever)
+        await cancel_on(anyio.sleep_forever, anyio.sleep_forever)
     assert scope.cancelled_caught

@@ -7,12 +7,11 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from kernel_mcp.environments.layer import Generation
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.linux.proc import ExitStatus
-from kernel_mcp.packages.layer import Generation
-from kernel_mcp.packages.live import take_in
-from kernel_mcp.packages.outcome import Outcome
-from kernel_mcp.packages.present import Present
+from kernel_mcp.packages.result import Outcome, Present
+from kernel_mcp.packages.verify import take_in
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.session import Session
 

@@ -12,15 +12,12 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch import guest
+from kernel_mcp.launch import guest_files
 from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
-from kernel_mcp.launch.inspector import Inspector
-from kernel_mcp.launch.launched import LaunchedKernel
-from kernel_mcp.launch.process import ConfinedProcess
-from kernel_mcp.launch.readiness import ReadinessChannel
-from kernel_mcp.launch.recorder import Recorder
+from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, Recorder
+from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.launch.spawned import Spawned
+from kernel_mcp.launch.spawn import Spawned
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.folders import Identity
@@ -86,7 +83,7 @@ class LocalLauncher:
             await process.ready(channel, self._start_timeout_s)
             paths = self._sandbox.guest_paths(request.workspace, folder)
             inspected = self._inspector.inspect(
-                process.pid, process.pidfd, identity, ceilings=guest.ceilings(request, paths)
+                process.pid, process.pidfd, identity, ceilings=guest_files.ceilings(request, paths)
             )
             undo.callback(inspected.forget)
             limits.admit(process.pids)
@@ -122,8 +119,8 @@ class LocalLauncher:
             _furnish(folder, request, connection, paths, identity, inherited)
             command = self._sandbox.command(
                 SandboxRequest(
-                    argv=guest.argv(request, paths),
-                    env=guest.environment(request, paths),
+                    argv=guest_files.argv(request, paths),
+                    env=guest_files.environment(request, paths),
                     workspace=request.workspace,
                     sockets=folder,
                     readonly=(*request.environment.readonly, *unmoved),
@@ -149,10 +146,10 @@ def _furnish(
     inherited: tuple[int, int],
 ) -> None:
     contents = {
-        guest.CONNECTION_FILE: guest.connection_content(connection, paths),
-        guest.BOOT_FILE: guest.boot_content(request, paths, *inherited),
+        guest_files.CONNECTION_FILE: guest_files.connection_content(connection, paths),
+        guest_files.BOOT_FILE: guest_files.boot_content(request, paths, *inherited),
     }
-    guest.write_files(folder, contents, identity)
+    guest_files.write_files(folder, contents, identity)
     if identity is not None:
         os.chown(folder, identity.uid, identity.gid)
 

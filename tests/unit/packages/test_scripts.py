@@ -9,8 +9,7 @@ import pytest
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError
-from kernel_mcp.packages.requirements import InstallRules
-from kernel_mcp.sessions.scripts import Needs, ScriptReader
+from kernel_mcp.packages.requirements import InstallRules, Needs, ScriptReader
 
 pytestmark = pytest.mark.anyio
 

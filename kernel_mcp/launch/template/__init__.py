@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import logging
 import os
 import secrets
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -15,7 +18,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import BoundaryBroken
-from kernel_mcp.launch import guest, local, template_outer
+from kernel_mcp.launch import guest_files
 from kernel_mcp.launch.base import (
     ConnectionInfo,
     KernelEnvironment,
@@ -23,22 +26,81 @@ from kernel_mcp.launch.base import (
     KernelRequest,
     Launcher,
 )
-from kernel_mcp.launch.inspector import Inspector
-from kernel_mcp.launch.launched import LaunchedKernel
-from kernel_mcp.launch.process import ConfinedProcess
-from kernel_mcp.launch.readiness import ReadinessChannel
-from kernel_mcp.launch.recorder import Recorder
+from kernel_mcp.launch.cold import hand_over, remove_folder, seal
+from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, Recorder
+from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.launch.tail import OutputTail
-from kernel_mcp.launch.template_kernel import READY_S, Forked
-from kernel_mcp.launch.template_process import TemplateError, TemplateProcess
-from kernel_mcp.launch.template_supervisor import TemplateSupervisor
-from kernel_mcp.launch.template_trees import detached
-from kernel_mcp.launch.template_trial import Prover
+from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.launch.template import outer
+from kernel_mcp.launch.template.kernel import READY_S, Forked, Prover
+from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
+from kernel_mcp.launch.template.supervisor import TemplateSupervisor
 from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox
 from kernel_mcp.sandbox.probe import Check
+
+# Detached mounts: what a root server hands to one kernel's sandbox and to no other.
+
+# <linux/mount.h>, <fcntl.h>; numbers from 424 on are the same on every architecture
+_SYS_OPEN_TREE = 428
+_SYS_MOUNT_SETATTR = 442
+_OPEN_TREE_CLONE = 1
+_AT_EMPTY_PATH = 0x1000
+_AT_NO_AUTOMOUNT = 0x800
+_AT_FDCWD = -100
+_MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 2, 4
+_MS_PRIVATE = 1 << 18
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def detached(folder: Path) -> int:
+    """A bind mount of `folder` that hangs nowhere yet: a descriptor, close-on-exec.
+
+    Takes CAP_SYS_ADMIN and Linux 5.2. Raises OSError.
+    """
+    # through a handle, so that a symlink in the folder's place is refused
+    handle = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_NO_AUTOMOUNT
+        tree = _libc.syscall(
+            ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(handle), b"", ctypes.c_uint(flags)
+        )
+        _check(tree, f"open_tree {folder}")
+    finally:
+        os.close(handle)
+    try:
+        _restrict(tree)
+    except BaseException:
+        os.close(tree)
+        raise
+    return int(tree)
+
+
+def _restrict(tree: int) -> None:
+    """Forbid set-user-id programs, devices and propagation.
+
+    Before Linux 5.12 that is left to no_new_privs and to whoever attaches the mount.
+    """
+    attributes = struct.pack("=4Q", _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, _MS_PRIVATE, 0)
+    done = _libc.syscall(
+        ctypes.c_long(_SYS_MOUNT_SETATTR),
+        ctypes.c_int(tree),
+        b"",
+        ctypes.c_uint(_AT_EMPTY_PATH),
+        attributes,
+        ctypes.c_size_t(len(attributes)),
+    )
+    if done < 0 and ctypes.get_errno() != errno.ENOSYS:
+        _check(done, "mount_setattr")
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +139,7 @@ class TemplateLauncher:
         self._sandbox = sandbox
         self._runs = runs
         self._cold = cold
-        self._shared = template_outer.Shared((runs.kernels, *shared))
+        self._shared = outer.Shared((runs.kernels, *shared))
         self._prover = Prover(sandbox, runs, self._inspector, self._start, self._shared.places)
         self._most = templates
         self._turns = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
@@ -177,11 +239,11 @@ class TemplateLauncher:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
             folder = self._runs.fresh()
-            undo.push_async_callback(local.remove_folder, folder)
+            undo.push_async_callback(remove_folder, folder)
             connection = ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
             paths = self._sandbox.guest_paths(request.workspace, folder)
             if identity is not None:
-                await local.hand_over(request.workspace, identity)
+                await hand_over(request.workspace, identity)
             _furnish(folder, request, connection, paths, identity)
             limits = self._enforcer.open(request.limits, request.workspace, folder, request.session)
             undo.push_async_callback(limits.aclose)
@@ -201,13 +263,13 @@ class TemplateLauncher:
                 identity,
                 forked=True,
                 others=proof.namespaces,
-                ceilings=guest.ceilings(request, paths),
+                ceilings=guest_files.ceilings(request, paths),
             )
             undo.callback(inspected.forget)
             await limits.settled()
             channel.close()
             if identity is not None:
-                local.seal(folder, identity)
+                seal(folder, identity)
             return LaunchedKernel(
                 connection=connection,
                 boundary=("forked from a template that was tried", *inspected.words),
@@ -235,7 +297,7 @@ class TemplateLauncher:
             places, trees = self._places(request, folder, sent, bind=identity is None)
             message = {
                 "uid": 0 if identity is None else identity.uid,
-                "hostname": template_outer.HOSTNAME,
+                "hostname": outer.HOSTNAME,
                 "tmp_bytes": request.limits.tmp_bytes,
                 "places": places,
                 "trial": trial,
@@ -251,8 +313,8 @@ class TemplateLauncher:
 
         Raises TemplateError for what the template cannot reach, OSError.
         """
-        if len(request.layers) > template_outer.MOST_LAYERS:
-            raise TemplateError(f"a session has at most {template_outer.MOST_LAYERS} layers")
+        if len(request.layers) > outer.MOST_LAYERS:
+            raise TemplateError(f"a session has at most {outer.MOST_LAYERS} layers")
         paths = self._sandbox.guest_paths(request.workspace, folder)
         wanted = [
             (request.workspace, paths.workspace, False),
@@ -260,7 +322,7 @@ class TemplateLauncher:
             *(
                 (layer, target, True)
                 for layer, target in zip(
-                    request.layers, guest.layer_paths(request, paths), strict=True
+                    request.layers, guest_files.layer_paths(request, paths), strict=True
                 )
             ),
         ]
@@ -283,11 +345,11 @@ def _furnish(
     paths: GuestPaths,
     identity: Identity | None,
 ) -> None:
-    boot = guest.boot_content(request, paths, READY_FD, RECORDER_FD)
+    boot = guest_files.boot_content(request, paths, READY_FD, RECORDER_FD)
     contents = {
-        guest.CONNECTION_FILE: guest.connection_content(connection, paths),
-        guest.BOOT_FILE: boot,
+        guest_files.CONNECTION_FILE: guest_files.connection_content(connection, paths),
+        guest_files.BOOT_FILE: boot,
     }
-    guest.write_files(folder, contents, identity)
+    guest_files.write_files(folder, contents, identity)
     if identity is not None:
         os.chown(folder, identity.uid, identity.gid)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.packages.builder import BuildRequest, BwrapBuilder, PlainBuilder, builder_for
+from kernel_mcp.environments.builder import BuildRequest, BwrapBuilder, PlainBuilder, builder_for
 from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import NoSandbox

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import anyio
 
@@ -27,6 +27,34 @@ from kernel_mcp.sandbox.base import Passed, Sandbox, SandboxCommand
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.none import tie_to_server
 from kernel_mcp.sandbox.probe import run_confined
+
+# Work that something else may end.
+
+T = TypeVar("T")
+
+
+async def cancel_on(
+    event: Callable[[], Awaitable[object]], work: Callable[[], Awaitable[T]]
+) -> T | None:
+    """The result of `work`, or None when `event` comes first. Raises what `work` raises."""
+    result: T | None = None
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await event()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(stop)
+        try:
+            result = await work()
+        except Exception as error:  # noqa: BLE001  # raised again, outside of the task group
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return result
+
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.packages.outcome import Outcome, PackageOutcome, State, Verdicts, judge, principal
+from kernel_mcp.packages.result import Outcome, PackageOutcome, State, Verdicts, judge, principal
 
 
 def judged(verdicts: Verdicts, *, previous: str = "", asked: bool = True) -> PackageOutcome:

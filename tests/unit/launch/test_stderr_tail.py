@@ -10,7 +10,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from kernel_mcp.launch.tail import BUDGET_BYTES, KEPT_BYTES, OutputTail
+from kernel_mcp.launch.stderr_tail import BUDGET_BYTES, KEPT_BYTES, OutputTail
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.spawn import spawn
-from kernel_mcp.launch.tail import OutputTail
+from kernel_mcp.launch.stderr_tail import OutputTail
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.probe import Check
 from kernel_specs.template import packets

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_mcp.launch.recorder import HEADER_BYTES, RING_BYTES, Recorder
+from kernel_mcp.launch.process import HEADER_BYTES, RING_BYTES, Recorder
 from kernel_specs.restricted import recorder as guest
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.environments.folder import tree_size
-from kernel_mcp.packages.layer import STAGING, Generation, Layer, versions
+from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from tests.unit.packages.wheels import wheel
 
 
