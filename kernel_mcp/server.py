@@ -43,7 +43,7 @@ from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.capacity import Capacity
-from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy

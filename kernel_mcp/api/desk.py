@@ -27,7 +27,7 @@ from kernel_mcp.api.telling import LOST_KEY, lost_meta, said, say
 from kernel_mcp.audit import Audit
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import InputError, LaunchError
-from kernel_mcp.files.paging import page_of
+from kernel_mcp.files.contents import page_of
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.output.outputs import Position

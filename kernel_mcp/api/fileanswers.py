@@ -9,8 +9,8 @@ from mcp_types import CallToolResult, ImageContent, TextContent
 
 from kernel_mcp.api.models import FileEntry, FileList
 from kernel_mcp.api.telling import said, say
+from kernel_mcp.files.contents import Page
 from kernel_mcp.files.folders import Listing
-from kernel_mcp.files.paging import Page
 from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
 from kernel_mcp.output.render import PICTURE_BYTES

@@ -8,13 +8,156 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
+import mimetypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.files import complaints
-from kernel_mcp.files.paging import Page, page_of
+from kernel_mcp.files import folders
+from kernel_mcp.output.images import sniff
+
+# What a file is, from its first bytes and its name.
+
+PROBE_BYTES = 8 * 1024
+"""How much of a file the functions here want to see."""
+
+_MAGIC = (
+    (b"PK\x03\x04", "a ZIP archive (.xlsx, .docx and .npz are ZIP archives too)"),
+    (b"\x1f\x8b", "gzip data"),
+    (b"PAR1", "a Parquet file"),
+    (b"%PDF", "a PDF document"),
+    (b"SQLite format 3\0", "an SQLite database"),
+    (b"\x93NUMPY", "a NumPy array"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x7fELF", "a program"),
+    (b"\x80\x04", "a pickle"),
+    (b"\x80\x05", "a pickle"),
+)
+_BOMS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_TEXT_CONTROLS = frozenset(b"\t\n\r\f\b\x1b")
+
+
+def foreign_encoding(head: bytes) -> str | None:
+    """The likely encoding of text that is not UTF-8; None for UTF-8 and for what is no text."""
+    for bom, name in _BOMS:
+        if head.startswith(bom):
+            return name
+    if is_text(head) or b"\0" in head or sniff(head) or binary_kind(head):
+        return None
+    odd = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in head)
+    high = sum(byte >= 128 for byte in head)
+    return "latin-1" if odd == 0 and high * 3 <= len(head) else None
+
+
+def is_text(head: bytes) -> bool:
+    """Whether `head` begins a UTF-8 text; an incomplete character at its end is fine."""
+    if b"\0" in head:
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def binary_kind(head: bytes) -> str | None:
+    """What binary data is, in words, if its first bytes tell."""
+    return next((words for magic, words in _MAGIC if head.startswith(magic)), None)
+
+
+def mime_of(path: str, head: bytes) -> str:
+    """The MIME type of a file; pictures by their bytes, everything else by name."""
+    if picture := sniff(head):
+        return picture
+    guessed, encoding = mimetypes.guess_type(path)
+    if guessed and not encoding and not guessed.startswith("image/"):
+        return guessed
+    if guessed == "image/svg+xml":
+        return guessed
+    return "text/plain" if is_text(head) else "application/octet-stream"
+
+
+# Windows of lines out of text that comes in pieces.
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some lines of a text.
+
+    `first` is the number of the first line, from 0; `total` counts the lines of the whole text.
+    `cut` characters at the end of the last line were left out because it is too long.
+    """
+
+    text: str
+    first: int
+    lines: int
+    total: int
+    cut: int = 0
+
+    @property
+    def next(self) -> int | None:
+        """The offset at which to read on, or None at the end."""
+        after = self.first + self.lines
+        return after if after < self.total else None
+
+
+def page_of(pieces: Iterable[str], *, offset: int, limit: int, characters: int) -> Page:
+    """At most `limit` lines (0: as many as fit) from line `offset` on, in `characters` characters.
+
+    Whole lines only, but for one that is too long on its own. Reads all pieces to count the lines.
+    """
+    window: list[str] = []
+    size = skipped = found = total = after = 0
+    line_open = ends_line = True
+    for piece in filter(None, pieces):
+        breaks = piece.count("\n")
+        total += breaks
+        ends_line = piece.endswith("\n")
+        start = 0
+        if skipped < offset:
+            if skipped + breaks < offset:
+                skipped += breaks
+                continue
+            start = _after_breaks(piece, offset - skipped)
+            skipped = offset
+        if size <= characters and not (limit and found >= limit):
+            window.append(piece[start:])
+            size += len(piece) - start
+            found += piece.count("\n", start)
+        elif line_open:
+            end = piece.find("\n")
+            after += len(piece) if end < 0 else end
+            line_open = end < 0
+    text = "".join(window)
+    if limit:
+        text = text[: _after_breaks(text, limit)]
+    cut = 0
+    if len(text) > characters:
+        line_end = text.find("\n")
+        whole = text.rfind("\n", 0, characters) + 1
+        if not whole:
+            cut = (len(text) + after if line_end < 0 else line_end) - characters
+        text = text[: whole or characters]
+    lines = text.count("\n") + (bool(text) and not text.endswith("\n"))
+    return Page(text, offset, lines, total + (not ends_line), cut)
+
+
+def _after_breaks(text: str, count: int) -> int:
+    """Where the line begins that follows `count` line ends; the end of the text when too few."""
+    position = 0
+    for _ in range(count):
+        position = text.find("\n", position) + 1
+        if not position:
+            return len(text)
+    return position
+
 
 SCAN_BYTES = 256 * MIB
 """Largest text file of which lines are read."""
@@ -35,7 +178,7 @@ def lines_of(
             _text_pieces(fd, SCAN_BYTES), offset=offset, limit=limit, characters=characters
         )
     except UnicodeDecodeError as error:
-        raise complaints.not_utf8(path, "") from error
+        raise folders.not_utf8(path, "") from error
     if offset and offset >= page.total:
         raise WorkspaceError(f"{path!r} has {page.total:,} lines; offset {offset:,} is after it.")
     return page

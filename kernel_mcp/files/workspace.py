@@ -18,8 +18,15 @@ from threading import Lock
 from kernel_mcp.barriers import shortage
 from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.files import complaints, contents
-from kernel_mcp.files.filekinds import PROBE_BYTES, binary_kind, foreign_encoding, is_text, mime_of
+from kernel_mcp.files import contents, folders
+from kernel_mcp.files.contents import (
+    PROBE_BYTES,
+    Page,
+    binary_kind,
+    foreign_encoding,
+    is_text,
+    mime_of,
+)
 from kernel_mcp.files.folders import (
     FOLDER,
     Listing,
@@ -29,7 +36,6 @@ from kernel_mcp.files.folders import (
     owner_of,
     replace_file,
 )
-from kernel_mcp.files.paging import Page
 from kernel_mcp.linux.openat2 import Opener, open_beneath
 from kernel_mcp.linux.safe_tree import empty_tree, remove_tree
 from kernel_mcp.linux.walk import Holding, entries_within, measure
@@ -113,7 +119,7 @@ class Workspace:
                 page = contents.lines_of(fd, info, path, offset, limit, characters)
                 return FileContent(name, mime, info.st_size, page)
             if encoding != "base64" and (reason := foreign_encoding(head)):
-                raise complaints.not_utf8(path, reason)
+                raise folders.not_utf8(path, reason)
             if encoding == "utf-8":
                 kind = binary_kind(head) or ("a picture" if picture else "binary data")
                 raise WorkspaceError(
@@ -150,7 +156,7 @@ class Workspace:
         with self._root() as root, self._writing:  # one after the other, each sees those before
             if self._disk_bytes:
                 self._check_room(root, len(data), len(parts))
-            with complaints.explained(path):
+            with folders.explained(path):
                 owner = self._owner or owner_of(root)
                 folder = make_folders(root, parts[:-1], owner, self._opener)
                 try:
@@ -166,12 +172,12 @@ class Workspace:
 
     def clear(self) -> None:
         """Remove all files and folders in it; does nothing when it has gone."""
-        with complaints.explained(""), contextlib.suppress(FileNotFoundError):
+        with folders.explained(""), contextlib.suppress(FileNotFoundError):
             empty_tree(self.root)
 
     def remove(self) -> None:
         """Remove the folder with all it holds; does nothing when it has gone."""
-        with complaints.explained(""):
+        with folders.explained(""):
             remove_tree(self.root)
 
     def _parts(self, path: str) -> tuple[str, ...]:
@@ -229,7 +235,7 @@ class Workspace:
                 opener=self._opener,
             )
         except (OSError, MemoryError) as error:
-            raise complaints.unmeasured(error) from None
+            raise folders.unmeasured(error) from None
 
     @contextlib.contextmanager
     def _root(self) -> Iterator[int]:
@@ -256,7 +262,7 @@ class Workspace:
         except FileNotFoundError:
             raise self._not_found(root, parts, path) from None
         except OSError as error:
-            raise complaints.explanation(error, path) from None
+            raise folders.explanation(error, path) from None
         try:
             yield fd
         finally:
@@ -270,8 +276,8 @@ class Workspace:
         with self._opened(root, parts, os.O_RDONLY, path) as fd:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
-                raise complaints.not_regular(path, info.st_mode)
-            with complaints.explained(path):
+                raise folders.not_regular(path, info.st_mode)
+            with folders.explained(path):
                 yield fd, info
 
     def _not_found(self, root: int, parts: tuple[str, ...], path: str) -> WorkspaceError:
@@ -282,5 +288,5 @@ class Workspace:
                     listing = listing_of("", fd)
                 finally:
                     os.close(fd)
-                return complaints.not_found(path, "/".join(parts[:depth]), parts[depth], listing)
+                return folders.not_found(path, "/".join(parts[:depth]), parts[depth], listing)
         return WorkspaceError(f"There is no file {path!r} in the workspace.")

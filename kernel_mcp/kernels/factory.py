@@ -24,10 +24,41 @@ from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelReques
 from kernel_mcp.launch.guest_files import compile_guest
 from kernel_mcp.policy import Policy
 from kernel_mcp.profiles import entries
-from kernel_mcp.sessions.demand import Demand
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
+
+
+# The seam between a session and whatever makes kernels for it.
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a session asks of its kernels: python and packages empty for the server's own.
+
+    `beside` asks for a kernel in a workspace that another kernel is using. `layer` is the folder of
+    the packages that the session adds, None where it can add none.
+    """
+
+    session: str
+    workspace: Path
+    python: str = ""
+    packages: tuple[str, ...] = ()
+    beside: bool = False
+    layer: Path | None = None
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether any kernel of the server will do."""
+        return not (self.python or self.packages or self.beside)
+
+
+class KernelSource(Protocol):
+    """Makes kernels that are ready to run cells."""
+
+    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+        """Start a kernel, telling what is being done meanwhile. Raises KernelMcpError."""
+
 
 KERNEL_MODULE = "kernel_mcp.kernels.kernel"
 """Imported by the first start, in a thread: what it needs would delay a server's first answer."""

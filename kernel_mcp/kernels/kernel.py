@@ -4,67 +4,73 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Channels
-from kernel_mcp.kernels.ending import Ending
-from kernel_mcp.kernels.names import KnownNames
-from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
+from kernel_mcp.kernels.run import Ending, Run, Sink
+from kernel_mcp.kernels.wire import Message, event_from
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle
 from kernel_mcp.linux.proc import ExitStatus
-from kernel_mcp.output.events import Event, Failure, Stream
+from kernel_mcp.output.events import Stream
 from kernel_mcp.policy import Policy
 
-Sink: TypeAlias = Callable[[Event], None]
+# The names of a kernel's variables, which are all that is left of them when it dies.
+
+MOST_NAMES = 2000
+NAME_CHARS = 200
+
+
+class KnownNames:
+    """What a kernel has said about its names, in the order in which they came; hostile data.
+
+    `more` counts names beyond `MOST_NAMES`.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+        self.more = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def hear(self, news: object) -> None:
+        """Take in the `names` of an execute reply: those that came and those that have gone."""
+        if not isinstance(news, list) or len(news) != 2:
+            return
+        for name in _texts(news[1]):
+            if name in self._names:
+                del self._names[name]
+            else:
+                self.more = max(0, self.more - 1)
+        self.add(_texts(news[0]))
+
+    def add(self, names: Iterable[str]) -> None:
+        """Take in names that the kernel has now."""
+        for name in names:
+            if name in self._names:
+                continue
+            if len(self._names) < MOST_NAMES:
+                self._names[name] = None
+            else:
+                self.more += 1
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list):
+        return []
+    return [
+        name for name in value[:MOST_NAMES] if isinstance(name, str) and len(name) <= NAME_CHARS
+    ]
+
 
 DRAIN_S = 0.25
 """How long after a death to wait for the end of what the kernel had sent."""
-
-
-class Run:
-    """One execute request in flight; `finished` is set when it ended or the kernel died.
-
-    The first reply stands: the kernel can send any number of them. `outputs` counts what has come
-    of it so far, `unsure` says that the kernel
-    did not tell the end of its output.
-    """
-
-    def __init__(self, sink: Sink) -> None:
-        self.msg_id = ""
-        self.sink = sink
-        self.status: str | None = None
-        self.execution_count: int | None = None
-        self.failure: Failure | None = None
-        self.finished = anyio.Event()
-        self.begun = False
-        self.outputs = 0
-        self.unsure = False
-        self._idle = False
-
-    def on_reply(self, content: dict[str, Any]) -> None:
-        """Take over the outcome from an execute reply."""
-        if self.status is not None:
-            return
-        status = content.get("status")
-        self.execution_count = whole_number(content.get("execution_count"))
-        if status == "error":
-            with contextlib.suppress(WireError):
-                self.failure = failure_from(content)
-        self.status = status if status in ("ok", "error", "aborted") else "error"
-        if self._idle:
-            self.finished.set()
-
-    def on_idle(self) -> None:
-        """Note that no more output of this request can follow."""
-        self._idle = True
-        if self.status is not None:
-            self.finished.set()
 
 
 class Answer:

@@ -18,8 +18,8 @@ from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, Recorder
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.spawn import Spawned
-from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import give_tree, remove_tree
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest

@@ -21,7 +21,7 @@ from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequ
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.select import proven_sandbox
 

@@ -15,7 +15,7 @@ from threading import Lock
 
 from kernel_mcp.config.settings import MIB
 from kernel_mcp.config.values import format_bytes
-from kernel_mcp.limits.unnamed import unlinked
+from kernel_mcp.limits.deleted_files import unlinked
 from kernel_mcp.linux.walk import File, Holding, entries_within, measure
 
 LEAST_PAUSE_S = 0.5

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel_mcp.errors import KernelGone, LaunchError
-from kernel_mcp.kernels.ending import UNSURE
+from kernel_mcp.kernels.run import UNSURE
 from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions import reach
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 
 if TYPE_CHECKING:
-    from kernel_mcp.kernels.kernel import Kernel, Run
+    from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.kernels.run import Run
 
 INTERRUPT_EVERY_S = 0.5
 """A kernel ignores an interrupt that arrives just before the cell begins, so it is repeated."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kernel_mcp.environments.layer import Layer
+from kernel_mcp.kernels.factory import Demand
 from kernel_mcp.linux.safe_tree import make_private
-from kernel_mcp.sessions.demand import Demand
 
 REMOVED = "The workspace folder of this session has been removed from outside"
 

@@ -13,7 +13,7 @@ import anyio.abc
 from kernel_mcp.audit import Journal
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import HibernationError, KernelGone, KernelMcpError, LaunchError
-from kernel_mcp.sessions.demand import Demand, KernelSource
+from kernel_mcp.kernels.factory import Demand, KernelSource
 from kernel_mcp.sessions.folders import REMOVED, restore
 from kernel_mcp.sessions.hibernation import Hibernation, Sleep, Waking, listing, nothing_back
 from kernel_mcp.sessions.ledger import Ledger, Loss, Notice

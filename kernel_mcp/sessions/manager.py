@@ -20,9 +20,9 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.kernels.factory import Demand, KernelSource
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
-from kernel_mcp.sessions.demand import Demand, KernelSource
 from kernel_mcp.sessions.keeper import lost_names
 from kernel_mcp.sessions.ledger import Loss
 from kernel_mcp.sessions.occupancy import Occupancy

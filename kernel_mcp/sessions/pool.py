@@ -23,9 +23,9 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.environments.layer import Layer
+from kernel_mcp.kernels.factory import Demand, KernelSource
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree, take_place
-from kernel_mcp.sessions.demand import Demand, KernelSource
 from kernel_mcp.sessions.spares import NAME_BYTES
 
 if TYPE_CHECKING:

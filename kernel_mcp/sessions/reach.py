@@ -17,7 +17,8 @@ import anyio
 from kernel_mcp.errors import LaunchError
 
 if TYPE_CHECKING:
-    from kernel_mcp.kernels.kernel import Kernel, Run
+    from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.kernels.run import Run
 
 TICK_S = 0.25
 LOOK_S = 2.0

@@ -22,8 +22,8 @@ from kernel_mcp.descriptions import counted, descriptions
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import LaunchError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.kernels.factory import Demand, KernelSource
 from kernel_mcp.sessions.cell import Cell, StopReason
-from kernel_mcp.sessions.demand import Demand, KernelSource
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.keeper import KernelKeeper
 from kernel_mcp.sessions.ledger import Ledger, Loss, Notice

@@ -21,14 +21,14 @@ import anyio
 from kernel_mcp.audit import Audit
 from kernel_mcp.config.settings import MIB, Limits, Settings
 from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.kernels.factory import Demand
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment
-from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Caller, Folders, SessionManager
 from kernel_mcp.sessions.session import Session
 

@@ -25,7 +25,7 @@ from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelReques
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.output.displayindex import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy

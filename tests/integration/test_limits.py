@@ -16,8 +16,8 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import MIB, Limits
-from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from tests.integration.agent import agent
 from tests.integration.limited_kernel import limited_kernel
@@ -360,7 +360,7 @@ def test_groups_of_a_killed_server_go_with_the_next_one(
     killed = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.config.settings import Limits
 folder = Path(sys.argv[1])
 limits = Enforcer.create(folder).open(Limits(), folder, folder)

@@ -13,8 +13,9 @@ import anyio
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.kernels.kernel import Answer, Kernel, Run, Sink
-from kernel_mcp.kernels.names import KnownNames
+from kernel_mcp.kernels.factory import Demand
+from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames
+from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.kernels.wire import Message
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.limits.capacity import Capacity
@@ -22,7 +23,6 @@ from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.sessions.session import Session
 

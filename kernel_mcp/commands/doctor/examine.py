@@ -30,7 +30,7 @@ from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelReques
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy

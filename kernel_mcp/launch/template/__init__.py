@@ -35,7 +35,7 @@ from kernel_mcp.launch.template import outer
 from kernel_mcp.launch.template.kernel import READY_S, Forked, Prover
 from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
 from kernel_mcp.launch.template.supervisor import TemplateSupervisor
-from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox
 from kernel_mcp.sandbox.probe import Check

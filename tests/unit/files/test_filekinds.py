@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.files.filekinds import binary_kind, foreign_encoding, is_text, mime_of
+from kernel_mcp.files.contents import binary_kind, foreign_encoding, is_text, mime_of
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.files.paging import page_of
+from kernel_mcp.files.contents import page_of
 
 CHUNKS = st.lists(st.text(alphabet="ab\n", max_size=12), max_size=10)
 

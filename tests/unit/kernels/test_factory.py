@@ -13,10 +13,9 @@ from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.metadata import note_file
 from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.kernels import factory as module
-from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.kernels.factory import Demand, KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy import Policy
-from kernel_mcp.sessions.demand import Demand
 
 pytestmark = pytest.mark.anyio
 

@@ -16,13 +16,13 @@ import pytest
 
 from kernel_mcp.config.settings import GIB, MIB, Limits
 from kernel_mcp.errors import WorkspaceError
+from kernel_mcp.limits import deleted_files, meter
 from kernel_mcp.limits import kernel as kernel_module
 from kernel_mcp.limits import quota as quota_module
-from kernel_mcp.limits import unnamed, weighing
-from kernel_mcp.limits.enforcer import Enforcer
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.limits.sampling import Memory
+from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.meter import Memory
 from kernel_mcp.limits.segments import Segments
 from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux import proc as usage_module
@@ -142,9 +142,9 @@ class Processes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, sees: int, share: int) -> None:
         self.sees, self.share = sees, share
         self.failure: Exception | None = None
-        monkeypatch.setattr(weighing, "plainly", lambda _pid: self._told(self.sees))
-        monkeypatch.setattr(weighing, "closely", lambda _pid: self._told(self.share))
-        monkeypatch.setattr(weighing, "files_in_memory", lambda _processes: 0)
+        monkeypatch.setattr(meter, "plainly", lambda _pid: self._told(self.sees))
+        monkeypatch.setattr(meter, "closely", lambda _pid: self._told(self.share))
+        monkeypatch.setattr(meter, "files_in_memory", lambda _processes: 0)
         monkeypatch.setattr(Segments, "held", lambda _self, _processes: 0)
         monkeypatch.setattr(kernel_module, "family", lambda _roots: [1, 2, 3, 4])
 
@@ -187,9 +187,9 @@ async def test_a_process_that_keeps_its_share_to_itself_counts_with_all_it_sees(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Processes(monkeypatch, sees=3 * GIB, share=0)
-    monkeypatch.setattr(weighing, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(meter, "PATIENCE_S", 0.01)
     held = threading.Event()
-    monkeypatch.setattr(weighing, "closely", lambda _pid: held.wait(10) and Memory())
+    monkeypatch.setattr(meter, "closely", lambda _pid: held.wait(10) and Memory())
     await watched.limits.check_memory()
     held.set()
     assert watched.done == ["kill"]
@@ -258,7 +258,7 @@ async def test_a_system_that_gives_no_thread_leaves_the_last_values(
 async def test_what_cannot_be_weighed_is_too_much(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unnamed, "MOST_FILES", 2)
+    monkeypatch.setattr(deleted_files, "MOST_FILES", 2)
     watched.limits.admit([os.getpid()])
     await watched.limits.check_memory()
     assert watched.done == ["kill"]
@@ -286,8 +286,8 @@ async def test_memory_that_takes_long_to_weigh_is_weighed_seldom(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Processes(monkeypatch, sees=0, share=0)
-    monkeypatch.setattr(weighing, "LONG_S", -1.0)
-    monkeypatch.setattr(weighing, "REST", 1e9)
+    monkeypatch.setattr(meter, "LONG_S", -1.0)
+    monkeypatch.setattr(meter, "REST", 1e9)
     await watched.limits.check_memory()
     found.sees = found.share = 9 * GIB
     await watched.limits.check_memory()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from kernel_mcp.config.settings import MIB
-from kernel_mcp.limits.sampling import Memory, closely, files_in_memory, plainly, total
+from kernel_mcp.limits.meter import Memory, closely, files_in_memory, plainly, total
 from kernel_mcp.linux.proc import tree
 
 HOLDER = "import sys; data = b'x' * (64 << 20); print(flush=True); sys.stdin.read()"

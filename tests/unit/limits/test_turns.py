@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.limits.groups import GroupTree
-from kernel_mcp.limits.turns import LONG_S, Turns
+from kernel_mcp.limits.kernel import LONG_S, Turns
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from tests.unit.conftest import FakeGroups
 

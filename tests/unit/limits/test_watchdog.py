@@ -7,9 +7,9 @@ from typing import cast
 import anyio
 import pytest
 
-from kernel_mcp.limits import watchdog
+from kernel_mcp.limits import manager
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.limits.watchdog import Watchdog
+from kernel_mcp.limits.manager import Watchdog
 
 pytestmark = pytest.mark.anyio
 
@@ -38,8 +38,8 @@ class Resting:
 async def test_processes_left_behind_are_weighed_more_often_than_a_kernel_at_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watchdog, "TICK_S", 0.001)
-    monkeypatch.setattr(watchdog, "CROWDED_S", 0.001)
+    monkeypatch.setattr(manager, "TICK_S", 0.001)
+    monkeypatch.setattr(manager, "CROWDED_S", 0.001)
     left, plain = Resting(crowded=True), Resting(crowded=False)
     found = Watchdog()
     for kernel in (left, plain):

@@ -12,7 +12,7 @@ import pytest
 from kernel_mcp.commands.image import CONTAINERFILE, build_command, main
 from kernel_mcp.config.settings import GIB, Limits, Settings
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
-from kernel_mcp.limits.enforcer import Enforcer
+from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import ContainerOptions, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, outermost

@@ -8,7 +8,8 @@ from typing import cast
 import anyio
 import pytest
 
-from kernel_mcp.kernels.kernel import Kernel, Run
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.run import Run
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.sessions.demand import Demand
+from kernel_mcp.kernels.factory import Demand
 from kernel_mcp.sessions.pool import WarmPool
 from tests.unit.fake_kernels import FakeSource
 

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.kernel import Run
+from kernel_mcp.kernels.run import Run
 from kernel_mcp.linux.proc import Usage
 from kernel_mcp.sessions import reach
 

@@ -10,9 +10,10 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.kernel import Kernel, Run, Sink
+from kernel_mcp.kernels.factory import Demand
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.sessions.cell import Cell, Status
-from kernel_mcp.sessions.demand import Demand
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager

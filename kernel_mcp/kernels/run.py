@@ -1,4 +1,4 @@
-"""The end of a cell: its reply, and then the `idle` that follows its last output.
+"""One execute request: its outcome, and the end of its output.
 
 Both come on different channels, so that a reply can be read before output that was sent before it.
 An `idle` may be lost, and a hostile kernel may withhold it: the kernel is then asked something else
@@ -8,14 +8,58 @@ request has come, no output of the cell can follow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import anyio
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Channels
-from kernel_mcp.kernels.wire import Message
+from kernel_mcp.kernels.wire import Message, WireError, failure_from, whole_number
+from kernel_mcp.output.events import Event, Failure
 
-if TYPE_CHECKING:
-    from kernel_mcp.kernels.kernel import Run
+Sink: TypeAlias = Callable[[Event], None]
+
+
+class Run:
+    """One execute request in flight; `finished` is set when it ended or the kernel died.
+
+    The first reply stands: the kernel can send any number of them. `outputs` counts what has come
+    of it so far, `unsure` says that the kernel did not tell the end of its output.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.msg_id = ""
+        self.sink = sink
+        self.status: str | None = None
+        self.execution_count: int | None = None
+        self.failure: Failure | None = None
+        self.finished = anyio.Event()
+        self.begun = False
+        self.outputs = 0
+        self.unsure = False
+        self._idle = False
+
+    def on_reply(self, content: dict[str, Any]) -> None:
+        """Take over the outcome from an execute reply."""
+        if self.status is not None:
+            return
+        status = content.get("status")
+        self.execution_count = whole_number(content.get("execution_count"))
+        if status == "error":
+            with contextlib.suppress(WireError):
+                self.failure = failure_from(content)
+        self.status = status if status in ("ok", "error", "aborted") else "error"
+        if self._idle:
+            self.finished.set()
+
+    def on_idle(self) -> None:
+        """Note that no more output of this request can follow."""
+        self._idle = True
+        if self.status is not None:
+            self.finished.set()
+
 
 LOOK_S = 2.0
 """How long to wait for the `idle` before the kernel is asked, and between later looks."""

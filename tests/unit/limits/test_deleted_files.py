@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import MIB
-from kernel_mcp.limits import unnamed
-from kernel_mcp.limits.unnamed import opened, unlinked
+from kernel_mcp.limits import deleted_files
+from kernel_mcp.limits.deleted_files import opened, unlinked
 from kernel_mcp.linux import proc as threads_module
 from kernel_mcp.linux.proc import tables, threads
 from kernel_mcp.linux.walk import BLOCK
@@ -69,7 +69,7 @@ def holder(code: str, folder: Path) -> Iterator[int]:
             process.kill()
 
 
-def on(folder: Path, found: unnamed.Unnamed) -> list[int]:
+def on(folder: Path, found: deleted_files.Unnamed) -> list[int]:
     device = folder.stat().st_dev
     return [size for (place, _), size in found.files.items() if place == device]
 
@@ -121,7 +121,7 @@ def test_a_program_that_runs_counts_when_it_has_been_deleted(tmp_path: Path) -> 
     with subprocess.Popen([program, "60"]) as process:
         size = program.stat().st_blocks * BLOCK
         program.unlink()
-        look = unnamed._Look({})
+        look = deleted_files._Look({})
         look._running(process.pid)
         assert on(tmp_path, look.found) == [size]
         process.kill()
@@ -138,7 +138,7 @@ def test_a_file_that_may_not_be_looked_at_keeps_the_size_it_had(
             if file[0] == tmp_path.stat().st_dev
         ]
         assert list(known.values()) == [MIB]
-        monkeypatch.setattr(unnamed._Look, "_look_at", lambda _self, _path: False)
+        monkeypatch.setattr(deleted_files._Look, "_look_at", lambda _self, _path: False)
         assert on(tmp_path, unlinked([pid])) == [mmap.PAGESIZE]
         assert on(tmp_path, unlinked([pid], known)) == [MIB]
 
@@ -159,16 +159,16 @@ def test_threads_that_share_their_files_are_looked_at_once() -> None:
 
 def test_too_many_descriptors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened([os.getpid()]).complete
-    monkeypatch.setattr(unnamed, "MOST_FILES", 2)
+    monkeypatch.setattr(deleted_files, "MOST_FILES", 2)
     assert not opened([os.getpid()]).complete
 
 
 def test_too_many_mappings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unlinked([os.getpid()]).complete
-    monkeypatch.setattr(unnamed, "MOST_MAPPINGS", 1000)
+    monkeypatch.setattr(deleted_files, "MOST_MAPPINGS", 1000)
     assert not unlinked([os.getpid()]).complete
 
 
 def test_processes_that_are_gone_hold_nothing() -> None:
     assert list(tables(2**22 + 1)) == []
-    assert unlinked([2**22 + 1]) == unnamed.Unnamed()
+    assert unlinked([2**22 + 1]) == deleted_files.Unnamed()
