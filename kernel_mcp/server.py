@@ -28,10 +28,8 @@ from kernel_mcp.api.resources import Library, ResourceServer
 from kernel_mcp.api.telling import Post, Teller
 from kernel_mcp.api.toolkit import Toolbox
 from kernel_mcp.api.tools import register
-from kernel_mcp.audit import Audit, open_audit
 from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.delivery import Outbox
 from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.builder import builder_for
 from kernel_mcp.environments.uv import sources
@@ -49,11 +47,11 @@ from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
-from kernel_mcp.sessions.manager import Folders, SessionManager
-from kernel_mcp.sessions.pool import WarmPool
-from kernel_mcp.sessions.reaper import Reaper
-from kernel_mcp.sessions.spares import spare_folder, sweep_spares
+from kernel_mcp.sessions.audit import Audit, open_audit
+from kernel_mcp.sessions.delivery import Outbox
+from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
+from kernel_mcp.sessions.memory import OwnMemory, ServerBounds, memory_bound
+from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.stdio import stdio_streams
 
 logger = logging.getLogger(__name__)

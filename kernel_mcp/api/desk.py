@@ -24,7 +24,6 @@ from kernel_mcp.api.models import (
 )
 from kernel_mcp.api.resources import cell_of, cell_uri_number
 from kernel_mcp.api.telling import LOST_KEY, lost_meta, said, say
-from kernel_mcp.audit import Audit
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.files.contents import page_of
@@ -35,10 +34,10 @@ from kernel_mcp.output.render import Budget
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import check, own_modules
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
-from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.keeper import lost_names
+from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.cell import Cell, Report
+from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.narration import Report
 from kernel_mcp.sessions.session import Clock, Session
 
 MAX_CODE_CHARS = 1_000_000

@@ -28,9 +28,8 @@ from kernel_mcp.output.render import Budget
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import SCRIPT_FILE, Needs, ScriptReader, expect_script, plain
 from kernel_mcp.packages.result import all_versions
-from kernel_mcp.sessions.cell import Cell, Status
+from kernel_mcp.sessions.cell import Cell, Report, Status
 from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.narration import Report
 from kernel_mcp.sessions.session import Session
 
 if TYPE_CHECKING:

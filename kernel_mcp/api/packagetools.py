@@ -18,7 +18,7 @@ from kernel_mcp.api.toolkit import (
     reporter,
 )
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.sessions.narration import silence
+from kernel_mcp.sessions.cell import silence
 
 DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 

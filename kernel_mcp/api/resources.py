@@ -19,7 +19,7 @@ from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
-from kernel_mcp.output.notice import guarded, guarded_lines
+from kernel_mcp.output.text import guarded, guarded_lines
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session

@@ -12,14 +12,12 @@ from typing import Any, Protocol, TypeVar, cast
 from mcp_types import CallToolResult, ContentBlock, ResourceLink, TextContent
 from pydantic import BaseModel
 
-from kernel_mcp.delivery import Receipt, RequestId
 from kernel_mcp.errors import KernelMcpError, SessionGone
-from kernel_mcp.output.notice import guarded, guarded_lines, notice
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import visible
-from kernel_mcp.sessions.ledger import Loss, Notice
+from kernel_mcp.output.text import guarded, guarded_lines, notice, visible
+from kernel_mcp.sessions.delivery import Receipt, RequestId
+from kernel_mcp.sessions.losses import Loss, Notice, Reply
 from kernel_mcp.sessions.manager import Caller
-from kernel_mcp.sessions.reply import Reply
 from kernel_mcp.sessions.session import Session
 
 CELL_KEY = "kernel-mcp/cell"

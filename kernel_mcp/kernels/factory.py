@@ -20,7 +20,7 @@ from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import Progress
 from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
 from kernel_mcp.launch.guest_files import compile_guest
 from kernel_mcp.policy import Policy
 from kernel_mcp.profiles import entries
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class KernelRequest:
     """What a session asks of its kernels: python and packages empty for the server's own.
 
     `beside` asks for a kernel in a workspace that another kernel is using. `layer` is the folder of
@@ -56,7 +56,7 @@ class Demand:
 class KernelSource(Protocol):
     """Makes kernels that are ready to run cells."""
 
-    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         """Start a kernel, telling what is being done meanwhile. Raises KernelMcpError."""
 
 
@@ -66,7 +66,7 @@ KERNEL_MODULE = "kernel_mcp.kernels.kernel"
 FRESH_S = 600.0
 """How long the store is not asked again for an environment that is in use."""
 
-_NOBODY = Demand("", Path("/"))
+_NOBODY = KernelRequest("", Path("/"))
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class KernelFactory:
         environments: EnvironmentStore,
         launcher: Launcher,
         templates: Templates | None = None,
-        demands: Callable[[], Iterable[Demand]] = tuple,
+        demands: Callable[[], Iterable[KernelRequest]] = tuple,
     ) -> None:
         """`templates` is told of the server's own environment, for `launcher` to fork from.
 
@@ -130,7 +130,7 @@ class KernelFactory:
         self._built: dict[EnvironmentSpec, _Built] = {}
 
     async def environment(
-        self, demand: Demand, tell: Callable[[str], None]
+        self, demand: KernelRequest, tell: Callable[[str], None]
     ) -> tuple[KernelEnvironment, Policy]:
         """The environment a demand asks for, built if need be, and the policy that fits it.
 
@@ -142,7 +142,9 @@ class KernelFactory:
 
         return await self.prepare(demand, progress)
 
-    async def prepare(self, demand: Demand, progress: Progress) -> tuple[KernelEnvironment, Policy]:
+    async def prepare(
+        self, demand: KernelRequest, progress: Progress
+    ) -> tuple[KernelEnvironment, Policy]:
         """As `environment`, with progress that is waited for."""
         spec = self.spec(demand)
         built = self._built.get(spec)
@@ -157,7 +159,7 @@ class KernelFactory:
         return built.environment, _fitting(built.policy, demand)
 
     async def _ensure(
-        self, spec: EnvironmentSpec, demand: Demand, progress: Progress
+        self, spec: EnvironmentSpec, demand: KernelRequest, progress: Progress
     ) -> KernelEnvironment:
         if spec == self._own_spec:
             terms = Terms(most_bytes=self._settings.cache_bytes, flag="--cache-size")
@@ -198,11 +200,11 @@ class KernelFactory:
         """Why kernels of `environment` are not forked from its template, if it was refused."""
         return "" if self._templates is None else self._templates.refusal(environment)
 
-    def prepared(self, demand: Demand) -> bool:
+    def prepared(self, demand: KernelRequest) -> bool:
         """Whether a kernel could start now, without waiting for an environment to be built."""
         return self.spec(demand) in self._built
 
-    def policy(self, demand: Demand) -> Policy:
+    def policy(self, demand: KernelRequest) -> Policy:
         """What a demand's code may import, without waiting for an environment to be built."""
         spec = self.spec(demand)
         built = self._built.get(spec)
@@ -210,13 +212,13 @@ class KernelFactory:
             return self._policy.with_modules(spec.packages)
         return _fitting(built.policy, demand)
 
-    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         """Start a kernel for `demand`. Raises EnvironmentBuildError, LaunchError."""
         if KERNEL_MODULE not in sys.modules:
             await anyio.to_thread.run_sync(import_module, KERNEL_MODULE)
         environment, policy = await self.environment(demand, tell)
         handle = await self._launcher.launch(
-            KernelRequest(
+            LaunchRequest(
                 session=demand.session,
                 environment=environment,
                 policy=policy,
@@ -241,7 +243,7 @@ class KernelFactory:
 
         return Kernel(handle, environment=environment, policy=policy)
 
-    def spec(self, demand: Demand) -> EnvironmentSpec:
+    def spec(self, demand: KernelRequest) -> EnvironmentSpec:
         """What the environment of a demand has to hold."""
         if demand.python or demand.packages:
             return self._spec(demand)
@@ -251,7 +253,7 @@ class KernelFactory:
     def _own_spec(self) -> EnvironmentSpec:
         return self._spec(_NOBODY)
 
-    def _spec(self, demand: Demand) -> EnvironmentSpec:
+    def _spec(self, demand: KernelRequest) -> EnvironmentSpec:
         return EnvironmentSpec.for_allow(
             entries(self._settings),
             python=demand.python or self._settings.python,
@@ -259,7 +261,7 @@ class KernelFactory:
         )
 
 
-def _fitting(policy: Policy, demand: Demand) -> Policy:
+def _fitting(policy: Policy, demand: KernelRequest) -> Policy:
     """The policy of an environment with what the session has installed besides."""
     if demand.layer is None:
         return policy

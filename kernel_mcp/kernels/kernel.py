@@ -17,7 +17,7 @@ from kernel_mcp.kernels.run import Ending, Run, Sink
 from kernel_mcp.kernels.wire import Message, event_from
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle
 from kernel_mcp.linux.proc import ExitStatus
-from kernel_mcp.output.events import Stream
+from kernel_mcp.output.items import Stream
 from kernel_mcp.policy import Policy
 
 # The names of a kernel's variables, which are all that is left of them when it dies.

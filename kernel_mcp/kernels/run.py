@@ -17,7 +17,7 @@ import anyio
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Channels
 from kernel_mcp.kernels.wire import Message, WireError, failure_from, whole_number
-from kernel_mcp.output.events import Event, Failure
+from kernel_mcp.output.items import Event, Failure
 
 Sink: TypeAlias = Callable[[Event], None]
 

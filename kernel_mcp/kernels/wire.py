@@ -18,7 +18,7 @@ from typing import Any, Literal
 from jupyter_client._version import protocol_version
 from jupyter_client.session import DELIM
 
-from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
+from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
 from kernel_specs.restricted.session import pack
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024

@@ -84,7 +84,7 @@ class KernelEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRequest:
+class LaunchRequest:
     """All that is needed to start one kernel for one session."""
 
     session: str
@@ -147,7 +147,7 @@ class KernelHandle(Protocol):
 class Launcher(Protocol):
     """Starts kernels; the session cannot tell a cold start from a fork."""
 
-    async def launch(self, request: KernelRequest) -> KernelHandle:
+    async def launch(self, request: LaunchRequest) -> KernelHandle:
         """Return a kernel whose sockets are bound and listening.
 
         Raises LaunchError with the tail of the kernel's stderr when it does not get there.

@@ -13,7 +13,7 @@ import anyio
 from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest_files
-from kernel_mcp.launch.base import ConnectionInfo, KernelRequest
+from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, Recorder
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
@@ -45,7 +45,7 @@ class LocalLauncher:
         self._start_timeout_s = start_timeout_s
 
     async def launch(
-        self, request: KernelRequest, *, connection: ConnectionInfo | None = None
+        self, request: LaunchRequest, *, connection: ConnectionInfo | None = None
     ) -> LaunchedKernel:
         """Start a kernel and return it once its sockets listen.
 
@@ -59,7 +59,7 @@ class LocalLauncher:
             raise LaunchError(str(explained(reason, "preparing a kernel's files"))) from reason
 
     async def _launch(
-        self, request: KernelRequest, connection: ConnectionInfo | None
+        self, request: LaunchRequest, connection: ConnectionInfo | None
     ) -> LaunchedKernel:
         async with AsyncExitStack() as undo:
             identity = self._sandbox.identity(request.workspace)
@@ -105,7 +105,7 @@ class LocalLauncher:
 
     def _start(
         self,
-        request: KernelRequest,
+        request: LaunchRequest,
         folder: Path,
         connection: ConnectionInfo,
         identity: Identity | None,
@@ -139,7 +139,7 @@ class LocalLauncher:
 
 def _furnish(
     folder: Path,
-    request: KernelRequest,
+    request: LaunchRequest,
     connection: ConnectionInfo,
     paths: GuestPaths,
     identity: Identity | None,

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.config.settings import KIB, MIB
-from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
+from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import BOOT_FOLDER, GuestPaths
 from kernel_specs.restricted import confine
@@ -84,7 +84,7 @@ def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[st
 
 
 def boot_content(
-    request: KernelRequest, guest: GuestPaths, ready_fd: int, recorder_fd: int = -1
+    request: LaunchRequest, guest: GuestPaths, ready_fd: int, recorder_fd: int = -1
 ) -> dict[str, Any]:
     """The boot file: policy, limits and places."""
     limits = request.limits
@@ -109,7 +109,7 @@ def boot_content(
     }
 
 
-def ceilings(request: KernelRequest, guest: GuestPaths) -> dict[str, int]:
+def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:
     """The most that the resource limits of a kernel may be, by the names of /proc/PID/limits.
 
     It has set them itself, before it loads anything, from the boot file.
@@ -127,14 +127,14 @@ def ceilings(request: KernelRequest, guest: GuestPaths) -> dict[str, int]:
     return {"Max core file size": 0, **{name: most for name, most in wanted.items() if most > 0}}
 
 
-def layer_paths(request: KernelRequest, guest: GuestPaths) -> list[str]:
+def layer_paths(request: LaunchRequest, guest: GuestPaths) -> list[str]:
     """Where the kernel sees the package layers of its session."""
     if not guest.layers:
         return [str(layer) for layer in request.layers]
     return [f"{guest.layers}/{number}" for number in range(len(request.layers))]
 
 
-def argv(request: KernelRequest, guest: GuestPaths) -> list[str]:
+def argv(request: LaunchRequest, guest: GuestPaths) -> list[str]:
     """The kernel's command line."""
     return [
         str(request.environment.python),
@@ -143,7 +143,7 @@ def argv(request: KernelRequest, guest: GuestPaths) -> list[str]:
     ]
 
 
-def environment(request: KernelRequest, guest: GuestPaths) -> dict[str, str]:
+def environment(request: LaunchRequest, guest: GuestPaths) -> dict[str, str]:
     """What the interpreter starts with; nothing is passed on, and the boot sets the rest."""
     return {
         "PATH": f"{request.environment.python.parent}:/usr/local/bin:/usr/bin:/bin",

@@ -17,7 +17,7 @@ from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Int, List, Unicode
 
 from kernel_mcp.config.settings import MIB, Limits
-from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
+from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
@@ -93,7 +93,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         assert self._launcher is not None
         workspace = Path(self.workspace) if self.workspace else self._run.path / "w"
         workspace.mkdir(mode=0o700, exist_ok=True)
-        request = KernelRequest(
+        request = LaunchRequest(
             session=self.kernel_id or "",
             environment=self._environment(python),
             policy=Policy.for_allow(self.allow, self.profile),

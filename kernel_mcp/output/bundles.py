@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp.config.settings import KIB
-from kernel_mcp.output.jsontext import JSON_DEPTH, Shape, slices, utf8
-from kernel_mcp.output.markup import html_to_text
+from kernel_mcp.output.markup import JSON_DEPTH, Shape, html_to_text, slices, utf8
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Cut, cut
 

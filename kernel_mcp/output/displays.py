@@ -3,11 +3,106 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from kernel_mcp.output.bundles import Part, Shelf, bounded_metadata
-from kernel_mcp.output.events import Display
-from kernel_mcp.output.items import DisplayItem
-from kernel_mcp.output.transcript import Shown, Transcript
+from kernel_mcp.output.items import Display, DisplayItem, Failure, FailureItem
+from kernel_mcp.output.textstore import Failed, Segment, Shown, Transcript
+
+# The entries of a transcript as JSON values, and back.
+
+
+def row_of(entry: Segment | Shown | Failed) -> list[Any]:
+    """An entry of a cell that has ended; values in files stay there."""
+    if isinstance(entry, Segment):
+        return ["text", entry.name, entry.start, entry.end]
+    if isinstance(entry, Failed):
+        failure = entry.item.failure
+        return ["failure", entry.tick, failure.name, failure.value, failure.traceback]
+    item = entry.item
+    parts = [_part_row(part) for part in item.parts]
+    shown = [item.cell, item.number, parts, item.metadata, item.result]
+    return ["display", entry.tick, entry.display_id, shown]
+
+
+def entry_from(row: list[Any], folder: Path) -> Segment | Shown | Failed:
+    """The entry that gave this row; its files are in `folder`."""
+    kind, *rest = row
+    if kind == "text":
+        return Segment(*rest)
+    if kind == "failure":
+        tick, name, value, traceback = rest
+        return Failed(tick, FailureItem(Failure(name, value, tuple(traceback))))
+    tick, display_id, (cell, number, parts, metadata, result) = rest
+    kept = tuple(_part(part, folder) for part in parts)
+    return Shown(tick, DisplayItem(cell, number, kept, metadata, result), display_id)
+
+
+def _part_row(part: Part) -> list[Any]:
+    file = None if part.path is None else part.path.name
+    return [part.mime, part.size, part.text, file, part.structured, part.problem]
+
+
+def _part(row: list[Any], folder: Path) -> Part:
+    mime, size, text, file, structured, problem = row
+    return Part(mime, size, text, file and folder / file, structured, problem)
+
+
+# Display ids across the cells of a session.
+
+MAX_LOGS = 8
+"""Earlier cells that one `update_display` can reach."""
+MAX_HELD = 32
+"""Cells with display ids that can be updated at all: they stay in memory."""
+
+LogT = TypeVar("LogT")
+
+
+class DisplayIndex(Generic[LogT]):
+    """Which of the newest cells of a session show which display id."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, list[LogT]] = {}
+        self._ids: dict[LogT, set[str]] = {}
+
+    def add(self, display_id: str, log: LogT) -> None:
+        """Remember that `log` shows `display_id`; the oldest of too many logs is forgotten."""
+        logs = self._logs.setdefault(display_id, [])
+        if log not in logs:
+            logs.append(log)
+            self._ids.setdefault(log, set()).add(display_id)
+            for earlier in logs[:-MAX_LOGS]:
+                self.forget(display_id, earlier)
+        while len(self._ids) > MAX_HELD:
+            oldest = next(iter(self._ids))
+            for held in list(self._ids[oldest]):
+                self.forget(held, oldest)
+
+    def forget(self, display_id: str, log: LogT) -> None:
+        """Undo `add`."""
+        logs = self._logs.get(display_id, [])
+        if log in logs:
+            logs.remove(log)
+            self._ids[log].discard(display_id)
+            if not logs:
+                del self._logs[display_id]
+            if not self._ids[log]:
+                del self._ids[log]
+
+    def others(self, display_id: str, log: LogT) -> list[LogT]:
+        """The other logs that show `display_id`, oldest first."""
+        return [other for other in self._logs.get(display_id, []) if other is not log]
+
+    def holds(self, log: LogT) -> bool:
+        """Whether an update may yet reach `log`."""
+        return log in self._ids
+
+    def clear(self) -> None:
+        """Forget everything: the kernel that made the displays has gone."""
+        self._logs.clear()
+        self._ids.clear()
+
 
 MAX_RESULTS = 4
 """Results kept beyond the displays; an honest cell has one."""

@@ -7,9 +7,55 @@ from typing import Any, Literal, TypeAlias
 
 from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.output.bundles import Part, readable
-from kernel_mcp.output.events import Failure
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import cut, omission
+
+# What a cell produces while it runs, as typed values in the order they happened.
+#
+# Events are built only from validated iopub messages (see `channels`), so every field has the type
+# stated here whatever the kernel sent.
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Text written to stdout or stderr."""
+
+    name: Literal["stdout", "stderr"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """A MIME bundle: display data, the update of an earlier one, or the cell's result.
+
+    `data` maps MIME type to a string (base64 for binary types) or, for JSON types, a JSON value.
+    """
+
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+    display_id: str | None = None
+    update: bool = False
+    result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """`clear_output`: drop what is shown, now or (`wait`) when the next output arrives."""
+
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that ended the cell. `traceback` has one string a frame, with ANSI codes."""
+
+    name: str
+    value: str
+    traceback: tuple[str, ...]
+
+
+Event: TypeAlias = Stream | Display | Clear | Failure
+
 
 StreamName: TypeAlias = Literal["stdout", "stderr"]
 

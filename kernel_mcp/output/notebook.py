@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kernel_mcp.output.bundles import Part
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
-from kernel_mcp.output.jsontext import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
+from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
 from kernel_mcp.output.text import omission
 
 NOTEBOOK_MIME = "application/x-ipynb+json"

@@ -10,24 +10,24 @@ from typing import Any
 
 from kernel_mcp.config.settings import KIB, MIB
 from kernel_mcp.output.bundles import Part, Shelf, extension, primary
-from kernel_mcp.output.displayindex import DisplayIndex
-from kernel_mcp.output.displays import Displays
-from kernel_mcp.output.entryrows import entry_from, row_of
-from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
+from kernel_mcp.output.displays import DisplayIndex, Displays, entry_from, row_of
 from kernel_mcp.output.items import (
+    Clear,
+    Display,
+    Event,
+    Failure,
     FailureItem,
     Item,
     NoteItem,
+    Stream,
     TextItem,
     add_text,
     bounded_failure,
     item_text,
     without_shown,
 )
-from kernel_mcp.output.streams import Streams
 from kernel_mcp.output.text import tail_of
-from kernel_mcp.output.textstore import TextStore
-from kernel_mcp.output.transcript import Failed, Transcript
+from kernel_mcp.output.textstore import Failed, Streams, TextStore, Transcript
 
 SHOWN_CHARS = 64 * KIB
 """Text at each end of a range that `since` reads; more than any answer shows."""

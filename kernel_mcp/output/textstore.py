@@ -7,12 +7,26 @@ the text is kept; what lies between is counted and gone.
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kernel_mcp.config.settings import KIB
+from kernel_mcp.output.items import (
+    DisplayItem,
+    FailureItem,
+    Item,
+    Stream,
+    StreamName,
+    add_gap,
+    add_text,
+)
+from kernel_mcp.output.terminal import Screen
+from kernel_mcp.output.text import stripped, tail_of
 
 BLOCK_CHARS = 64 * 1024
 """Characters of one write to the file, and of one entry of its index."""
@@ -173,3 +187,174 @@ class TextStore:
 
 def _start(block: _Block) -> int:
     return block.start
+
+
+# The order of a cell's output: stream text by position, displays and failures between.
+
+MAX_SEGMENTS = 4096
+"""Changes between stdout and stderr that are told apart in one cell."""
+PIECE_CHARS = 64 * KIB
+"""Text that is handled at a time."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """Stream text from one position of the text to another."""
+
+    name: StreamName
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Shown:
+    """A display in its place; `tick` grows whenever it changes."""
+
+    tick: int
+    item: DisplayItem
+    display_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An exception in its place."""
+
+    tick: int
+    item: FailureItem
+
+
+class Transcript:
+    """What has become final of a cell's output, in order: its `entries`."""
+
+    def __init__(self, text: TextStore) -> None:
+        self.text = text
+        self.entries: list[Segment | Shown | Failed] = []
+
+    @property
+    def displays(self) -> list[Shown]:
+        """The displays in order."""
+        return [entry for entry in self.entries if isinstance(entry, Shown)]
+
+    def write(self, name: StreamName, text: str) -> None:
+        """Add stream text."""
+        if not text:
+            return
+        start = self.text.total
+        self.text.append(text)
+        last = self.entries[-1] if self.entries else None
+        joins = isinstance(last, Segment) and (
+            last.name == name or len(self.entries) >= MAX_SEGMENTS
+        )
+        if isinstance(last, Segment) and joins:
+            last.end = self.text.total
+        else:
+            self.entries.append(Segment(name, start, self.text.total))
+
+    def place(self, entry: Shown | Failed) -> None:
+        """Add a display or failure."""
+        self.entries.append(entry)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.entries.clear()
+        self.text.discard()
+
+    def items(self, characters: int, tick: int, limit: int) -> list[Item]:
+        """Text after a position and what changed after a tick, in order.
+
+        Text beyond `limit` characters at either end of the range becomes a gap.
+        """
+        first, last = characters + limit, self.text.total - limit
+        if first >= last:
+            first = last = self.text.total
+        items: list[Item] = []
+        for entry in self.entries:
+            if not isinstance(entry, Segment):
+                if entry.tick > tick:
+                    items.append(entry.item)
+            elif entry.end > characters:
+                start, end = max(entry.start, characters), entry.end
+                self._read(items, entry.name, start, min(end, first))
+                add_gap(items, min(end, last) - max(start, first))
+                self._read(items, entry.name, max(start, last), end)
+        return items
+
+    def whole(self) -> Iterator[Item]:
+        """Every item with all its text, long text in several."""
+        for entry in list(self.entries):
+            if not isinstance(entry, Segment):
+                yield entry.item
+                continue
+            for start in range(entry.start, entry.end, PIECE_CHARS):
+                items: list[Item] = []
+                self._read(items, entry.name, start, min(entry.end, start + PIECE_CHARS))
+                yield from items
+
+    def _read(self, items: list[Item], name: StreamName, start: int, end: int) -> None:
+        position = start
+        for at, text in self.text.read(start, end):
+            add_gap(items, at - position)
+            add_text(items, name, text)
+            position = at + len(text)
+        add_gap(items, end - position)
+
+
+# The streams of one cell as terminals show them: rows that may change yet, then final text.
+
+WORK_S = 0.05
+"""Time that one event may take; of what is left of it, control codes are dropped unread."""
+LINE_CHARS = 500
+"""A progress line is at most this long."""
+
+
+class Streams:
+    """The live rows of stdout and stderr; what becomes final goes to `transcript`."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+        self._screens: dict[StreamName, Screen] = {"stdout": Screen(), "stderr": Screen()}
+        self._current: StreamName = "stdout"
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """The live rows of stdout and of stderr."""
+        return self._screens["stdout"].live, self._screens["stderr"].live
+
+    @property
+    def newest_line(self) -> str:
+        """The newest line that is not blank."""
+        live = self._screens[self._current].live
+        return tail_of(live.rstrip().rpartition("\n")[2].strip(), LINE_CHARS)
+
+    def live(self, name: StreamName) -> str:
+        """The live rows of one stream."""
+        return self._screens[name].live
+
+    def order(self) -> list[StreamName]:
+        """The streams in the order their live rows are shown: progress bars come last."""
+        names: list[StreamName] = ["stdout", "stderr"]
+        return sorted(names, key=lambda name: self._screens[name].redrawing)
+
+    def write(self, event: Stream) -> None:
+        """Add what the cell printed."""
+        if event.name != self._current:
+            self._transcript.write(self._current, self._screens[self._current].settle())
+            self._current = event.name
+        screen, text = self._screens[event.name], event.text
+        end = time.perf_counter() + WORK_S
+        for start in range(0, len(text), PIECE_CHARS):
+            if start and time.perf_counter() > end:
+                self._transcript.write(event.name, screen.flush())
+                self._transcript.write(event.name, stripped(text[start:]))
+                break
+            self._transcript.write(event.name, screen.feed(text[start : start + PIECE_CHARS]))
+
+    def settle(self, *, force: bool) -> None:
+        """Make the live rows final, with `force` even those of a progress bar."""
+        for name in self.order():
+            screen = self._screens[name]
+            self._transcript.write(name, screen.flush() if force else screen.settle())
+
+    def clear(self) -> None:
+        """Forget the live rows."""
+        self._screens = {"stdout": Screen(), "stderr": Screen()}

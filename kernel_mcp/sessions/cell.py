@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.output.events import Event
+from kernel_mcp.output.items import Event
 from kernel_mcp.output.outputs import OutputLog, Position
-from kernel_mcp.sessions.ledger import Loss, Notice
+from kernel_mcp.sessions.losses import Loss, Notice
 
 
 class Status(str, Enum):
@@ -221,3 +221,35 @@ class Cell:
             "omitted": omitted,
             "outputs": outputs,
         }
+
+
+# Telling whoever waits for a cell what is new, while it runs.
+
+Report = Callable[[str], Awaitable[None]]
+
+EVERY_S = 0.1
+CHARS = 2000
+
+
+async def silence(_text: str) -> None:
+    """The report to nobody."""
+
+
+async def narrate(cell: Cell, report: Report) -> None:
+    """Report the steps before the cell and its new output, at most ten times a second."""
+    told = cell.reported
+    steps = changes = 0
+    ended = False
+    while not ended:
+        changes = await cell.heard(changes)
+        ended = cell.finished.is_set()
+        for step in cell.steps[steps:]:
+            await report(step)
+        steps = len(cell.steps)
+        text = cell.log.news(told, CHARS).strip("\n")
+        told = cell.log.position()
+        if text:
+            await report(text)
+        if not ended:
+            with anyio.move_on_after(EVERY_S):
+                await cell.finished.wait()

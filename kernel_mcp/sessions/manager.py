@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import secrets
 import sys
 from collections import OrderedDict
@@ -14,19 +16,18 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from kernel_mcp.audit import Audit
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.kernels.factory import Demand, KernelSource
+from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
-from kernel_mcp.sessions.keeper import lost_names
-from kernel_mcp.sessions.ledger import Loss
-from kernel_mcp.sessions.occupancy import Occupancy
-from kernel_mcp.sessions.reply import Reply
+from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.lifecycle import lost_names
+from kernel_mcp.sessions.losses import Loss, Reply
+from kernel_mcp.sessions.quota import SessionQuota
 from kernel_mcp.sessions.session import Clock, Session
 
 CLOSE_TIMEOUT_S = 2.0
@@ -97,7 +98,7 @@ class SessionManager:
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._known: OrderedDict[str, Ended] = OrderedDict()
         self._default_lock = anyio.Lock()
-        self._occupancy = Occupancy(
+        self._occupancy = SessionQuota(
             settings,
             sessions=lambda: self.sessions,
             drop=self._drop,
@@ -150,7 +151,9 @@ class SessionManager:
         handle = "s-" + secrets.token_urlsafe(9)
         folder = self._folders.workspaces / handle
         records = self._folders.records / handle
-        demand = Demand(handle, folder, python, packages, layer=self._folders.layers / handle)
+        demand = KernelRequest(
+            handle, folder, python, packages, layer=self._folders.layers / handle
+        )
         for path in (folder, records):
             make_private(path)
         Layer(self._folders.layers / handle).make()
@@ -284,3 +287,60 @@ class SessionManager:
         for place in places:
             with Barrier("removing a session's files", handle):
                 await surely(remove_tree, place / handle)
+
+
+# Collects sessions that nobody has used for a while.
+
+logger = logging.getLogger(__name__)
+
+LOOKS_PER_TIMEOUT = 20
+MAX_PAUSE_S = 30.0
+MIN_PAUSE_S = 0.05
+AT_ONCE = 4
+"""Sessions that are put to sleep at the same time: one that is slow holds up no other."""
+
+
+class Reaper:
+    """Hibernates idle sessions; none where `idle_timeout_s` is infinite. A busy one is not idle."""
+
+    def __init__(self, manager: SessionManager, idle_timeout_s: float, clock: Clock) -> None:
+        self._manager = manager
+        self._idle_timeout_s = idle_timeout_s
+        self._clock = clock
+
+    def expired(self) -> list[Session]:
+        """The sessions whose time is over now, longest idle first."""
+        now = self._clock()
+        found = [
+            session
+            for session in self._manager.sessions
+            if session.restful
+            and session.last_used <= now - self._idle_timeout_s
+            and session.spared_until <= now
+        ]
+        return sorted(found, key=lambda session: session.last_used)
+
+    async def collect(self) -> None:
+        """Put what has expired to sleep."""
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        async with anyio.create_task_group() as tasks:
+            for session in self.expired():
+                tasks.start_soon(self._retire, session, limiter)
+
+    async def _retire(self, session: Session, limiter: anyio.CapacityLimiter) -> None:
+        async with limiter:
+            idle = self._clock() - session.last_used
+            if session.restful and idle >= self._idle_timeout_s:
+                logger.info("retiring a session idle for %.0f s", idle)
+                with Barrier("retiring an idle session", session.handle):
+                    await self._manager.retire(session)
+
+    async def run(self) -> None:
+        """Collect for ever, looking often enough to be late by a twentieth of the timeout."""
+        if math.isinf(self._idle_timeout_s):
+            return
+        pause = max(MIN_PAUSE_S, min(MAX_PAUSE_S, self._idle_timeout_s / LOOKS_PER_TIMEOUT))
+        while True:
+            await anyio.sleep(pause)
+            with Barrier("looking for idle sessions"):
+                await self.collect()

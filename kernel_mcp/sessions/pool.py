@@ -9,11 +9,14 @@ code runs before that.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import re
 import secrets
+import stat
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +26,95 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.environments.layer import Layer
-from kernel_mcp.kernels.factory import Demand, KernelSource
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree, take_place
-from kernel_mcp.sessions.spares import NAME_BYTES
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
+
+# Where the folders of kernels in reserve are while no session has them.
+#
+# They have to lie on the file system of the sessions' folders, as they take their places by
+# renames.
+# Where that is a folder of the operator's, they are kept together in a hidden one, which goes with
+# the server; what a killed server has left of it is removed by the next that uses the folder.
+
 logger = logging.getLogger(__name__)
+
+NAME_BYTES = 8
+"""Of the random names of spares."""
+_HIDDEN = ".kernel-mcp-"
+_OURS = re.compile(rf"{re.escape(_HIDDEN)}[0-9a-f]{{8}}")
+_LOCK = "lock"
+_SPARE = re.compile(rf"\.?[0-9a-f]{{{2 * NAME_BYTES}}}(-\d+)?")
+"""With the names that a removal gives to what it has not got to."""
+
+
+@contextlib.contextmanager
+def spare_folder(parent: Path) -> Iterator[Path]:
+    """A hidden folder of this server alone in the operator's `parent`. Raises ConfigError."""
+    path = parent / f"{_HIDDEN}{secrets.token_hex(4)}"
+    try:
+        sweep_spares(parent)
+        path.mkdir(mode=0o700)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        lock = os.open(path / _LOCK, flags, 0o600)
+    except OSError as reason:
+        raise ConfigError(
+            f"cannot keep files in {parent}: {reason}; choose another folder with --workspace"
+        ) from reason
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield path
+    finally:
+        _remove_spare(path)
+        os.close(lock)
+
+
+def sweep_spares(parent: Path) -> None:
+    """Remove what killed servers have left in `parent`, as far as it is surely theirs."""
+    for path in parent.glob(f"{_HIDDEN}*"):
+        if _OURS.fullmatch(path.name):
+            _remove_if_left(path)
+
+
+def _remove_if_left(path: Path) -> None:
+    try:
+        if _holds_spares(path):
+            _remove_unlocked(path)
+    except OSError as reason:
+        logger.warning("could not look at %s: %s", path, reason)
+
+
+def _holds_spares(path: Path) -> bool:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    return _LOCK in names and all(_SPARE.fullmatch(name) for name in names - {_LOCK})
+
+
+def _remove_unlocked(path: Path) -> None:
+    lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # its server lives
+    else:
+        _remove_spare(path)
+    finally:
+        os.close(lock)
+
+
+def _remove_spare(path: Path) -> None:
+    try:
+        remove_tree(path)
+    except OSError as reason:
+        logger.warning("could not remove %s: %s", path, reason)
+
 
 REFILL_DELAY_S = 0.02
 """A pause before a spare is replaced, in which the session that took it can run its cell."""
@@ -99,7 +182,7 @@ class WarmPool:
             while self._spares:
                 await self._drop(self._spares.popleft())
 
-    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         """A spare when one fits the demand, else a kernel started now. Raises KernelMcpError."""
         while demand.ordinary and _adds_nothing(demand.layer) and self._spares:
             spare = self._spares.popleft()
@@ -123,14 +206,16 @@ class WarmPool:
         Layer(layer).make()
         async with AsyncExitStack() as undo:
             undo.push_async_callback(_remove, workspace, layer)
-            kernel = await self._source.start(Demand(name, workspace, layer=layer), logger.info)
+            kernel = await self._source.start(
+                KernelRequest(name, workspace, layer=layer), logger.info
+            )
             undo.push_async_callback(kernel.aclose)
             await _rehearse(kernel)
             await kernel.handle.limits.survey()
             undo.pop_all()
         return _Spare(kernel, workspace, layer)
 
-    async def _hand_over(self, spare: _Spare, demand: Demand) -> bool:
+    async def _hand_over(self, spare: _Spare, demand: KernelRequest) -> bool:
         """Put a spare's folders in the place of the session's; whether it can be used."""
         handle = spare.kernel.handle
         if handle.exit is not None or handle.stopped:

@@ -7,33 +7,70 @@ other in the session's own task, so that a call may give up waiting without its 
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 
-from kernel_mcp.audit import SILENT, Journal
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.descriptions import counted, descriptions
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import LaunchError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.kernels.factory import Demand, KernelSource
-from kernel_mcp.sessions.cell import Cell, StopReason
+from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.sessions.audit import SILENT, Journal
+from kernel_mcp.sessions.cell import Cell, Report, StopReason, narrate
 from kernel_mcp.sessions.hibernation import Sleep
-from kernel_mcp.sessions.keeper import KernelKeeper
-from kernel_mcp.sessions.ledger import Ledger, Loss, Notice
-from kernel_mcp.sessions.narration import Report, narrate
-from kernel_mcp.sessions.queue import CellQueue
-from kernel_mcp.sessions.runner import CellRunner
-from kernel_mcp.sessions.sizes import size_of
+from kernel_mcp.sessions.lifecycle import KernelLifecycle
+from kernel_mcp.sessions.losses import Ledger, Loss, Notice
+from kernel_mcp.sessions.runner import CellQueue, CellRunner
+from kernel_mcp.sessions.snapshot import counted, descriptions
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
+
+
+# How much of the server's memory hangs on some objects, whatever those are made of.
+
+MOST_OBJECTS = 300_000
+"""What is looked at, in some tenths of a second; the rest does not count."""
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_OWN = (
+    "kernel_mcp.kernels.",
+    "kernel_mcp.output.",
+    "kernel_mcp.sessions.cell",
+    "kernel_mcp.sessions.history",
+    "kernel_mcp.sessions.runner",
+    "kernel_mcp.sessions.history",
+    "kernel_specs.restricted.zmtp",
+)
+"""Modules of objects that belong to one session. All others may be shared, and are not entered."""
+_SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+
+
+def size_of(*roots: object) -> int:
+    """Bytes of `roots` and of all they hold that belongs to one session, each once."""
+    seen: set[int] = set()
+    pending: list[object] = list(roots)
+    total = 0
+    while pending and len(seen) < MOST_OBJECTS:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, _SHARED):
+            continue
+        seen.add(id(item))
+        total += sys.getsizeof(item, 0)
+        if isinstance(item, _CONTAINERS) or type(item).__module__.startswith(_OWN):
+            pending += gc.get_referents(item)
+    return total
+
 
 Clock = Callable[[], float]
 
@@ -49,7 +86,7 @@ class Session:
     def __init__(
         self,
         *,
-        demand: Demand,
+        demand: KernelRequest,
         owner: str,
         name: str,
         workspace: Workspace,
@@ -78,7 +115,7 @@ class Session:
         self.ledger = Ledger()
         self._queue = CellQueue(cells_dir, clock)
         self.cells = self._queue.cells
-        self._keeper = KernelKeeper(
+        self._keeper = KernelLifecycle(
             demand,
             source,
             folder=cells_dir,
@@ -99,7 +136,7 @@ class Session:
         self._touched = False
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> KernelRequest:
         """What the session asks of its kernels."""
         return self._keeper.demand
 

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.audit import Audit
 from kernel_mcp.config.settings import MIB, Limits, Settings
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.kernels.factory import Demand
+from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import Enforcer
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
+from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, Folders, SessionManager
 from kernel_mcp.sessions.session import Session
@@ -111,7 +111,7 @@ class HostileSource:
         self._folder = folder
         self._count = 0
 
-    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         self._count += 1
         folder = self._folder / str(self._count)
         folder.mkdir()

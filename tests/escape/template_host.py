@@ -19,13 +19,13 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelRequest, Launcher
+from kernel_mcp.launch.base import KernelEnvironment, Launcher, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.template.kernel import Forked
-from kernel_mcp.output.events import Event, Stream
+from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
@@ -124,7 +124,7 @@ async def kernels(
             copied = workspace / "tests" / "escape"
             shutil.copytree(FOLDER, copied, ignore=shutil.ignore_patterns("__pycache__"))
             handle = await launcher.launch(
-                KernelRequest(
+                LaunchRequest(
                     session=workspace.name,
                     environment=ENVIRONMENT,
                     policy=OPEN,

@@ -32,7 +32,7 @@ from mcp.client import Client  # noqa: E402
 from kernel_mcp.config.settings import Settings  # noqa: E402
 from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
 from kernel_mcp.server import Parts, _warm_up, build_mcp, parts  # noqa: E402
-from kernel_mcp.sessions.reaper import Reaper  # noqa: E402
+from kernel_mcp.sessions.manager import Reaper  # noqa: E402
 
 PATIENCE_S = 40.0
 """How long an action may take on a busy machine before it counts as stuck."""

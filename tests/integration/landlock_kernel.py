@@ -18,10 +18,10 @@ import anyio
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.output.events import Event, Stream
+from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox
@@ -77,7 +77,7 @@ async def notebook(
     """Start a kernel in an empty workspace, below `folder` if given, and end it."""
     with tempfile.TemporaryDirectory(prefix="kernel-mcp-", dir=folder) as made:
         launcher = launcher or LocalLauncher(sandbox or LandlockSandbox.detect(), runs)
-        request = KernelRequest(
+        request = LaunchRequest(
             session="test",
             environment=ENVIRONMENT,
             policy=POLICY,

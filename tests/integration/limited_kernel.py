@@ -21,12 +21,12 @@ import anyio
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import Enforcer
-from kernel_mcp.output.displayindex import DisplayIndex
+from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
@@ -116,7 +116,7 @@ async def limited_kernel(
             assert await template.ready(ENVIRONMENT)
         stack.push_async_callback(launcher.aclose)
         handle = await launcher.launch(
-            KernelRequest(
+            LaunchRequest(
                 session="test",
                 environment=ENVIRONMENT,
                 policy=Policy.for_allow(["*"]),

@@ -17,7 +17,7 @@ import pytest
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
@@ -102,7 +102,7 @@ def launch(sandbox: Sandbox, runs: RunDirectory, boot: Path, workspace: Path) ->
         (boot / "restricted" / "boot.py").write_text(PRELUDE + script)
         launcher = LocalLauncher(sandbox, runs, start_timeout_s=timeout)
         return await launcher.launch(
-            KernelRequest(
+            LaunchRequest(
                 session="test",
                 environment=KernelEnvironment(
                     python=Path(python), readonly=(Path(sys.prefix), Path(sys.base_prefix))

@@ -22,14 +22,14 @@ import pytest
 
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_mcp.output.events import Event, Stream
+from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_specs.template import packets
@@ -54,7 +54,7 @@ class Bench:
         self.workspaces = workspaces
         self.kernels: list[Kernel] = []
 
-    def request(self, **changes: Any) -> KernelRequest:
+    def request(self, **changes: Any) -> LaunchRequest:
         workspace = self.workspaces / f"w{len(list(self.workspaces.iterdir()))}"
         workspace.mkdir(mode=0o700)
         values: dict[str, Any] = {
@@ -64,7 +64,7 @@ class Bench:
             "limits": Limits(),
             "workspace": workspace,
         }
-        return KernelRequest(**(values | changes))
+        return LaunchRequest(**(values | changes))
 
     async def kernel(self, **changes: Any) -> Kernel:
         return await self.meet(await self.launcher.launch(self.request(**changes)))

@@ -16,7 +16,7 @@ from mcp.client import Client
 import kernel_specs
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import BoundaryBroken
-from kernel_mcp.launch.base import KernelRequest
+from kernel_mcp.launch.base import LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import outer
@@ -239,7 +239,7 @@ async def test_a_cold_kernel_that_is_not_confined_is_ended_before_it_runs_code(
 async def refused(sandbox: Sandbox, workspace: Path) -> str:
     """Why no kernel comes out of this sandbox; nothing of it is left."""
     with RunDirectory.create(Path("/tmp", f"kmv-{os.getpid()}")) as runs:
-        request = KernelRequest("s", ENVIRONMENT, Policy.for_allow(()), Limits(), workspace)
+        request = LaunchRequest("s", ENVIRONMENT, Policy.for_allow(()), Limits(), workspace)
         with pytest.raises(BoundaryBroken) as told:
             await LocalLauncher(sandbox, runs).launch(request)
         assert list(runs.kernels.iterdir()) == []

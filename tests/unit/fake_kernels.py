@@ -13,7 +13,7 @@ import anyio
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.kernels.factory import Demand
+from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames
 from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.kernels.wire import Message
@@ -205,7 +205,7 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.kernels: list[FakeKernel] = []
-        self.demands: list[Demand] = []
+        self.demands: list[KernelRequest] = []
         self.asked: list[str] = []
         self.unpicklable: dict[str, str] = {}
         self.unreadable: set[str] = set()
@@ -220,7 +220,7 @@ class FakeSource:
         """Kernels that end before they take a cell."""
         self.dumping = anyio.Event()
 
-    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         self.demands.append(demand)
         if self.refuse == ("beside" if demand.beside else "own"):
             raise LaunchError("no kernel today")

@@ -26,7 +26,7 @@ from kernel_mcp.errors import (
     SandboxUnavailable,
 )
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, KernelRequest, Launcher
+from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
@@ -165,7 +165,7 @@ _FORKED_REMEDY = "start the server with --no-template, and report this as a defe
 class _ForkedOnly:
     """Takes the place of cold starts where they would hide that nothing can be forked."""
 
-    async def launch(self, request: KernelRequest) -> KernelHandle:
+    async def launch(self, request: LaunchRequest) -> KernelHandle:
         """Raises LaunchError."""
         raise LaunchError("the template could not fork a kernel")
 
@@ -200,7 +200,7 @@ class _Hospital:
         workspace.mkdir(mode=0o700, parents=True)
         policy = Policy.for_allow(("*",))
         handle = await self._launcher.launch(
-            KernelRequest(
+            LaunchRequest(
                 session="doctor",
                 environment=self._environment,
                 policy=policy,

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.commands.doctor.trials import LIMITS
-from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.linux.process import own_module
@@ -90,7 +90,7 @@ async def _serve(task: dict[str, Any]) -> None:
         launcher = LocalLauncher(select_sandbox(task["backend"], container=container), runs)
         environment = KernelEnvironment(Path(task["python"]), tuple(map(Path, task["readonly"])))
         handle = await launcher.launch(
-            KernelRequest(
+            LaunchRequest(
                 session="doctor",
                 environment=environment,
                 policy=Policy.for_allow(("*",)),

@@ -23,8 +23,8 @@ from kernel_mcp.launch.base import (
     ConnectionInfo,
     KernelEnvironment,
     KernelHandle,
-    KernelRequest,
     Launcher,
+    LaunchRequest,
 )
 from kernel_mcp.launch.cold import hand_over, remove_folder, seal
 from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, Recorder
@@ -193,7 +193,7 @@ class TemplateLauncher:
         supervisor = self._supervisors.get(environment)
         return "" if supervisor is None else supervisor.refusal
 
-    async def launch(self, request: KernelRequest) -> KernelHandle:
+    async def launch(self, request: LaunchRequest) -> KernelHandle:
         """Fork a kernel, or start it cold when there is no template for it.
 
         Raises LaunchError, SandboxUnavailable.
@@ -229,7 +229,7 @@ class TemplateLauncher:
         self._retired = [kept for kept in self._retired if kept.busy]
         self._retired.append(supervisor)
 
-    async def _fork(self, template: TemplateProcess, request: KernelRequest) -> LaunchedKernel:
+    async def _fork(self, template: TemplateProcess, request: LaunchRequest) -> LaunchedKernel:
         """Fork a kernel and return it once its sockets listen; on failure nothing is left.
 
         Raises LaunchError, OSError.
@@ -282,7 +282,7 @@ class TemplateLauncher:
     async def _start(
         self,
         template: TemplateProcess,
-        request: KernelRequest,
+        request: LaunchRequest,
         folder: Path,
         identity: Identity | None,
         inherited: tuple[int, int],
@@ -307,7 +307,7 @@ class TemplateLauncher:
             return ConfinedProcess(Forked(fork, OutputTail(read, asyncio.get_running_loop())))
 
     def _places(
-        self, request: KernelRequest, folder: Path, sent: ExitStack, *, bind: bool
+        self, request: LaunchRequest, folder: Path, sent: ExitStack, *, bind: bool
     ) -> tuple[list[dict[str, Any]], list[int]]:
         """What this kernel alone gets to see, and the detached mounts for it unless `bind`.
 
@@ -340,7 +340,7 @@ class TemplateLauncher:
 
 def _furnish(
     folder: Path,
-    request: KernelRequest,
+    request: LaunchRequest,
     connection: ConnectionInfo,
     paths: GuestPaths,
     identity: Identity | None,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import BoundaryBroken, LaunchError
 from kernel_mcp.launch import cold
-from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import ConfinedProcess, OnEnd
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
@@ -124,7 +124,7 @@ class Start(Protocol):
     async def __call__(
         self,
         template: TemplateProcess,
-        request: KernelRequest,
+        request: LaunchRequest,
         folder: Path,
         identity: Identity | None,
         inherited: tuple[int, int],
@@ -182,7 +182,7 @@ class Prover:
             hidden = [*probe.task["hidden"], *self._folders]
             process = await self._start(
                 template,
-                KernelRequest("", environment, Policy.for_allow(()), limits, workspace),
+                LaunchRequest("", environment, Policy.for_allow(()), limits, workspace),
                 folder,
                 identity,
                 (channel.guest_fd, os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)),

@@ -13,7 +13,7 @@ from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.metadata import note_file
 from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.kernels import factory as module
-from kernel_mcp.kernels.factory import Demand, KernelFactory
+from kernel_mcp.kernels.factory import KernelFactory, KernelRequest
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy import Policy
 
@@ -55,13 +55,13 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def demands() -> list[Demand]:
+def demands() -> list[KernelRequest]:
     """Those of the sessions there are."""
     return []
 
 
 @pytest.fixture
-def factory(store: Store, demands: list[Demand]) -> KernelFactory:
+def factory(store: Store, demands: list[KernelRequest]) -> KernelFactory:
     return KernelFactory(
         settings=Settings(allow=("pillow",), install_bytes=500, cache_bytes=9000),
         policy=Policy.for_allow(("pillow",)),
@@ -71,8 +71,8 @@ def factory(store: Store, demands: list[Demand]) -> KernelFactory:
     )
 
 
-def demand(*packages: str) -> Demand:
-    return Demand("s", Path("/"), packages=packages)
+def demand(*packages: str) -> KernelRequest:
+    return KernelRequest("s", Path("/"), packages=packages)
 
 
 async def test_an_environment_in_use_is_not_looked_up_again(
@@ -123,7 +123,7 @@ async def test_agents_may_add_to_what_the_operator_has_and_the_operator_may_fill
 
 
 async def test_environments_of_closed_sessions_are_let_go_and_no_others(
-    factory: KernelFactory, store: Store, demands: list[Demand]
+    factory: KernelFactory, store: Store, demands: list[KernelRequest]
 ) -> None:
     demands += [demand("numpy"), demand("polars")]
     for each in list(demands):

@@ -18,7 +18,7 @@ from kernel_mcp.kernels.wire import (
     event_from,
     whole_number,
 )
-from kernel_mcp.output.events import Clear, Display, Failure, Stream
+from kernel_mcp.output.items import Clear, Display, Failure, Stream
 
 KEY = "k" * 32
 DELIM = b"<IDS|MSG>"

@@ -9,13 +9,13 @@ import pytest
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.launch import guest_files
-from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, KernelRequest
+from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
 from kernel_specs.restricted import config
 
 PATHS = GuestPaths(workspace="/workspace", sockets="/run/kernel", boot="/opt/kernel_specs")
-REQUEST = KernelRequest(
+REQUEST = LaunchRequest(
     session="s",
     environment=KernelEnvironment(
         python=Path("/env/bin/python"), readonly=(Path("/env"), Path("/base"))

@@ -14,8 +14,8 @@ import nbformat
 import pytest
 
 from kernel_mcp.output import notebook
-from kernel_mcp.output.events import Display, Event, Failure, Stream
-from kernel_mcp.output.jsontext import JSON_DEPTH, Shape
+from kernel_mcp.output.items import Display, Event, Failure, Stream
+from kernel_mcp.output.markup import JSON_DEPTH, Shape
 from kernel_mcp.output.notebook import JSON_VALUES
 from kernel_mcp.output.notebook import notebook as notebook_file
 from kernel_mcp.output.outputs import LogCaps, OutputLog

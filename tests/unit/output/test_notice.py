@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kernel_mcp.output.notice import PREFIX, guarded, guarded_lines, notice
+from kernel_mcp.output.text import PREFIX, guarded, guarded_lines, notice
 
 LIKE = {
     "the prefix": "[kernel-mcp] killed",

@@ -12,9 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel_mcp.output.displayindex import DisplayIndex
-from kernel_mcp.output.events import Clear, Display, Failure, Stream
-from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, NoteItem, TextItem
+from kernel_mcp.output.displays import DisplayIndex
+from kernel_mcp.output.items import (
+    Clear,
+    Display,
+    DisplayItem,
+    Failure,
+    FailureItem,
+    GapItem,
+    Item,
+    NoteItem,
+    Stream,
+    TextItem,
+)
 from kernel_mcp.output.outputs import LogCaps, OutputLog, Position
 from kernel_mcp.output.text import is_plain
 

@@ -13,7 +13,7 @@ from mcp_types import ImageContent, ResourceLink, TextContent
 from PIL import Image
 
 from kernel_mcp.output import render as render_module
-from kernel_mcp.output.events import Display, Failure, Stream
+from kernel_mcp.output.items import Display, Failure, Stream
 from kernel_mcp.output.layout import MAX_LINKS, MAX_PICTURES, Gap, Text, lay_out
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.render import Budget, Rendered, render

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_mcp.output.events import Stream
-from kernel_mcp.output.items import TextItem
-from kernel_mcp.output.streams import Streams
-from kernel_mcp.output.textstore import TextStore
-from kernel_mcp.output.transcript import Transcript
+from kernel_mcp.output.items import Stream, TextItem
+from kernel_mcp.output.textstore import Streams, TextStore, Transcript
 
 
 def test_a_progress_bar_stays_live_and_is_shown_last(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from kernel_mcp.output.events import Failure
-from kernel_mcp.output.tracebacks import TITLE, shortened
+from kernel_mcp.output.items import Failure
+from kernel_mcp.output.layout import TITLE, shortened
 
 
 @pytest.fixture(scope="module")

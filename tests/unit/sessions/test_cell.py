@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.output.events import Stream
+from kernel_mcp.output.items import Stream
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 

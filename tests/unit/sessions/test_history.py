@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.output import displayindex
-from kernel_mcp.output.displayindex import DisplayIndex
-from kernel_mcp.output.events import Clear, Display, Event, Failure, Stream
+from kernel_mcp.output import displays
+from kernel_mcp.output.displays import DisplayIndex
+from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
 from kernel_mcp.output.notebook import notebook
 from kernel_mcp.output.outputs import EVICTED, OutputLog
 from kernel_mcp.output.render import render
-from kernel_mcp.sessions import rows
+from kernel_mcp.sessions import history
 from kernel_mcp.sessions.cell import Cell, Outcome, Status
 from kernel_mcp.sessions.history import BATCH, History
 
@@ -127,10 +127,10 @@ async def test_what_may_still_change_stays_in_memory(cells: Cells) -> None:
 async def test_displays_of_many_cells_are_not_held_for_ever(cells: Cells) -> None:
     shown = [
         cells.run(*(Display({"text/plain": "old"}, {}, f"{n}-{k}") for k in range(5)))
-        for n in range(displayindex.MAX_HELD + 40)
+        for n in range(displays.MAX_HELD + 40)
     ]
     cells.history.settle()
-    assert cells.history.in_memory == displayindex.MAX_HELD
+    assert cells.history.in_memory == displays.MAX_HELD
     cells.run(Display({"text/plain": "new"}, {}, "0-1", update=True))
     cells.run(Display({"text/plain": "new"}, {}, "50-1", update=True))
     assert "new" not in "".join(cells.history[0].log.text())
@@ -177,7 +177,7 @@ async def test_the_oldest_outputs_make_room_wherever_their_cells_are(cells: Cell
 async def test_the_oldest_rows_make_room_when_there_are_too_many(
     cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "SEGMENT_BYTES", 5_000)
+    monkeypatch.setattr(history, "SEGMENT_BYTES", 5_000)
     for _ in range(100):
         cell = cells.run(Stream("stdout", "x" * 9_000))
         cells.history.ended(cell, 60_000)

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.kernels.factory import Demand
+from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.pool import WarmPool
 from tests.unit.fake_kernels import FakeSource
 
@@ -32,12 +32,12 @@ async def filled(folder: Path, source: FakeSource, size: int = 2) -> AsyncIterat
     await pool.aclose()
 
 
-def demand(folder: Path, python: str = "") -> Demand:
+def demand(folder: Path, python: str = "") -> KernelRequest:
     """What a new session asks for."""
     workspace, layer = folder / "w" / "session", folder / "p" / "session"
     for place in (workspace, layer):
         place.mkdir(parents=True, exist_ok=True)
-    return Demand("session", workspace, python, layer=layer)
+    return KernelRequest("session", workspace, python, layer=layer)
 
 
 def tell(_text: str) -> None:

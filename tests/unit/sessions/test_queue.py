@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.output.events import Stream
-from kernel_mcp.sessions import queue
+from kernel_mcp.output.items import Stream
+from kernel_mcp.sessions import runner
 from kernel_mcp.sessions.cell import Outcome, Status, StopReason
-from kernel_mcp.sessions.ledger import Ledger, Loss
-from kernel_mcp.sessions.queue import CellQueue
+from kernel_mcp.sessions.losses import Ledger, Loss
+from kernel_mcp.sessions.runner import CellQueue
 from tests.unit.fake_kernels import FakeClock
 
 pytestmark = [pytest.mark.anyio]
@@ -68,7 +68,7 @@ async def test_a_halt_ends_every_cell(cells: CellQueue, reason: StopReason, word
 async def test_the_end_of_a_cell_makes_room_for_its_output(
     cells: CellQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "RECORD_BYTES", 0)
+    monkeypatch.setattr(runner, "RECORD_BYTES", 0)
     for _ in range(2):
         cell = cells.add("1", 1.0)
         cells.begin()

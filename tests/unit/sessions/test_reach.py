@@ -11,7 +11,7 @@ import pytest
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.run import Run
 from kernel_mcp.linux.proc import Usage
-from kernel_mcp.sessions import reach
+from kernel_mcp.sessions import execution
 
 pytestmark = [pytest.mark.anyio]
 
@@ -64,7 +64,7 @@ class FakeKernel:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOOK_S", "AGAIN_S", "MOST_PAUSE_S"):
-        monkeypatch.setattr(reach, name, 0.001)
+        monkeypatch.setattr(execution, name, 0.001)
 
 
 async def looked(kernel: FakeKernel, run: Run, most: int) -> bool:
@@ -76,16 +76,16 @@ async def looked(kernel: FakeKernel, run: Run, most: int) -> bool:
 
     kernel.on_asked = end
     with anyio.fail_after(30):
-        return await reach.ended(kernel, run, None, kernel.told.append)  # type: ignore[arg-type]
+        return await execution.ended(kernel, run, None, kernel.told.append)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("replies", "looks"),
     [
-        (({"idle": True},), reach.IDLE_LOOKS),
-        (({"idle": False}, {"idle": True}), 1 + reach.IDLE_LOOKS),
-        (({"idle": True}, {}, {"idle": True}), 2 + reach.IDLE_LOOKS),
-        ((None,), reach.DEAF_LOOKS),
+        (({"idle": True},), execution.IDLE_LOOKS),
+        (({"idle": False}, {"idle": True}), 1 + execution.IDLE_LOOKS),
+        (({"idle": True}, {}, {"idle": True}), 2 + execution.IDLE_LOOKS),
+        ((None,), execution.DEAF_LOOKS),
     ],
 )
 async def test_a_kernel_without_work_has_lost_the_cell(
@@ -114,10 +114,10 @@ async def test_a_kernel_at_work_is_waited_for() -> None:
 async def test_code_that_lets_nobody_answer_is_waited_for_and_told_once() -> None:
     holds = FakeKernel(None, hears=99)
     assert await looked(holds, Run(lambda _event: None), 9)
-    assert holds.told == [reach.HELD]
+    assert holds.told == [execution.HELD]
     assert not holds.broken
     lets_go = FakeKernel(*[None] * 5, {"idle": False}, hears=5)
     assert await looked(lets_go, Run(lambda _event: None), 9)
     breaks = FakeKernel(None, hears=5)
     assert not await looked(breaks, Run(lambda _event: None), 99)
-    assert breaks.asked == 4 + reach.DEAF_LOOKS
+    assert breaks.asked == 4 + execution.DEAF_LOOKS

@@ -8,8 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.sessions.manager import Caller
-from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.manager import Caller, Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 

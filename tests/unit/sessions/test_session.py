@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.kernels.factory import Demand
+from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.sessions.cell import Cell, Status
@@ -29,7 +29,7 @@ class SlowSource(FakeSource):
         self.asked_once = anyio.Event()
         self.go = anyio.Event()
 
-    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         self.asked_once.set()
         await self.go.wait()
         return await super().start(demand, tell)

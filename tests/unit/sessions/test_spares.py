@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.sessions.spares import spare_folder
+from kernel_mcp.sessions.pool import spare_folder
 
 KILLED = """
 import os, sys
 from pathlib import Path
-from kernel_mcp.sessions.spares import spare_folder
+from kernel_mcp.sessions.pool import spare_folder
 with spare_folder(Path(sys.argv[1])) as folder:
     (folder / ("0f" * 8) / "x").mkdir(parents=True)
     print(folder, flush=True)

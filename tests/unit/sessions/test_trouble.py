@@ -14,13 +14,12 @@ import pytest
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import ServerFailure
-from kernel_mcp.kernels.factory import Demand
+from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.cell import Cell, Status
-from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.manager import Caller, Reaper, SessionManager
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
 
@@ -45,7 +44,7 @@ class FailingSource(FakeSource):
 
     failure: Exception | None = None
 
-    async def start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure

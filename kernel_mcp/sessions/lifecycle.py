@@ -10,25 +10,50 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.abc
 
-from kernel_mcp.audit import Journal
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import HibernationError, KernelGone, KernelMcpError, LaunchError
-from kernel_mcp.kernels.factory import Demand, KernelSource
-from kernel_mcp.sessions.folders import REMOVED, restore
+from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.linux.safe_tree import make_private
+from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.hibernation import Hibernation, Sleep, Waking, listing, nothing_back
-from kernel_mcp.sessions.ledger import Ledger, Loss, Notice
+from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kernel_mcp.kernels.kernel import Kernel
 
+
+# The folders of a session, made again where somebody has removed them under a running server.
+
+REMOVED = "The workspace folder of this session has been removed from outside"
+
+
+def restore(demand: KernelRequest) -> list[str]:
+    """Make what is missing of a session's folders; what it has lost by that, in sentences.
+
+    Raises OSError.
+    """
+    lost = []
+    if not demand.workspace.exists():
+        make_private(demand.workspace)
+        lost.append(f"{REMOVED}: its files are gone, and it has a new, empty one")
+    if demand.layer is not None and not demand.layer.exists():
+        Layer(demand.layer).make()
+        lost.append(
+            "The folder of this session's own packages has been removed from outside: any packages "
+            "that were installed have to be installed again"
+        )
+    return lost
+
+
 FILES_KEPT = "files in the workspace are kept"
 SHOWN_NAMES = 50
 """Names of lost variables in a notice; the machine-readable outcome has more."""
 
 
-class KernelKeeper:
+class KernelLifecycle:
     """Keeps one session's kernel; for one task at a time.
 
     `demand` is what the next kernel has to be like.
@@ -38,7 +63,7 @@ class KernelKeeper:
 
     def __init__(
         self,
-        demand: Demand,
+        demand: KernelRequest,
         source: KernelSource,
         *,
         folder: Path,
@@ -251,7 +276,7 @@ class KernelKeeper:
             self.ledger.add(waking.notice, _loss_of(waking, known))
         return kernel
 
-    async def _start(self, demand: Demand, tell: Callable[[str], None]) -> Kernel:
+    async def _start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         for text in restore(demand):
             self.ledger.add(text)
         self._missed = False

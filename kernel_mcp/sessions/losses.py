@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kernel_mcp.sessions.delivery import UNREAD, Receipt
+
 MOST_NAMES = 500
 """Names of lost variables that are kept; the rest is counted."""
 MOST_PENDING = 16
@@ -119,3 +121,24 @@ class Ledger:
     def forgive(self) -> None:
         """No later cell runs after what was lost so far: all has been given up on request."""
         self._placed = self.number
+
+
+# The answer to one request in the making: what it carries is told once it has been delivered.
+
+
+class Reply:
+    """What one answer tells. `receipt` learns whether it was delivered."""
+
+    def __init__(self, receipt: Receipt = UNREAD) -> None:
+        self.receipt = receipt
+        self._carried: list[Notice] = []
+
+    def carry(self, ledger: Ledger, notices: Sequence[Notice]) -> None:
+        """Count `notices` as told when this answer is delivered."""
+        if notices:
+            self._carried += notices
+            self.receipt.then(lambda: ledger.told(notices), lambda: ledger.untold(notices))
+
+    def carries(self, notice: Notice) -> bool:
+        """Whether this answer tells `notice` already."""
+        return notice in self._carried

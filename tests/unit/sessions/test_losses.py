@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_mcp.sessions.ledger import MOST_NAMES, MOST_PENDING, Ledger, Loss
+from kernel_mcp.sessions.losses import MOST_NAMES, MOST_PENDING, Ledger, Loss
 
 
 def test_a_notice_is_pending_until_it_was_told() -> None:

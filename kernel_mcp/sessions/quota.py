@@ -25,7 +25,7 @@ SLOW_S = 10.0
 """How long one session may take until the next one is hibernated as well."""
 
 
-class Occupancy:
+class SessionQuota:
     """Keeps the sessions of a server within its limits. `drop` closes a hibernated one."""
 
     def __init__(

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from kernel_mcp.audit import MAX_TEXT, MAX_TEXTS, Audit, AuditLog, open_audit
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelHandle
 from kernel_mcp.linux.proc import ExitStatus, Usage
-from kernel_mcp.output.events import Stream
+from kernel_mcp.output.items import Stream
 from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.sessions.audit import MAX_TEXT, MAX_TEXTS, Audit, AuditLog, open_audit
 from kernel_mcp.sessions.cell import Cell, Outcome, Status
 
 NOON = datetime(2030, 1, 2, 12, 0, 0, 5000, timezone.utc)

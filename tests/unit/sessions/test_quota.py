@@ -9,8 +9,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
 from kernel_mcp.limits.capacity import Bound, Capacity
-from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.manager import Caller, Reaper, SessionManager
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
 
