@@ -20,14 +20,6 @@ import anyio
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 
 from kernel_mcp import __version__
-from kernel_mcp.api.desk import Desk
-from kernel_mcp.api.instructions import instructions
-from kernel_mcp.api.packagedesk import PackageDesk
-from kernel_mcp.api.packagetools import register_packages
-from kernel_mcp.api.resources import Library, ResourceServer
-from kernel_mcp.api.telling import Post, Teller
-from kernel_mcp.api.toolkit import Toolbox
-from kernel_mcp.api.tools import register
 from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentStore
@@ -53,6 +45,14 @@ from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
 from kernel_mcp.sessions.memory import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.stdio import stdio_streams
+from kernel_mcp.tools.desk import Desk
+from kernel_mcp.tools.instructions import instructions
+from kernel_mcp.tools.packagedesk import PackageDesk
+from kernel_mcp.tools.packagetools import register_packages
+from kernel_mcp.tools.resources import Library, ResourceServer
+from kernel_mcp.tools.telling import Post, Teller
+from kernel_mcp.tools.toolkit import Toolbox
+from kernel_mcp.tools.tools import register
 
 logger = logging.getLogger(__name__)
 

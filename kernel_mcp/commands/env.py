@@ -16,7 +16,7 @@ from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.profiles import entries
+from kernel_mcp.policy.model import profile_entries
 
 _USAGE = "env: expected one of list, build, prune; see kernel-mcp env build --help"
 
@@ -49,7 +49,7 @@ def _list(settings: Settings) -> int:
 
 async def _build(settings: Settings) -> int:
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
-    spec = EnvironmentSpec.for_allow(entries(settings), python=settings.python)
+    spec = EnvironmentSpec.for_allow(profile_entries(settings), python=settings.python)
     started = time.perf_counter()
     env = await _watched(store, spec)
     print(f"{env.python.parent.parent}  ready after {time.perf_counter() - started:.1f} s")

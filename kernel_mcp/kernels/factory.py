@@ -23,7 +23,7 @@ from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
 from kernel_mcp.launch.guest_files import compile_guest
 from kernel_mcp.policy import Policy
-from kernel_mcp.profiles import entries
+from kernel_mcp.policy.model import profile_entries
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -255,7 +255,7 @@ class KernelFactory:
 
     def _spec(self, demand: KernelRequest) -> EnvironmentSpec:
         return EnvironmentSpec.for_allow(
-            entries(self._settings),
+            profile_entries(self._settings),
             python=demand.python or self._settings.python,
             packages=demand.packages,
         )

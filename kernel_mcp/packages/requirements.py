@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from kernel_mcp import profiles
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.config.values import python as read_python
@@ -18,7 +17,7 @@ from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.interpreters import Interpreters
 from kernel_mcp.environments.module_distributions import requirement_for
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError, InputError, InstallError
-from kernel_mcp.policy import ScriptMetadata, script_metadata
+from kernel_mcp.policy import ScriptMetadata, model, script_metadata
 
 if TYPE_CHECKING:
     from kernel_mcp.sessions.session import Session
@@ -46,7 +45,7 @@ class InstallRules:
         Raises ConfigError.
         """
         found: dict[str, str] = {}
-        for entry in (*profiles.entries(settings), *settings.allow_install):
+        for entry in (*model.profile_entries(settings), *settings.allow_install):
             if entry == "*":
                 continue
             try:
@@ -165,7 +164,7 @@ class ScriptReader:
     def packages(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """The packages to add to the server's own. Raises InputError, InstallError."""
         admitted = self._rules.admit(wanted)
-        own = EnvironmentSpec.for_allow(profiles.entries(self._settings)).packages
+        own = EnvironmentSpec.for_allow(model.profile_entries(self._settings)).packages
         return tuple(sorted(set(admitted) - set(own)))
 
     async def python(self, wanted: str, progress: Progress) -> str:

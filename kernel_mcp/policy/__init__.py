@@ -18,11 +18,10 @@ A guard rail for well-meaning code. The boundary is the sandbox.
     diagnostics  Diagnostic, Report and their text
 """
 
-from kernel_mcp.policy.check import check
+from kernel_mcp.policy.check import check, own_modules
 from kernel_mcp.policy.diagnostics import Diagnostic, ImportUse, Report
 from kernel_mcp.policy.model import PROFILES, Policy
-from kernel_mcp.policy.own import own_modules
-from kernel_mcp.policy.scripts import ScriptMetadata, ScriptMetadataError, script_metadata
+from kernel_mcp.policy.source import ScriptMetadata, ScriptMetadataError, script_metadata
 
 __all__ = [
     "PROFILES",

@@ -2,18 +2,248 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import ast
+import builtins
+import difflib
+import dis
+import itertools
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType
 
-from kernel_mcp.policy import commands, magics
+from kernel_mcp.policy import magics
 from kernel_mcp.policy.diagnostics import Diagnostic, ImportUse, Report
 from kernel_mcp.policy.magics import Magic
-from kernel_mcp.policy.model import Policy
-from kernel_mcp.policy.names import undefined_names
-from kernel_mcp.policy.parsing import Parsed, parse
+from kernel_mcp.policy.model import Policy, words
 from kernel_mcp.policy.rules import apply_rules
 from kernel_mcp.policy.salvage import salvage
-from kernel_mcp.policy.scripts import ScriptMetadataError, script_metadata
-from kernel_mcp.policy.source import Source, guard
+from kernel_mcp.policy.source import (
+    MAX_CHAIN,
+    ScriptMetadataError,
+    Source,
+    deepest_chain,
+    guard,
+    script_metadata,
+)
+
+FILE_NAME = "<cell>"
+_recording = threading.Lock()
+"""Recording warnings swaps state of the whole process, so one parse at a time does it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What came of parsing: `tree` and `code` are None where it failed or was not done."""
+
+    tree: ast.Module | None
+    code: CodeType | None
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def parse(source: Source, *, python: str = "", compiled: bool = True) -> Parsed:
+    """Parse and, unless told otherwise, compile, with top-level `await`, and never run.
+
+    `python` is the version of the kernel, for a remark where this server's version differs.
+    """
+    text = source.text
+    depth, line = deepest_chain(text)
+    if depth > MAX_CHAIN:
+        return Parsed(None, None, (_too_deep(source, line),))
+    tree: ast.Module | None = None
+    code: CodeType | None = None
+    problem: Diagnostic | None = None
+    with _recording, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            tree = _tree(text)
+            code = _code(tree) if compiled else None
+        except SyntaxError as error:
+            problem = _syntax(source, error, python, in_bytes=tree is not None)
+        except (RecursionError, MemoryError, OverflowError, SystemError):
+            problem = _too_deep(source, 1)
+        except ValueError as error:
+            problem = source.diagnostic("syntax", "error", f"ValueError: {error}", 1, 1)
+    remarks = _remarks(source, caught)
+    return Parsed(tree, code, (problem, *remarks) if problem is not None else remarks)
+
+
+def _tree(text: str) -> ast.Module:
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    tree = compile(text, FILE_NAME, "exec", flags=flags, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
+def _code(tree: ast.Module) -> CodeType:
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(tree, FILE_NAME, "exec", flags=flags, dont_inherit=True)
+    assert isinstance(code, CodeType)
+    return code
+
+
+def _too_deep(source: Source, line: int) -> Diagnostic:
+    text = (
+        "the code is too deeply nested to be checked; split the expression into several "
+        "statements, or build the value in a loop"
+    )
+    return source.diagnostic("depth", "error", text, line, 1)
+
+
+def _syntax(source: Source, error: SyntaxError, python: str, *, in_bytes: bool) -> Diagnostic:
+    """The parser counts a column in characters, the compiler behind it in bytes."""
+    line, column = error.lineno or 1, error.offset or 1
+    if in_bytes:
+        column = source.column_of_byte(line, column - 1)
+    text = f"{type(error).__name__}: {error.msg}"
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    kernel = ".".join(python.split(".")[:2])
+    if kernel and kernel != own:
+        text += f" (checked with Python {own}; the session runs {kernel}, which may differ)"
+    return source.diagnostic("syntax", "error", text, line, column)
+
+
+def _remarks(source: Source, caught: list[warnings.WarningMessage]) -> tuple[Diagnostic, ...]:
+    seen: dict[tuple[int, str], Diagnostic] = {}
+    for warning in caught:
+        if warning.filename != FILE_NAME:
+            continue
+        text = f"{warning.category.__name__}: {warning.message}"
+        seen.setdefault(
+            (warning.lineno, text),
+            source.diagnostic("syntax", "warning", text, warning.lineno, 1),
+        )
+    return tuple(seen.values())
+
+
+# Modules that a session wrote itself, as files of its workspace.
+
+MAX_ENTRIES = 2000
+"""Entries of a workspace that are looked at; it may be made huge on purpose."""
+
+
+def own_modules(workspace: Path) -> frozenset[str]:
+    """The names under which code may import the files and folders of a workspace.
+
+    Only names are read. The standard library cannot be stood in for.
+    """
+    found: set[str] = set()
+    try:
+        with os.scandir(workspace) as entries:
+            for entry in itertools.islice(entries, MAX_ENTRIES):
+                name, dot, suffix = entry.name.partition(".")
+                if name.isidentifier() and (not dot or suffix == "py"):
+                    found.add(name)
+    except OSError:
+        return frozenset()
+    return frozenset(found - sys.stdlib_module_names)
+
+
+# Names that code reads and nothing defines, found in the compiled but never run code.
+
+MAX_NAMES = 20
+"""Remarks about one cell."""
+
+MAX_LENGTH = 64 * 1024
+"""Characters of code up to which the search is quick enough to be made."""
+
+_READS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
+_UNKNOWABLE = frozenset({"exec", "globals", "locals", "vars", "get_ipython"})
+_PROVIDED = frozenset(dir(builtins)) | words(
+    """
+    display exit quit In Out aiter anext EncodingWarning BaseExceptionGroup ExceptionGroup
+    PythonFinalizationError get_ipython copyright credits license help
+    """
+)
+_IMPLICIT = re.compile(r"__\w*__|_{1,3}|_i{1,3}|_[iod]h|_i?\d+")
+
+
+def undefined_names(
+    source: Source, code: CodeType, known_names: frozenset[str]
+) -> tuple[Diagnostic, ...]:
+    """Warnings for names that the cell reads and neither it, Python nor the session defines.
+
+    Silent where code may define names out of sight: `from x import *`, `exec`, `globals()`.
+    """
+    if len(source.text) > MAX_LENGTH:
+        return ()
+    first_read: dict[str, tuple[int, int | None]] = {}
+    written: set[str] = set()
+    for part in _code_objects(code):
+        instructions = list(dis.get_instructions(part))
+        stored = {item.argval for item in instructions if item.opname == "STORE_NAME"}
+        written |= {item.argval for item in instructions if item.opname == "STORE_GLOBAL"}
+        own: set[str] = set()
+        if part is code:
+            written |= stored
+        else:
+            own = stored
+        line = part.co_firstlineno
+        for item in instructions:
+            line, offset = _place(item, line)
+            if item.opname in _READS and item.argval not in own:
+                first_read.setdefault(item.argval, (line, offset))
+            elif _imports_everything(item):
+                return ()
+    if not _UNKNOWABLE.isdisjoint(first_read):
+        return ()
+    missing = [
+        name
+        for name in first_read
+        if name not in written
+        and name not in known_names
+        and name not in _PROVIDED
+        and not _IMPLICIT.fullmatch(name)
+    ]
+    candidates = sorted(written | known_names)
+    return tuple(
+        _remark(source, name, first_read[name], candidates) for name in missing[:MAX_NAMES]
+    )
+
+
+def _code_objects(code: CodeType) -> Iterator[CodeType]:
+    waiting = [code]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        waiting.extend(item for item in part.co_consts if isinstance(item, CodeType))
+
+
+def _place(instruction: dis.Instruction, line: int) -> tuple[int, int | None]:
+    """Line and byte offset; before Python 3.11 only the line, carried on from the one before."""
+    positions = getattr(instruction, "positions", None)
+    if positions is not None and positions.lineno is not None:
+        return positions.lineno, positions.col_offset
+    starts = instruction.starts_line
+    return (starts if type(starts) is int else line), None
+
+
+def _imports_everything(instruction: dis.Instruction) -> bool:
+    return instruction.opname == "IMPORT_STAR" or (
+        instruction.opname == "CALL_INTRINSIC_1" and "IMPORT_STAR" in instruction.argrepr
+    )
+
+
+def _remark(
+    source: Source, name: str, place: tuple[int, int | None], candidates: list[str]
+) -> Diagnostic:
+    line, offset = place
+    if offset is None:
+        text = source.lines[line - 1] if line <= len(source.lines) else ""
+        match = re.search(rf"\b{re.escape(name)}\b", text)
+        column = match.start() + 1 if match is not None else 1
+    else:
+        column = source.column_of_byte(line, offset)
+    close = difflib.get_close_matches(name, candidates, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    message = f"name {name!r} is not defined in this cell or in the session{hint}"
+    return source.diagnostic("name", "warning", message, line, column)
+
 
 MAX_DIAGNOSTICS = 50
 
@@ -45,7 +275,7 @@ def check(
     imports: tuple[ImportUse, ...] = ()
     if not policy.allow_all:
         diagnostics += [
-            commands.refuse(source, magic) for magic in found if not commands.is_harmless(magic)
+            magics.refuse(source, magic) for magic in found if not magics.is_harmless(magic)
         ]
     if parsed.tree is not None:
         findings = apply_rules(source, parsed.tree, policy)
@@ -53,7 +283,7 @@ def check(
         imports = tuple(sorted(findings.imports, key=lambda use: use.line))
     elif not policy.allow_all:
         diagnostics += salvage(source, policy)
-    plain = all(commands.is_harmless(magic) for magic in found)
+    plain = all(magics.is_harmless(magic) for magic in found)
     if known_names is not None and parsed.code is not None and plain:
         diagnostics += undefined_names(source, parsed.code, known_names)
     diagnostics += _metadata(source, code)

@@ -94,3 +94,6 @@ class Report:
             "diagnostics": [asdict(item) for item in self.diagnostics],
             "imports": [asdict(item) for item in self.imports],
         }
+
+
+# Plain Python → syntax tree and code object, with everything the compiler says on the way.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kernel_mcp.policy import commands
+from kernel_mcp.policy import magics
 from kernel_mcp.policy.diagnostics import Diagnostic
 from kernel_mcp.policy.magics import command
 from kernel_mcp.policy.model import Policy
@@ -36,7 +36,7 @@ def _refusal(source: Source, policy: Policy, number: int) -> Diagnostic | None:
     if match is not None:
         start = match.start(match.lastgroup or 0)
         magic = command(line[start:], number, start + 1)
-        return None if commands.is_harmless(magic) else commands.refuse(source, magic)
+        return None if magics.is_harmless(magic) else magics.refuse(source, magic)
     for module, column in _imports(line):
         if not policy.allows(module):
             return source.diagnostic("import", "error", policy.denial(module), number, column)

@@ -7,7 +7,7 @@ import pytest
 
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.policy import PROFILES, Policy
-from kernel_mcp.policy.stdlib import DATA_MODULES, DEFAULT_MODULES, STRICT_MODULES, words
+from kernel_mcp.policy.model import DATA_MODULES, DEFAULT_MODULES, STRICT_MODULES, words
 
 ALWAYS_REFUSED = sorted(
     words(

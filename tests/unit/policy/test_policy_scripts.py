@@ -2,13 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.policy import (
-    Policy,
-    ScriptMetadata,
-    ScriptMetadataError,
-    check,
-    script_metadata,
-)
+from kernel_mcp.policy import Policy, ScriptMetadata, ScriptMetadataError, check, script_metadata
 
 EXAMPLE = """\
 # /// script

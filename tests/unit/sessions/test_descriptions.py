@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.api.models import Variable
 from kernel_mcp.sessions.snapshot import MAX_DESCRIBED, descriptions
+from kernel_mcp.tools.models import Variable
 from tests.unit.kernels.test_wire import JSON
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.profiles import entries
+from kernel_mcp.policy.model import profile_entries
 from kernel_mcp.sandbox.base import SandboxReport
 
 SHOWN_NAMES = 30
@@ -30,7 +30,7 @@ NO_FILES = "code cannot open files, and has no eval, exec, compile or input."
 def instructions(settings: Settings, sandbox: SandboxReport) -> str:
     """The instructions for the model: how to work, what is allowed, how far the boundary goes."""
     strict = settings.profile == "strict" and "*" not in settings.allow
-    added = ", ".join(entries(settings)[:SHOWN_NAMES])
+    added = ", ".join(profile_entries(settings)[:SHOWN_NAMES])
     base = "a few modules such as math" if strict else "the standard library for computing"
     allowed = f"{base}{', ' if added else ''}{added}"
     if "*" in settings.allow or settings.profile == "open":

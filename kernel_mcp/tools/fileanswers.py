@@ -7,8 +7,6 @@ from datetime import datetime, timezone
 
 from mcp_types import CallToolResult, ImageContent, TextContent
 
-from kernel_mcp.api.models import FileEntry, FileList
-from kernel_mcp.api.telling import said, say
 from kernel_mcp.files.contents import Page
 from kernel_mcp.files.folders import Listing
 from kernel_mcp.files.workspace import FileContent
@@ -16,6 +14,8 @@ from kernel_mcp.output.images import ImageError, fit
 from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.models import FileEntry, FileList
+from kernel_mcp.tools.telling import said, say
 
 
 def page_answer(page: Page) -> CallToolResult:

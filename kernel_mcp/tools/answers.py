@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from mcp_types import CallToolResult, TextContent
 
-from kernel_mcp.api.telling import CELL_KEY, with_notices
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget, Rendered, render
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.telling import CELL_KEY, with_notices
 
 
 async def answer(

@@ -5,7 +5,12 @@ from __future__ import annotations
 import platform
 
 from kernel_mcp import __version__
-from kernel_mcp.api.models import (
+from kernel_mcp.config.settings import MIB, Settings
+from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.policy import Policy, Report
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.models import (
     DiagnosticModel,
     ImportModel,
     LimitsModel,
@@ -13,12 +18,7 @@ from kernel_mcp.api.models import (
     SessionState,
     SyntaxReport,
 )
-from kernel_mcp.api.telling import spoken
-from kernel_mcp.config.settings import MIB, Settings
-from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.policy import Policy, Report
-from kernel_mcp.sandbox.base import Sandbox, SandboxReport
-from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.telling import spoken
 
 FIRST_LINE_CHARS = 80
 

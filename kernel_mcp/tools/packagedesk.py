@@ -9,16 +9,6 @@ from typing import TYPE_CHECKING
 import anyio
 from mcp_types import CallToolResult, ContentBlock, ResourceLink, TextContent
 
-from kernel_mcp.api.answers import answer
-from kernel_mcp.api.desk import check_code, check_seconds
-from kernel_mcp.api.models import (
-    Installed,
-    PackageEntry,
-    PackageList,
-    PackageState,
-    SessionHandle,
-)
-from kernel_mcp.api.telling import said
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.layer import versions
 from kernel_mcp.errors import KernelMcpError, WorkspaceError
@@ -31,6 +21,16 @@ from kernel_mcp.packages.result import all_versions
 from kernel_mcp.sessions.cell import Cell, Report, Status
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.answers import answer
+from kernel_mcp.tools.desk import check_code, check_seconds
+from kernel_mcp.tools.models import (
+    Installed,
+    PackageEntry,
+    PackageList,
+    PackageState,
+    SessionHandle,
+)
+from kernel_mcp.tools.telling import said
 
 if TYPE_CHECKING:
     from kernel_mcp.packages.result import Outcome

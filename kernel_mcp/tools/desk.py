@@ -9,21 +9,6 @@ from functools import partial
 import anyio
 from mcp_types import CallToolResult, ResourceLink
 
-from kernel_mcp.api import describe
-from kernel_mcp.api.answers import answer
-from kernel_mcp.api.fileanswers import file_answer, files_answer, page_answer
-from kernel_mcp.api.models import (
-    Closed,
-    FileList,
-    ServerInfo,
-    SessionList,
-    SyntaxReport,
-    Variable,
-    VariableList,
-    Written,
-)
-from kernel_mcp.api.resources import cell_of, cell_uri_number
-from kernel_mcp.api.telling import LOST_KEY, lost_meta, said, say
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import InputError, LaunchError
 from kernel_mcp.files.contents import page_of
@@ -39,6 +24,21 @@ from kernel_mcp.sessions.cell import Cell, Report
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.tools import describe
+from kernel_mcp.tools.answers import answer
+from kernel_mcp.tools.fileanswers import file_answer, files_answer, page_answer
+from kernel_mcp.tools.models import (
+    Closed,
+    FileList,
+    ServerInfo,
+    SessionList,
+    SyntaxReport,
+    Variable,
+    VariableList,
+    Written,
+)
+from kernel_mcp.tools.resources import cell_of, cell_uri_number
+from kernel_mcp.tools.telling import LOST_KEY, lost_meta, said, say
 
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0

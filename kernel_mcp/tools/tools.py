@@ -10,8 +10,9 @@ from typing import Annotated
 from mcp_types import CallToolResult
 from pydantic import Field
 
-from kernel_mcp.api.desk import Desk
-from kernel_mcp.api.models import (
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.tools.desk import Desk
+from kernel_mcp.tools.models import (
     Closed,
     FileList,
     ServerInfo,
@@ -20,7 +21,7 @@ from kernel_mcp.api.models import (
     VariableList,
     Written,
 )
-from kernel_mcp.api.toolkit import (
+from kernel_mcp.tools.toolkit import (
     ALWAYS_LOADED,
     CHANGES,
     DESTROYS,
@@ -33,7 +34,6 @@ from kernel_mcp.api.toolkit import (
     WaitArg,
     reporter,
 )
-from kernel_mcp.config.settings import Settings
 
 
 def register(box: Toolbox, desk: Desk, settings: Settings) -> None:

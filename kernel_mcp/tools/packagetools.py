@@ -7,18 +7,11 @@ from typing import Annotated
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import Field
 
-from kernel_mcp.api.models import Installed, PackageList, SessionHandle
-from kernel_mcp.api.packagedesk import PackageDesk
-from kernel_mcp.api.toolkit import (
-    CHANGES,
-    READS,
-    AnyContext,
-    SessionArg,
-    Toolbox,
-    reporter,
-)
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.sessions.cell import silence
+from kernel_mcp.tools.models import Installed, PackageList, SessionHandle
+from kernel_mcp.tools.packagedesk import PackageDesk
+from kernel_mcp.tools.toolkit import CHANGES, READS, AnyContext, SessionArg, Toolbox, reporter
 
 DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 

@@ -13,13 +13,13 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel, Field
 
-from kernel_mcp.api.telling import Teller
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import guarded
 from kernel_mcp.sessions.cell import Report
 from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.tools.telling import Teller
 
 P = ParamSpec("P")
 AnyContext = Context[Any, Any]
