@@ -19,7 +19,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.connection import Connection
 from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, WireError
 from kernel_mcp.launch.base import ConnectionInfo
-from kernel_specs.restricted.zmtp import ProtocolError
+from kernel_specs.restricted.wire.zmtp import ProtocolError
 
 Channel: TypeAlias = Literal["shell", "iopub", "control"]
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from kernel_mcp.config.settings import MIB
 from kernel_mcp.launch.base import take_no_descriptors
-from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
+from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
 
 READ_BYTES = 128 * 1024
 MAX_WAITING_BYTES = 64 * MIB

@@ -19,7 +19,7 @@ from jupyter_client._version import protocol_version
 from jupyter_client.session import DELIM
 
 from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
-from kernel_specs.restricted.session import pack
+from kernel_specs.restricted.wire.session import pack
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message accepted from a kernel: decoding one holds up other sessions by some 50 ms."""

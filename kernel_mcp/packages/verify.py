@@ -58,7 +58,7 @@ async def try_imports(
             "limits": _limits(limits, own_process_count=guest.own_process_count),
             "tmp": guest.tmp,
         }
-        python, program = str(environment.python), f"{guest.boot}/restricted/trial.py"
+        python, program = str(environment.python), f"{guest.boot}/restricted/try_import.py"
         command = sandbox.command(
             SandboxRequest(
                 argv=[python, "-I", "-B", program, json.dumps(request)],

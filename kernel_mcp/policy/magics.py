@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from kernel_mcp.policy.diagnostics import Diagnostic
 from kernel_mcp.policy.source import STRING, Source
-from kernel_specs.restricted import commands
+from kernel_specs.restricted import config
 
 MagicKind: TypeAlias = Literal["line", "cell", "shell", "help", "call"]
 
@@ -245,7 +245,7 @@ def is_harmless(magic: Magic) -> bool:
 
     The code that such a command runs is checked like any other.
     """
-    return magic.kind in ("line", "cell") and commands.is_harmless(magic.name, magic.rest)
+    return magic.kind in ("line", "cell") and config.is_harmless(magic.name, magic.rest)
 
 
 def refuse(source: Source, magic: Magic) -> Diagnostic:

@@ -50,7 +50,7 @@ _OWN = (
     "kernel_mcp.sessions.history",
     "kernel_mcp.sessions.runner",
     "kernel_mcp.sessions.history",
-    "kernel_specs.restricted.zmtp",
+    "kernel_specs.restricted.wire.zmtp",
 )
 """Modules of objects that belong to one session. All others may be shared, and are not entered."""
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)

@@ -22,18 +22,18 @@ from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import BaseAsyncIOLoop
 from traitlets.config import Config
 
-from kernel_specs.restricted import channel, interrupts, iopub, peers, session, sockets, zmtp
-from kernel_specs.restricted import console as console_module
-from kernel_specs.restricted.channel import Channel
+from kernel_specs.restricted import interrupts
 from kernel_specs.restricted.config import BootConfig, BootError
-from kernel_specs.restricted.console import Console
+from kernel_specs.restricted.console import iopub
+from kernel_specs.restricted.console import streams as console_module
+from kernel_specs.restricted.console.iopub import HIGH_WATER_BYTES, IOPub, Recorder
+from kernel_specs.restricted.console.streams import Console
 from kernel_specs.restricted.interrupts import InterruptGate
-from kernel_specs.restricted.iopub import HIGH_WATER_BYTES, IOPub
 from kernel_specs.restricted.kernel import SandboxKernel
-from kernel_specs.restricted.recorder import Recorder
-from kernel_specs.restricted.service import ServiceThread
-from kernel_specs.restricted.session import LeanSession
-from kernel_specs.restricted.sockets import Publisher, Router, listen
+from kernel_specs.restricted.wire import service, session, sockets, zmtp
+from kernel_specs.restricted.wire.service import Channel, ServiceThread
+from kernel_specs.restricted.wire.session import LeanSession
+from kernel_specs.restricted.wire.sockets import Publisher, Router, listen
 
 
 class _ProfileDir(ProfileDir):
@@ -54,7 +54,7 @@ class KernelApp(IPKernelApp):
         self.gate = InterruptGate(
             module.__file__ or ""
             for module in (
-                *(channel, interrupts, iopub, peers, session, sockets, zmtp),
+                *(service, interrupts, iopub, sockets, session, zmtp),
                 console_module,
             )
         )

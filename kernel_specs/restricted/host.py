@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kernel_specs.restricted import layers
 from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.policy import imports
 
 
 class KernelHost:
@@ -67,17 +67,17 @@ class KernelHost:
         self._app.close()
 
     def _guard(self, boot: BootConfig) -> None:
-        from kernel_specs.restricted.guard import ImportGuard
+        from kernel_specs.restricted.policy.guard import ImportGuard
 
-        guard = ImportGuard(boot)
-        guard.install()
-        self._app.kernel.allow_imports = guard.allow
+        import_guard = ImportGuard(boot)
+        import_guard.install()
+        self._app.kernel.allow_imports = import_guard.allow
         self._app.shell.commands_allowed = False
         if boot.policy.deny_builtins:
-            from kernel_specs.restricted import denied
+            from kernel_specs.restricted.policy import guard
 
-            own = denied.without(boot.policy.deny_builtins, boot.policy.profile, guard)
-            denied.give_to_modules_in(guard.own_folders, own)
+            own = guard.without(boot.policy.deny_builtins, boot.policy.profile, import_guard)
+            guard.give_to_modules_in(import_guard.own_folders, own)
             self._app.shell.take_builtins(own)
 
 
@@ -101,10 +101,10 @@ def _extend_path(boot: BootConfig) -> None:
 
     Child processes are told of the layers as well.
     """
-    place = layers.before_sites(sys.path)
+    place = imports.before_sites(sys.path)
     workspace = [boot.workspace] if boot.workspace else [""]
-    sys.path[place:place] = [*workspace, *layers.entries(boot.layers)]
-    layers.export(boot.layers)
+    sys.path[place:place] = [*workspace, *imports.entries(boot.layers)]
+    imports.export(boot.layers)
 
 
 def _reseed() -> None:

@@ -21,16 +21,16 @@ from tornado.ioloop import IOLoop
 from traitlets import Any as AnyTrait
 from traitlets import Type
 
-from kernel_specs.restricted import tracebacks, variables
+from kernel_specs.restricted import variables
 from kernel_specs.restricted.config import BootConfig
-from kernel_specs.restricted.console import Console
-from kernel_specs.restricted.cstdio import CStdout
-from kernel_specs.restricted.forgetting import forgetting
+from kernel_specs.restricted.console import tracebacks
+from kernel_specs.restricted.console.iopub import IOPub
+from kernel_specs.restricted.console.streams import Console, CStdout
+from kernel_specs.restricted.console.tracebacks import forgetting
+from kernel_specs.restricted.hibernation.snapshot import SnapshotRequests
 from kernel_specs.restricted.interrupts import InterruptGate
-from kernel_specs.restricted.iopub import IOPub
-from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.shell import Shell
-from kernel_specs.restricted.snapshot import SnapshotRequests
+from kernel_specs.restricted.wire.service import ServiceThread
 
 RETRY_SECONDS = 0.05
 MAIN_THREAD_REQUESTS = frozenset(
@@ -281,7 +281,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
 
     async def kernel_mcp_packages_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Take in new packages and import them; other requests are answered meanwhile."""
-        from kernel_specs.restricted.imports import LiveImports
+        from kernel_specs.restricted.policy.imports import LiveImports
 
         live = LiveImports(self.boot, self.allow_imports, self.gate, self.io_loop.asyncio_loop)
         wanted = parent["content"]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernel_specs.restricted import tracebacks
+from kernel_specs.restricted.console import tracebacks
 
 ExitCall = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 

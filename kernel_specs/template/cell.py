@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import stat
@@ -11,7 +12,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernel_specs.template import linux, privileges
+from kernel_specs.template import linux
+
+# Give up privileges, for good.
+
+
+def drop(filter_program: bytes) -> None:
+    """Empty all capability sets, forbid new ones, install the system call filter.
+
+    Takes CAP_SETPCAP in the user namespace of this process. Raises OSError.
+    """
+    number = 0
+    while _unbind(number):
+        number += 1
+    linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_CLEAR_ALL)
+    linux.clear_capabilities()
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    linux.install_filter(filter_program)
+
+
+def keep_from_processes() -> None:
+    """Give up CAP_SYS_PTRACE, so that no process with a right that this one lacks can be looked at.
+
+    Takes CAP_SETPCAP. Raises OSError.
+    """
+    linux.prctl(linux.PR_CAPBSET_DROP, linux.CAP_SYS_PTRACE)
+    linux.drop_capability(linux.CAP_SYS_PTRACE)
+
+
+def _unbind(number: int) -> bool:
+    """Take a capability out of the bounding set; False when there is none of that number."""
+    try:
+        linux.prctl(linux.PR_CAPBSET_DROP, number)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    return True
+
 
 KERNEL_ID = 1000
 """User and group id of every kernel inside its user namespace."""
@@ -110,7 +148,7 @@ def hold(cell: Cell, ground: Ground, done: int) -> NoReturn:
     try:
         os.setsid()
         _build(cell, ground)
-        privileges.drop(ground.program)
+        drop(ground.program)
         # the operating system reaps for a parent that ignores this signal
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         os.write(done, READY)
@@ -133,7 +171,7 @@ def join(sandbox: Joining, ground: Ground) -> None:
     processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     linux.setns(sandbox.init, _SHARED)
     _become(sandbox.uid, processes)
-    privileges.drop(ground.program)
+    drop(ground.program)
 
 
 def _build(cell: Cell, ground: Ground) -> None:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_specs.template import cell, keeper, linux, packets
+from kernel_specs.template import cell, init, linux
 
 START = str(Path(__file__).with_name("start.py"))
 _EVERYTHING = (
@@ -52,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
         os.execv(sys.executable, [sys.executable, "-I", "-S", "-B", START, "enter", argv[0]])
     with socket.socket(fileno=control) as server:
         server.set_inheritable(False)
-        start = packets.receive(server)
+        start = linux.receive(server)
         if start is not None:
-            keeper.Keeper(server, keeper.Start.parse(start[0])).run()
+            init.Keeper(server, init.Start.parse(start[0])).run()
     return 0
 
 

@@ -18,9 +18,9 @@ def main(argv: list[str]) -> int:
 
         run = enter.main
     else:
-        from kernel_specs.template import forker
+        from kernel_specs.template import zygote
 
-        run = forker.main
+        run = zygote.main
     sys.path.remove(folder)
     return run(argv[1:])
 

@@ -35,7 +35,7 @@ SYSTEM_MODULES = (
     "anyio.wait_readable",
     "asyncio.create_subprocess_exec",
     "asyncio.to_thread",
-    "kernel_specs.template.packets",
+    "kernel_specs.template.linux",
 )
 """A call of anything in these reaches the system, unless it is harmless."""
 METHODS = frozenset(
@@ -242,9 +242,9 @@ SEAMS = frozenset(
         "fcntl.fcntl",
         "fcntl.flock",
         "fcntl.ioctl",
-        "kernel_specs.template.packets.close_all",
-        "kernel_specs.template.packets.receive",
-        "kernel_specs.template.packets.send",
+        "kernel_specs.template.linux.close_all",
+        "kernel_specs.template.linux.receive",
+        "kernel_specs.template.linux.send",
         "libc",
         "libc.prctl",
         "libc.syscall",

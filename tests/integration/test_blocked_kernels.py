@@ -25,7 +25,7 @@ def writes(fd):
     while going:
         os.write(fd, block)
 def subscribe():
-    from kernel_specs.restricted.zmtp import GREETING, encode, ready
+    from kernel_specs.restricted.wire.zmtp import GREETING, encode, ready
     publisher = get_ipython().kernel.iopub._publisher
     client = socket.socket(socket.AF_UNIX)
     client.connect(publisher._listener._listening.getsockname())

@@ -32,7 +32,7 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_specs.template import packets
+from kernel_specs.template import linux
 from tests.integration import everyday_files
 from tests.integration.test_launch import open_descriptors, running
 from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
@@ -571,17 +571,17 @@ async def test_no_room_for_a_new_kernels_descriptors_costs_no_other_its_life(
     async with bench() as b:
         before = set(descendants(os.getpid()))
         first = await b.kernel()
-        receive = packets.receive
+        receive = linux.receive
 
         def cut(sock: socket.socket, *, wait: bool = True) -> Any:
             received = receive(sock, wait=wait)
             if received is None or received[0].get("op") != "forked":
                 return received
             monkeypatch.undo()
-            packets.close_all(received[1])
-            raise packets.DescriptorsLost(received[0])
+            linux.close_all(received[1])
+            raise linux.DescriptorsLost(received[0])
 
-        monkeypatch.setattr(packets, "receive", cut)
+        monkeypatch.setattr(linux, "receive", cut)
         second = await b.kernel()
         assert not is_forked(second)
         assert first.exit is None

@@ -38,15 +38,15 @@ KEEPING = """\
 """
 SABOTAGE = {
     "no filter": (
-        ("privileges.py", "    linux.install_filter(filter_program)\n", ""),
+        ("cell.py", "    linux.install_filter(filter_program)\n", ""),
         "1 system call filters instead of",
     ),
     "a filter that allows everything": (
-        ("privileges.py", "install_filter(filter_program)", f"install_filter({ALLOW_ALL})"),
+        ("cell.py", "install_filter(filter_program)", f"install_filter({ALLOW_ALL})"),
         "system call unshare refused",
     ),
     "capabilities kept": (
-        ("cell.py", "processes)\n    privileges.drop(ground.program)", f"processes)\n{KEEPING}"),
+        ("cell.py", "processes)\n    drop(ground.program)", f"processes)\n{KEEPING}"),
         "it has capabilities",
     ),
     "the network of the template": (

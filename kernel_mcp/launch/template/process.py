@@ -20,7 +20,7 @@ from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.launch.stderr_tail import OutputTail
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.probe import Check
-from kernel_specs.template import packets
+from kernel_specs.template import linux
 
 ANSWER_S = 10.0
 """A fork takes some 10 ms; on a machine that is so busy a cold start would not be faster."""
@@ -121,7 +121,7 @@ class TemplateProcess:
             self._control.close()
             raise
         self._tail = OutputTail(output, self._loop)
-        packets.send(self._control, start)
+        linux.send(self._control, start)
         self._loop.add_reader(self._control.fileno(), self._on_readable)
         self._pidfd = os.pidfd_open(self._popen.pid)
         self._loop.add_reader(self._pidfd, self._on_end)
@@ -151,7 +151,7 @@ class TemplateProcess:
         number = next(self._numbers)
         answer = self._asked[number] = _Answer()
         try:
-            packets.send(self._control, {"op": "fork", "id": number, **request}, fds)
+            linux.send(self._control, {"op": "fork", "id": number, **request}, fds)
             await self._answer(answer)
         except OSError as reason:
             raise TemplateError(f"the template could not be asked: {reason}") from reason
@@ -183,7 +183,7 @@ class TemplateProcess:
         ended = anyio.Event()
         fork.on_end = ended.set
         signal.pidfd_send_signal(fork.init, signal.SIGKILL)
-        packets.close_all([fork.init, fork.kernel])
+        linux.close_all([fork.init, fork.kernel])
         if not fork.over:
             await ended.wait()
 
@@ -215,8 +215,8 @@ class TemplateProcess:
         try:
             while self._control.fileno() >= 0:
                 try:
-                    received = packets.receive(self._control, wait=False)
-                except packets.DescriptorsLost as lost:
+                    received = linux.receive(self._control, wait=False)
+                except linux.DescriptorsLost as lost:
                     self._on_lost(lost.message)
                     continue
                 if received is None:
@@ -239,7 +239,7 @@ class TemplateProcess:
             if answer.fork is not fork or number not in self._asked:
                 # too late: nobody waits for it any more
                 signal.pidfd_send_signal(fork.init, signal.SIGKILL)
-                packets.close_all(fds)
+                linux.close_all(fds)
         elif operation == "failed":
             answer.give(error=str(message["error"]))
         elif operation == "exit":

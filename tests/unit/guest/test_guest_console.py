@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from kernel_specs.restricted.console import CHUNK_BYTES, Console
-from kernel_specs.restricted.iopub import IOPub
+from kernel_specs.restricted.console.iopub import IOPub
+from kernel_specs.restricted.console.streams import CHUNK_BYTES, Console
 
 
 class Collector:
@@ -210,7 +210,7 @@ def test_a_child_that_forks_again_says_nothing_about_it() -> None:
     """The lock of a child is its own: what the parent held cannot be released there."""
     code = """
 import os, threading
-from kernel_specs.restricted.console import Console
+from kernel_specs.restricted.console.streams import Console
 class Quiet:
     def __init__(self):
         self.lock = threading.RLock()

@@ -24,8 +24,8 @@ from jupyter_client.session import Session
 
 from kernel_specs.restricted.app import KernelApp
 from kernel_specs.restricted.kernel import SandboxKernel
-from kernel_specs.restricted.session import LeanSession
 from kernel_specs.restricted.shell import DisplayHook, Shell
+from kernel_specs.restricted.wire.session import LeanSession
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kernel_specs.restricted.config import BootConfig, Policy
-from kernel_specs.restricted.guard import ImportGuard, ModuleNotAllowedError
-from kernel_specs.restricted.tracebacks import IMPORT_GUARD
+from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
+from kernel_specs.restricted.policy.guard import ImportGuard, ModuleNotAllowedError
 
 CELL = "<ipython-input-1-abc>"
 MODULES = ("math", "urllib.parse", "numpy", "xml.etree.ElementTree")
@@ -194,7 +194,7 @@ def test_installed_guard_is_cheap_invisible_and_complete(tmp_path: Path) -> None
 import sys, timeit
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from kernel_specs.restricted.config import BootConfig, Policy
-from kernel_specs.restricted.guard import ImportGuard
+from kernel_specs.restricted.policy.guard import ImportGuard
 import importlib, math, os
 before = min(timeit.repeat("import math", number=20000))
 policy = Policy(False, ("math", "importlib"))

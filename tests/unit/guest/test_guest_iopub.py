@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import zmq
 
-from kernel_specs.restricted import iopub as module
 from kernel_specs.restricted.config import Output
+from kernel_specs.restricted.console import iopub as module
+from kernel_specs.restricted.console.iopub import QUEUE_MOST, IOPub, Recorder
 from kernel_specs.restricted.interrupts import InterruptGate
-from kernel_specs.restricted.iopub import QUEUE_MOST, IOPub
-from kernel_specs.restricted.recorder import Recorder
-from kernel_specs.restricted.session import LeanSession
-from kernel_specs.restricted.sockets import Publisher, listen
+from kernel_specs.restricted.wire.session import LeanSession
+from kernel_specs.restricted.wire.sockets import Publisher, listen
 
 SECONDS = 60
 MANY = 400

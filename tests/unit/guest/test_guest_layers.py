@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel_specs.restricted import layers
 from kernel_specs.restricted.config import BootConfig
-from kernel_specs.restricted.imports import LiveImports, Report
 from kernel_specs.restricted.interrupts import InterruptGate
+from kernel_specs.restricted.policy import imports
+from kernel_specs.restricted.policy.imports import LiveImports, Report
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", ["/stdlib", str(folder), *sys.path])
     for name in ("PATH", "PYTHONPATH"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    monkeypatch.setattr(layers, "_let_look", lambda: None)
+    monkeypatch.setattr(imports, "_let_look", lambda: None)
     before = set(sys.modules)
     yield folder
     for name in set(sys.modules) - before:
@@ -44,25 +44,25 @@ def test_generations_come_newest_first_and_then_the_layer(layer: Path) -> None:
         generation(layer, number)
     (layer / ".next").mkdir()
     (layer / "notes").mkdir()
-    assert layers.entries([str(layer)]) == [*(f"{layer}/{n}" for n in (10, 2, 1)), str(layer)]
+    assert imports.entries([str(layer)]) == [*(f"{layer}/{n}" for n in (10, 2, 1)), str(layer)]
 
 
 def test_a_layer_that_is_not_there_holds_nothing() -> None:
-    assert layers.entries(["/nowhere"]) == ["/nowhere"]
+    assert imports.entries(["/nowhere"]) == ["/nowhere"]
 
 
 def test_new_generations_take_the_place_of_their_layer(layer: Path) -> None:
     after = sys.path[2:]
     generation(layer, 1)
-    layers.refresh([str(layer)])
+    imports.refresh([str(layer)])
     generation(layer, 2)
-    layers.refresh([str(layer)])
+    imports.refresh([str(layer)])
     assert sys.path == ["/stdlib", f"{layer}/2", f"{layer}/1", str(layer), *after]
 
 
 def test_a_layer_that_user_code_has_removed_comes_back_before_the_sites(layer: Path) -> None:
     sys.path[:] = ["/lib/python3", "/lib/site-packages"]
-    layers.refresh([str(layer)])
+    imports.refresh([str(layer)])
     assert sys.path == ["/lib/python3", str(layer), "/lib/site-packages"]
 
 
@@ -73,10 +73,10 @@ def test_children_find_generations_and_their_programs_first(
     monkeypatch.setenv("PYTHONPATH", "/mine")
     generation(layer, 1)
     (layer / "1/bin").mkdir()
-    layers.export([str(layer)])
+    imports.export([str(layer)])
     generation(layer, 2)
     for _ in range(2):
-        layers.export([str(layer)])
+        imports.export([str(layer)])
         assert os.environ["PYTHONPATH"] == f"{layer}/2:{layer}/1:/mine"
         assert os.environ["PATH"] == f"{layer}/1/bin:/usr/bin:/bin"
 
@@ -86,7 +86,7 @@ def test_workers_of_an_isolated_interpreter_read_the_environment(layer: Path) ->
     generation(layer, 1, fresh="")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from kernel_specs.restricted import layers\n"
+        "from kernel_specs.restricted.policy import imports as layers\n"
         "import subprocess, multiprocessing.util as util\n"
         "layers.export([sys.argv[2]])\n"
         "print(util._args_from_interpreter_flags(), subprocess._args_from_interpreter_flags())"
@@ -101,7 +101,7 @@ def test_children_are_told_nothing_where_there_is_nothing(
     layer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")
-    layers.export([str(layer)])
+    imports.export([str(layer)])
     assert "PYTHONPATH" not in os.environ
 
 

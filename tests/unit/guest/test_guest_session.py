@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
-from kernel_specs.restricted.session import LeanSession, pack
+from kernel_specs.restricted.wire.session import LeanSession, pack
 
 KEY = b"secret"
 JSON = st.recursive(

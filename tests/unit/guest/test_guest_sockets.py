@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import zmq
 
-from kernel_specs.restricted import sockets
-from kernel_specs.restricted.sockets import Publisher, Router, listen
-from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
+from kernel_specs.restricted.wire import sockets
+from kernel_specs.restricted.wire.sockets import Publisher, Router, listen
+from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
 
 SECONDS = 60
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kernel_specs.restricted import tracebacks
+from kernel_specs.restricted.console import tracebacks
 
 CELL = "<ipython-input-7-abc>"
 

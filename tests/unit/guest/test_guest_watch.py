@@ -11,8 +11,14 @@ from time import monotonic
 
 import pytest
 
-from kernel_specs.restricted.reasons import CannotKeepError, reason_for
-from kernel_specs.restricted.watch import PATIENCE, Attempts, TimeUpError, Watch
+from kernel_specs.restricted.hibernation.attempt_limits import (
+    PATIENCE,
+    Attempts,
+    CannotKeepError,
+    TimeUpError,
+    Watch,
+    reason_for,
+)
 
 
 def for_ever() -> None:

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_specs.restricted.zmtp import GREETING, MAX_FRAMES, Decoder, ProtocolError, encode, ready
+from kernel_specs.restricted.wire.zmtp import (
+    GREETING,
+    MAX_FRAMES,
+    Decoder,
+    ProtocolError,
+    encode,
+    ready,
+)
 
 LIMIT = 10_000
 HANDSHAKE = GREETING + ready(b"ROUTER")

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from kernel_mcp.kernels.connection import MAX_WAITING_BYTES, Connection
-from kernel_specs.restricted.zmtp import GREETING, Decoder, encode, ready
+from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
 
 pytestmark = [pytest.mark.anyio]
 

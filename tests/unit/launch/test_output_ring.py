@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_mcp.launch.process import HEADER_BYTES, RING_BYTES, Recorder
-from kernel_specs.restricted import recorder as guest
+from kernel_specs.restricted.console import iopub as guest
 
 
 def both() -> tuple[Recorder, guest.Recorder]:

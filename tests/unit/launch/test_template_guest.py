@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from kernel_specs.template import cell, heirlooms, pools
+from kernel_specs.template import cell, prewarm
 from kernel_specs.template.cell import Cell, Place
-from kernel_specs.template.children import ChildWatch
-from kernel_specs.template.heirlooms import Heirlooms
+from kernel_specs.template.init import ChildWatch
+from kernel_specs.template.prewarm import Heirlooms
 
 REQUEST = {
     "uid": 7,
@@ -81,10 +81,10 @@ def test_files_that_are_read_get_a_position_of_their_own() -> None:
         with open(written.name, "rb", buffering=0) as read:
             read.seek(4)
             other = os.dup(read.fileno())  # as a fork would
-            files = heirlooms.plain_files()
+            files = prewarm.plain_files()
             assert read.fileno() in files
             assert written.fileno() not in files
-            assert read.fileno() in heirlooms.own_files({read.fileno(): files[read.fileno()]})
+            assert read.fileno() in prewarm.own_files({read.fileno(): files[read.fileno()]})
             assert read.read(2) == b"45"
             assert os.read(other, 2) == b"45"
             os.close(other)
@@ -92,12 +92,12 @@ def test_files_that_are_read_get_a_position_of_their_own() -> None:
 
 def test_a_descriptor_that_has_come_to_mean_another_file_is_left_alone() -> None:
     with tempfile.TemporaryFile() as file:
-        assert heirlooms.own_files({file.fileno(): (0, 0), 10_000: (0, 0)}) == []
+        assert prewarm.own_files({file.fileno(): (0, 0), 10_000: (0, 0)}) == []
 
 
 def test_native_pools_are_found_without_harm() -> None:
-    found = pools.find()
-    pools.set_size([*found.sized, *found.filled])
+    found = prewarm.find_pools()
+    prewarm.set_size([*found.sized, *found.filled])
 
 
 def test_ended_children_are_noticed_once() -> None:

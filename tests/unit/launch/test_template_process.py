@@ -20,14 +20,14 @@ from kernel_mcp.launch.template import process as template_process
 from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
 from kernel_mcp.sandbox.base import SandboxCommand
-from kernel_specs.template import packets
+from kernel_specs.template import linux
 
 pytestmark = pytest.mark.anyio
 
 PRELUDE = f"""
 import os, signal, socket, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from kernel_specs.template import packets
+from kernel_specs.template import linux as packets
 control = socket.socket(fileno=int(sys.argv[1]))
 def tell(fds=(), **message):
     packets.send(control, message, fds)
@@ -184,7 +184,7 @@ async def test_a_cancelled_request_ends_the_kernel_that_comes_of_it() -> None:
             while "asked" not in one.process.output:
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
-            packets.send(one.process._control, {"now": "fork"})
+            linux.send(one.process._control, {"now": "fork"})
         assert ended.is_set()
         # the script has gone on to its last line: init and kernel are dead
         one.process.retire()

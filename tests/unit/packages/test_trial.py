@@ -40,7 +40,7 @@ def test_the_process_imports_from_the_given_paths_and_ignores_what_packages_prin
         "tmp": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-I", "-B", BOOT_FOLDER / "restricted/trial.py", json.dumps(request)],
+        [sys.executable, "-I", "-B", BOOT_FOLDER / "restricted/try_import.py", json.dumps(request)],
         capture_output=True,
         text=True,
         check=True,

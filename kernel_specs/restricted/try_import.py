@@ -1,4 +1,4 @@
-"""Import modules in a process that is thrown away: `python -I -B trial.py REQUEST`.
+"""Import modules in a process that is thrown away: `python -I -B try_import.py REQUEST`.
 
 REQUEST is JSON: `paths` for sys.path, `modules` to import, `limits` as in boot.json, `tmp`. The
 last line of the output is JSON, each module with null or why it cannot be imported.
@@ -19,7 +19,7 @@ def main(request: str) -> int:
     folder = str(Path(__file__).resolve().parent.parent.parent)
     sys.path.insert(0, folder)
     from kernel_specs.restricted import config, confine
-    from kernel_specs.restricted.layers import before_sites
+    from kernel_specs.restricted.policy.imports import before_sites
 
     sys.path.remove(folder)
     task = json.loads(request)

@@ -24,9 +24,9 @@ from typing import Any
 import cloudpickle
 from IPython.core.getipython import get_ipython
 
-from kernel_specs.restricted.arrays import ArrayReducer
-from kernel_specs.restricted.guard import CELL_PREFIX
-from kernel_specs.restricted.reasons import CannotKeepError, kind_of
+from kernel_specs.restricted.hibernation.arrays import ArrayReducer
+from kernel_specs.restricted.hibernation.attempt_limits import CannotKeepError, kind_of
+from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 IMPORT = compile("__import__(name)", f"{CELL_PREFIX}hibernation>", "eval")
 _LRU_CACHE = type(functools.lru_cache(maxsize=1)(len))

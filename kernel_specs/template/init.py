@@ -1,19 +1,4 @@
-"""The keeper: PID 1 of the template. Small, stdlib only, and it outlives the forker.
-
-The server's requests, one packet each:
-
-    {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …}
-        with descriptors: ready socket, recorder, output pipe, then the mounts of `places`;
-        `trial` is what to try in the kernel's place, if it is there
-
-What goes back:
-
-    {"op": "ready", "missing": {module: error}}          everything is loaded
-    {"op": "forked", "id": n}                            with pidfds: the init, the kernel
-    {"op": "failed", "id": n, "error": …}                there is no such kernel
-    {"op": "exit", "id": n, "status": …}                 wait status of the kernel
-    {"op": "forker-ended", "status": …}                  no more forks; kernels that run go on
-"""
+"""Notice ended children in a poll loop."""
 
 from __future__ import annotations
 
@@ -24,13 +9,65 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernel_specs.template import cell, linux, packets, privileges
-from kernel_specs.template.children import ChildWatch
+from kernel_specs.template import cell, linux
+
+
+class ChildWatch:
+    """A descriptor that is readable when a child may have ended (SIGCHLD)."""
+
+    def __init__(self) -> None:
+        """Take over SIGCHLD and the wakeup descriptor of this process."""
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._read
+
+    def ended(self) -> Iterator[tuple[int, int]]:
+        """Process id and wait status of every child that has ended since."""
+        try:
+            while os.read(self._read, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            yield pid, status
+
+    @staticmethod
+    def forget() -> None:
+        """Undo the effects on this process, in a child that is none of ours."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+# The keeper: PID 1 of the template. Small, stdlib only, and it outlives the forker.
+#
+# The server's requests, one packet each:
+#
+#     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …}
+#         with descriptors: ready socket, recorder, output pipe, then the mounts of `places`;
+#         `trial` is what to try in the kernel's place, if it is there
+#
+# What goes back:
+#
+#     {"op": "ready", "missing": {module: error}}          everything is loaded
+#     {"op": "forked", "id": n}                            with pidfds: the init, the kernel
+#     {"op": "failed", "id": n, "error": …}                there is no such kernel
+#     {"op": "exit", "id": n, "status": …}                 wait status of the kernel
+#     {"op": "forker-ended", "status": …}                  no more forks; kernels that run go on
 
 START = str(Path(__file__).with_name("start.py"))
 EXIT_CODE = 70  # EX_SOFTWARE
@@ -124,13 +161,13 @@ class Keeper:
                 cell.hide_sessions()
                 cell.show_processes()
                 # it will run code of packages, and this process sees the folders of all sessions
-                privileges.keep_from_processes()
+                cell.keep_from_processes()
                 self._become_forker(theirs.fileno())
             finally:
                 os._exit(EXIT_CODE)
         theirs.close()
         program = base64.b64encode(self._start.ground.program).decode()
-        packets.send(ours, {"filter": program})
+        linux.send(ours, {"filter": program})
         return ours, pid
 
     def _become_forker(self, control: int) -> NoReturn:
@@ -144,7 +181,7 @@ class Keeper:
 
     def _on_request(self) -> bool:
         """Handle one request; False when the server is gone."""
-        received = packets.receive(self._control)
+        received = linux.receive(self._control)
         if received is None:
             return False
         request, fds = received
@@ -156,7 +193,7 @@ class Keeper:
             self._tell({"op": "failed", "id": number, "error": f"{type(error).__name__}: {error}"})
             self._over(number)
         finally:
-            packets.close_all(fds)
+            linux.close_all(fds)
         return True
 
     def _fork(self, number: int, wanted: cell.Cell, streams: Sequence[int], trial: object) -> None:
@@ -174,7 +211,7 @@ class Keeper:
             session = self._sessions[number] = _Session(init, os.pidfd_open(init))
             # the forker may not touch an init before that has given up its rights
             pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
-            packets.send(
+            linux.send(
                 self._forker,
                 {"id": number, "uid": wanted.uid, "trial": trial},
                 [session.init_pidfd, pids, done_read, *streams],
@@ -188,7 +225,7 @@ class Keeper:
     def _on_forker(self) -> bool:
         """Pass on what the forker says; False when it says nothing any more."""
         try:
-            received = packets.receive(self._forker, wait=False)
+            received = linux.receive(self._forker, wait=False)
         except BlockingIOError:
             return False
         if received is None:
@@ -202,7 +239,7 @@ class Keeper:
         else:
             self._tell(message)
             self._over(number)
-        packets.close_all(fds)
+        linux.close_all(fds)
         return True
 
     def _on_ended(self, pid: int, status: int) -> None:
@@ -241,7 +278,7 @@ class Keeper:
             del self._sessions[number]
 
     def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        packets.send(self._control, message, fds)
+        linux.send(self._control, message, fds)
 
 
 def _use_up_pids() -> None:

@@ -1,16 +1,10 @@
-"""stdout and stderr of the kernel: two text streams and two pipes, in one order.
-
-`print` must stay as fast as C makes it, so the streams are plain `io.TextIOWrapper`s that collect
-up to a chunk before they call Python. Only the stream written to last collects; the other one is
-write-through, so that its first write announces the switch and the order of both is kept.
-
-File descriptors 1 and 2 become pipes, for output of child processes and C libraries.
-"""
+"""stdout of the C library, which keeps text back that does not go to a terminal."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import ctypes
 import fcntl
 import io
 import os
@@ -19,9 +13,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, cast
 
-from kernel_specs.restricted.iopub import IOPub
+from kernel_specs.restricted.console.iopub import IOPub
+
+# stdout and stderr of the kernel: two text streams and two pipes, in one order.
+#
+# `print` must stay as fast as C makes it, so the streams are plain `io.TextIOWrapper`s that collect
+# up to a chunk before they call Python. Only the stream written to last collects; the other one is
+# write-through, so that its first write announces the switch and the order of both is kept.
+#
+# File descriptors 1 and 2 become pipes, for output of child processes and C libraries.
 
 CHUNK_BYTES = 64 * 1024
 SLICE_BYTES = 16 * CHUNK_BYTES
@@ -279,3 +282,20 @@ class Console:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for stream in self._streams.values():
             stream.reconfigure(write_through=False, line_buffering=True)
+
+
+class CStdout:
+    """Flushes it; not all streams, which would wait for a thread that reads stdin."""
+
+    def __init__(self) -> None:
+        """Find `stdout` where the C library has it, which is not everywhere by that name."""
+        library = ctypes.CDLL(None)
+        self._flush = library.fflush
+        self._stream: ctypes.c_void_p | None = None
+        with suppress(ValueError):
+            self._stream = ctypes.c_void_p.in_dll(library, "stdout")
+
+    def flush(self) -> None:
+        """Have it write what it holds to file descriptor 1."""
+        if self._stream is not None:
+            self._flush(self._stream)

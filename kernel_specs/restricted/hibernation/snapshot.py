@@ -17,14 +17,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernel_specs.restricted import variables
-from kernel_specs.restricted.dumps import Arrival, Dump, Room, Segment
-from kernel_specs.restricted.guard import CELL_PREFIX
-from kernel_specs.restricted.scratch import left_files
-from kernel_specs.restricted.watch import Attempts, TimeUpError, Watch
+from kernel_specs.restricted.hibernation.attempt_limits import Attempts, TimeUpError, Watch
+from kernel_specs.restricted.hibernation.dumps import Arrival, Dump, Room, Segment
+from kernel_specs.restricted.hibernation.loading import left_files
+from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
 if TYPE_CHECKING:
     from kernel_specs.restricted.config import BootConfig
-    from kernel_specs.restricted.loading import Loading
+    from kernel_specs.restricted.hibernation.loading import Loading
 
 MAX_NAMES = 2000
 MAX_TOLD = 20_000
@@ -96,7 +96,7 @@ class SnapshotRequests:
         return {**reply, "files": left_files(self.boot.tmp)}
 
     def _load(self, content: dict[str, Any]) -> dict[str, Any]:
-        from kernel_specs.restricted.loading import Loading
+        from kernel_specs.restricted.hibernation.loading import Loading
 
         if self._loading is None:
             if self._arrival is None or not self._arrival.complete:
@@ -159,15 +159,15 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
 
 def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]) -> dict[str, str]:
     """The names of values that would end or block this kernel, with reasons."""
-    from kernel_specs.restricted import ahead
+    from kernel_specs.restricted.hibernation import dumps
 
     def fill(names: Sequence[str], say: Callable[[str], None]) -> None:
         some = {name: wanted[name] for name in names}
-        _fill([], some, shell, {**content, "seconds": ahead.SECONDS}, say)
+        _fill([], some, shell, {**content, "seconds": dumps.SECONDS}, say)
 
     with Watch() as watch:
         try:
-            return watch.run(partial(ahead.harmful, list(wanted), fill), content["seconds"])
+            return watch.run(partial(dumps.harmful, list(wanted), fill), content["seconds"])
         except TimeUpError:
             return {}
 
@@ -180,7 +180,7 @@ def _fill(
     say: Callable[[str], object] = len,
 ) -> dict[str, str]:
     """Pickle values into new segments, one for all or one for each; the reasons of what failed."""
-    from kernel_specs.restricted.pickles import NotebookPickler, stand_in
+    from kernel_specs.restricted.hibernation.pickles import NotebookPickler, stand_in
 
     namespace = shell.user_ns
     code = "\n".join(shell.history_manager.input_hist_parsed)

@@ -1,15 +1,20 @@
-"""Tracebacks as Python prints them: no colours, no frames of the kernel itself."""
+"""Run cells as if they had never been run."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import ipykernel
 import IPython
+
+# Tracebacks as Python prints them: no colours, no frames of the kernel itself.
 
 MAX_CHARS = 64 * 1024
 """Longest entry of a traceback; an exception may carry megabytes of text."""
@@ -22,7 +27,8 @@ warnings, and this module out of tracebacks."""
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n"
 _KERNEL = (
-    *(f"{Path(file).parent}/" for file in (IPython.__file__, ipykernel.__file__, __file__)),
+    *(f"{Path(file).parent}/" for file in (IPython.__file__, ipykernel.__file__)),
+    f"{Path(__file__).parent.parent}/",
     IMPORT_GUARD,
 )
 _CELL = re.compile(r'File "(<ipython-input-[^"]*>)"')
@@ -99,3 +105,26 @@ def _frames(stack: traceback.StackSummary) -> list[str]:
 
 def _label_cells(text: str, cell_name: CellName) -> str:
     return _CELL.sub(lambda match: cell_name(match[1]) or match[0], text)
+
+
+_LAST_ERROR = ("last_type", "last_value", "last_traceback", "last_exc")
+
+
+@contextlib.contextmanager
+def forgetting(shell: Any) -> Iterator[None]:
+    """Put names and results of `shell` back; for cells without a number that no user wrote."""
+    names, hidden, hook = dict(shell.user_ns), dict(shell.user_ns_hidden), shell.displayhook
+    shown = hook._, hook.__, hook.___
+    try:
+        yield
+    finally:
+        shell.user_ns.clear()
+        shell.user_ns.update(names)
+        shell.user_ns_hidden.clear()
+        shell.user_ns_hidden.update(hidden)
+        shell.user_ns["Out"].clear()
+        hook._, hook.__, hook.___ = shown
+        shell.last_execution_result = None
+        shell.last_execution_succeeded = True
+        for name in _LAST_ERROR:
+            vars(sys).pop(name, None)

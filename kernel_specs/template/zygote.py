@@ -21,9 +21,8 @@ from typing import Any, NoReturn
 
 from kernel_specs import selftest
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, heirlooms, linux, packets, pools, warmup
-from kernel_specs.template.children import ChildWatch
-from kernel_specs.template.keeper import RESERVED_FDS
+from kernel_specs.template import cell, linux, prewarm
+from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
 READY_FD, RECORDER_FD = RESERVED_FDS
@@ -54,7 +53,7 @@ class Inheritance:
 
     job: Job
     ground: cell.Ground
-    loaded: warmup.Loaded
+    loaded: prewarm.Loaded
     files: Sequence[int]
 
 
@@ -80,7 +79,7 @@ class Forker:
                     self._on_ended(pid, status)
             if self._keeper.fileno() not in readable:
                 continue
-            received = packets.receive(self._keeper)
+            received = linux.receive(self._keeper)
             if received is None:
                 return None
             message, fds = received
@@ -93,10 +92,8 @@ class Forker:
                     return job
                 self._report(message["id"], pid)
             except OSError as error:
-                packets.send(
-                    self._keeper, {"op": "failed", "id": message["id"], "error": str(error)}
-                )
-            packets.close_all(fds)
+                linux.send(self._keeper, {"op": "failed", "id": message["id"], "error": str(error)})
+            linux.close_all(fds)
 
     def _fork(self, pids: int) -> int:
         """Fork into this namespace of processes; 0 in the child."""
@@ -116,14 +113,14 @@ class Forker:
         self._kernels[pid] = number
         pidfd = os.pidfd_open(pid)
         try:
-            packets.send(self._keeper, {"op": "forked", "id": number, "pid": pid}, [pidfd])
+            linux.send(self._keeper, {"op": "forked", "id": number, "pid": pid}, [pidfd])
         finally:
             os.close(pidfd)
 
     def _on_ended(self, pid: int, status: int) -> None:
         number = self._kernels.pop(pid, 0)
         if number:
-            packets.send(self._keeper, {"op": "exit", "id": number, "status": status})
+            linux.send(self._keeper, {"op": "exit", "id": number, "status": status})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -131,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
     keeper = socket.socket(fileno=int(argv[0]))
     linux.set_name("kernel-template")
     kernel = host.KernelHost()
-    loaded = warmup.load(kernel, argv[1:])
+    loaded = prewarm.load(kernel, argv[1:])
     if loaded.unfit:
         # what they hold cannot be let go of: start over without them
         left = [name for name in argv[1:] if name not in loaded.unfit]
@@ -139,19 +136,19 @@ def main(argv: Sequence[str]) -> int:
             sys.executable, [sys.executable, "-I", "-B", sys.argv[0], "forker", argv[0], *left]
         )
     keeper.set_inheritable(False)
-    start = packets.receive(keeper)
+    start = linux.receive(keeper)
     if start is None:
         return 0
     ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
-    files = heirlooms.plain_files()
+    files = prewarm.plain_files()
     forker = Forker(keeper)
     kernel.freeze()
-    packets.send(keeper, {"op": "ready", "missing": loaded.missing})
+    linux.send(keeper, {"op": "ready", "missing": loaded.missing})
     job = forker.run()
     if job is None:
         return 0
     keeper.detach()
-    own_files = heirlooms.own_files(files)
+    own_files = prewarm.own_files(files)
     return _serve(kernel, Inheritance(_arrange(job), ground, loaded, own_files))
 
 
@@ -209,8 +206,8 @@ def _serve(kernel: host.KernelHost, inherited: Inheritance) -> int:
         confine.confine(boot)
         for folder in inherited.loaded.folders:
             os.mkdir(folder, 0o700)  # noqa: PTH102
-        pools.set_size(inherited.loaded.pools.sized)
-        fill = partial(pools.set_size, inherited.loaded.pools.filled)
+        prewarm.set_size(inherited.loaded.pools.sized)
+        fill = partial(prewarm.set_size, inherited.loaded.pools.filled)
         kernel.serve(boot, CONNECTION_FILE, at_work=fill)
     except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
         import traceback

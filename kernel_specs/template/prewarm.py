@@ -1,0 +1,312 @@
+"""What a fork hands down besides memory: threads it loses, descriptors and mappings it shares.
+
+A thread is gone in the child, with the locks it held. An open file keeps one position for all
+children, and shared memory stays shared: sessions would reach each other through them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import importlib
+import io
+import os
+import socket
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernel_specs.restricted import confine, host
+from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.console.tracebacks import forgetting
+from kernel_specs.restricted.wire.sockets import Router, listen
+from kernel_specs.restricted.wire.zmtp import GREETING, encode, ready
+
+# Native thread pools: empty in the template, of their usual size in a kernel.
+
+LARGEST = 4
+"""As `confine.environment` sets it for a cold start: each thread costs address space."""
+OPENBLAS = "openblas"
+SETTERS = {
+    OPENBLAS: (
+        "scipy_openblas_set_num_threads64_",
+        "scipy_openblas_set_num_threads",
+        "openblas_set_num_threads64_",
+        "openblas_set_num_threads",
+    ),
+    "libmkl_rt": ("MKL_Set_Num_Threads",),
+    "libgomp": ("omp_set_num_threads",),
+    "libiomp5": ("omp_set_num_threads",),
+}
+"""Functions that take the number of threads, by a part of the library's name."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The setters of the libraries that are loaded.
+
+    sized    those of pools that make their threads when they need them, for the calling thread
+    filled   those that make them at once; each thread then spins for some 25 ms before it sleeps
+    """
+
+    sized: Sequence[Any] = ()
+    filled: Sequence[Any] = ()
+
+
+def find_pools() -> Pools:
+    """What is loaded now."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line[line.index("/") :] for line in lines if "/" in line}
+    sized: list[Any] = []
+    filled: list[Any] = []
+    for path in sorted(paths):
+        for part, names in SETTERS.items():
+            if part in Path(path).name:
+                library = ctypes.CDLL(path)
+                known = [getattr(library, name) for name in names if hasattr(library, name)]
+                (filled if part == OPENBLAS else sized).extend(known[:1])
+    return Pools(sized, filled)
+
+
+def set_size(setters: Sequence[Any]) -> None:
+    """Give pools their size in a kernel, now that it has its own processor set."""
+    threads = min(LARGEST, len(os.sched_getaffinity(0)))
+    for setter in setters if threads > 1 else ():
+        setter(ctypes.c_int(threads))
+
+
+# Go once through what a first cell does, so that no child has to fill the same caches again.
+#
+# Lazy imports, defaults of traits, specialised bytecode, fonts: what is filled here is shared by
+# all
+# children, and what is not costs each of them time and memory. Only the code below is run, nothing
+# is sent, and names and history are put back.
+
+CELLS = ("1", "print('text')", "import math\nmath.pi", "def f(): return [1]\nf()", "1/0")
+LIBRARY_CELLS = {
+    "numpy": "import numpy\nnumpy.linspace(0, 1, 9).reshape(3, 3) @ numpy.eye(3)",
+    "pandas": (
+        "import pandas\n"
+        "frame = pandas.DataFrame({'a': [1, 1, 2], 'b': [0.5, 1.5, 2.5], 'c': list('xyz')})\n"
+        "print(frame.groupby('a').b.mean(), frame[frame.b > 1].sort_values('c'))\n"
+        "frame.describe()"
+    ),
+    "matplotlib": "import matplotlib.pyplot\nmatplotlib.pyplot.plot([1, 2])",
+}
+"""What nearly everybody does first with a library."""
+
+
+class _Nobody:
+    """A socket that takes everything and leads nowhere."""
+
+    def send_multipart(self, *_: Any, **__: Any) -> None:
+        """Forget a message."""
+
+
+def rehearse(app: Any, modules: Sequence[str]) -> None:
+    """Run cells in the shell of a kernel that is not connected yet, then undo what they did."""
+    with tempfile.TemporaryDirectory() as folder:
+        _use_sockets(f"{folder}/s")
+    _use_loops()
+    with forgetting(app.shell), _disconnected(app.shell):
+        for cell in (*CELLS, *(LIBRARY_CELLS[name] for name in modules if name in LIBRARY_CELLS)):
+            _run(app.shell, cell)
+
+
+def _run(shell: Any, cell: str) -> None:
+    coroutine = shell.run_request(cell, silent=False, store_history=False, cell_id=None)
+    with contextlib.suppress(StopIteration):
+        coroutine.send(None)
+
+
+@contextlib.contextmanager
+def _disconnected(shell: Any) -> Iterator[None]:
+    """Let output go nowhere."""
+    hook, publisher = shell.displayhook, shell.display_pub
+    streams = sys.stdout, sys.stderr
+    sockets = hook.pub_socket, publisher.pub_socket
+    hook.pub_socket = publisher.pub_socket = _Nobody()
+    sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        hook.pub_socket, publisher.pub_socket = sockets
+
+
+def _use_sockets(prefix: str) -> None:
+    """Listen, connect, and send a message each way, as a kernel and its client do; none is left."""
+    listening, port = listen("ipc", prefix, 0)
+    router = Router(listening)
+    with contextlib.closing(router), socket.socket(socket.AF_UNIX) as client:
+        client.connect(f"{prefix}-{port}")
+        client.send(GREETING + ready(b"DEALER") + encode([b"request", b""]))
+        router.receive()
+        message = router.receive()
+        if message is not None:
+            router.send(message)
+
+
+def _use_loops() -> None:
+    """Run event loops, one of them in a thread; none is left."""
+    from tornado.ioloop import IOLoop
+
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(asyncio.sleep(0))
+    background = IOLoop(make_current=False)
+    thread = threading.Thread(target=background.start)
+    thread.start()
+    background.add_callback(background.stop)
+    thread.join()
+    background.close()
+
+
+FIRST_FD = 3
+"""Below are standard input, output and error."""
+
+
+@dataclass(frozen=True)
+class Heirlooms:
+    """How much there is that must not be handed down."""
+
+    threads: int
+    mappings: int
+    channels: int
+
+    @classmethod
+    def now(cls) -> Heirlooms:
+        """Count threads, writable shared mappings, and descriptors other than of plain files."""
+        return cls(
+            threads=len(list(Path("/proc/self/task").iterdir())),
+            mappings=sum(
+                line.split()[1][1::2] == "ws"
+                for line in Path("/proc/self/maps").read_text().splitlines()
+            ),
+            channels=sum(not stat.S_ISREG(mode) for mode in _descriptors().values()),
+        )
+
+    def more_than(self, before: Heirlooms) -> bool:
+        """Whether any of them has grown."""
+        return (
+            self.threads > before.threads
+            or self.mappings > before.mappings
+            or self.channels > before.channels
+        )
+
+
+def plain_files() -> dict[int, tuple[int, int]]:
+    """Files that packages keep open for reading, fonts for example: device and inode each."""
+    return {
+        fd: _identity(fd)
+        for fd, mode in sorted(_descriptors().items())
+        if stat.S_ISREG(mode) and _access(fd) == os.O_RDONLY
+    }
+
+
+def own_files(files: Mapping[int, tuple[int, int]]) -> list[int]:
+    """Open files anew at their descriptors, for this process alone; those still open after a fork.
+
+    A package may have closed its files in the child, and the numbers mean others by now.
+    """
+    kept: list[int] = []
+    for fd, identity in files.items():
+        with contextlib.suppress(OSError):
+            if _identity(fd) == identity:
+                _own(fd)
+                kept.append(fd)
+    return kept
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _own(fd: int) -> None:
+    """Give a descriptor a position in the file that no other process moves."""
+    fresh = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.lseek(fresh, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(fresh, fd, inheritable=False)
+    finally:
+        os.close(fresh)
+
+
+def _access(fd: int) -> int:
+    content = Path(f"/proc/self/fdinfo/{fd}").read_text()
+    flags = next(line.split()[1] for line in content.splitlines() if line.startswith("flags:"))
+    return int(flags, 8) & (os.O_ACCMODE | os.O_PATH)
+
+
+def _descriptors() -> dict[int, int]:
+    """The file modes of all open descriptors but the standard ones."""
+    found: dict[int, int] = {}
+    for fd in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # the one that was open to list them
+            if fd >= FIRST_FD:
+                found[fd] = os.fstat(fd).st_mode
+    return found
+
+
+# What a template loads before its first fork.
+
+COMPANIONS = {"matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inline")}
+"""What nearly every use of a module loads with it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What came of it.
+
+    missing  modules that cannot be imported, and why
+    unfit    modules that start threads or hold what must not be handed down
+    folders  hidden folders that were made in /tmp, and that memory refers to
+    pools    the native thread pools of these modules
+    """
+
+    missing: dict[str, str] = field(default_factory=dict)
+    unfit: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    pools: Pools = field(default_factory=Pools)
+
+
+def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
+    """Import the kernel and `names`; native thread pools stay empty."""
+    os.environ.clear()
+    os.environ.update(
+        confine.environment(BootConfig(workspace="/workspace", tmp="/tmp"), threads=1)
+    )
+    kernel.preload()
+    missing: dict[str, str] = {}
+    unfit: list[str] = []
+    before = Heirlooms.now()
+    for name in names:
+        try:
+            for module in (name, *COMPANIONS.get(name, ())):
+                importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
+            missing[name] = f"{type(error).__name__}: {error}"
+        after = Heirlooms.now()
+        if after.more_than(before):
+            unfit.append(name)
+            before = after
+    if not unfit:
+        try:
+            rehearse(kernel._app, names)
+        except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
+            missing["rehearsal"] = f"{type(error).__name__}: {error}"
+    return Loaded(missing, tuple(unfit), _hidden_folders(), find_pools())
+
+
+def _hidden_folders() -> tuple[str, ...]:
+    """Parents come before what is in them."""
+    found: list[str] = []
+    for top in Path("/tmp").glob(".*"):
+        found += [folder for folder, _, _ in os.walk(top)]
+    return tuple(found)
