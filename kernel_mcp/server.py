@@ -33,7 +33,7 @@ from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.capacity import Capacity
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy
@@ -89,10 +89,10 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         stack.callback(audit.close)
         stack.callback(audit.note, "server_end", {})
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
-        enforcer = Enforcer.create(run.path, sandbox.report())
-        await stack.enter_async_context(enforcer.running())
-        enforcer.warn(settings.limits)
-        report = enforcer.report(sandbox.report(), settings.limits)
+        resources = ResourceManager.create(run.path, sandbox.report())
+        await stack.enter_async_context(resources.running())
+        resources.warn(settings.limits)
+        report = resources.report(sandbox.report(), settings.limits)
         folders = Folders(
             workspaces=settings.workspace or run.path / "w",
             records=run.path / "r",
@@ -105,14 +105,14 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             sandbox,
             run,
             start_timeout_s=settings.start_timeout_s,
-            enforcer=enforcer,
+            resources=resources,
             inspector=inspector,
         )
         templates = None
         if sandbox.forks and not settings.no_template:
             shared = [folders.workspaces, folders.layers]
             templates = TemplateLauncher(
-                sandbox, run, cold=cold, shared=shared, enforcer=enforcer, inspector=inspector
+                sandbox, run, cold=cold, shared=shared, resources=resources, inspector=inspector
             )
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)

@@ -155,9 +155,9 @@ class Kernel:
         """Send one cell; its output goes to `sink` in order. Raises LaunchError."""
         return self._send_cell("execute_request", code, sink)
 
-    def rehearse(self, code: str) -> Run:
+    def prewarm(self, code: str) -> Run:
         """Send a cell that will leave no trace. Raises LaunchError."""
-        return self._send_cell("kernel_mcp_rehearse_request", code, lambda _event: None)
+        return self._send_cell("kernel_mcp_prewarm_request", code, lambda _event: None)
 
     def _send_cell(self, kind: str, code: str, sink: Sink) -> Run:
         run = Run(sink)

@@ -14,12 +14,12 @@ from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest_files
 from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest
-from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, Recorder
+from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.spawn import Spawned
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import give_tree, remove_tree
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
@@ -34,11 +34,11 @@ class LocalLauncher:
         runs: RunDirectory,
         *,
         start_timeout_s: float = 60.0,
-        enforcer: Enforcer | None = None,
+        resources: ResourceManager | None = None,
         inspector: Inspector | None = None,
     ) -> None:
-        """Without an `enforcer` kernels have rlimits only, and those of their sandbox."""
-        self._enforcer = enforcer or Enforcer()
+        """Without `resources` kernels have rlimits only, and those of their sandbox."""
+        self._resources = resources or ResourceManager()
         self._inspector = inspector or Inspector(sandbox)
         self._sandbox = sandbox
         self._runs = runs
@@ -69,11 +69,13 @@ class LocalLauncher:
             wanted = connection or ConnectionInfo(ip=f"{folder}/k", key=secrets.token_hex(32))
             if identity is not None:
                 await hand_over(request.workspace, identity)
-            limits = self._enforcer.open(request.limits, request.workspace, folder, request.session)
+            limits = self._resources.open(
+                request.limits, request.workspace, folder, request.session
+            )
             undo.push_async_callback(limits.aclose)
             channel = ReadinessChannel()
             undo.callback(channel.close)
-            recorder = Recorder()
+            recorder = OutputRing()
             undo.callback(recorder.close)
             inherited = (channel.guest_fd, recorder.guest_fd())
             await limits.ready()

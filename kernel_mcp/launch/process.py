@@ -23,7 +23,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.launch.readiness import ReadinessChannel
-from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.pidfd import Watched
 from kernel_mcp.linux.proc import ExitStatus, Usage
@@ -37,7 +37,7 @@ _COUNTERS = struct.Struct("<QQ")
 _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
-class Recorder:
+class OutputRing:
     """Memory that the kernel writes and this side reads; its size cannot be changed."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Start(Protocol):
 
     wrapped: bool
     """Whether a process in front of the kernel gives death by signal n as exit code 128 + n."""
-    tail: OutputTail
+    tail: StderrTail
     """What they write; closed by `close`."""
 
     @property
@@ -286,7 +286,7 @@ class LaunchedKernel:
         boundary: tuple[str, ...],
         process: ConfinedProcess,
         limits: KernelLimits,
-        recorder: Recorder,
+        recorder: OutputRing,
         resources: AsyncExitStack,
     ) -> None:
         self.process = process

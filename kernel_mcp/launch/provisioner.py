@@ -21,7 +21,7 @@ from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequ
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import LaunchedKernel
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.select import proven_sandbox
 
@@ -63,9 +63,9 @@ class SandboxProvisioner(KernelProvisionerBase):
         if self._run is None:
             sandbox = await anyio.to_thread.run_sync(proven_sandbox, self.sandbox)
             self._run = self._resources.enter_context(RunDirectory.create())
-            enforcer = Enforcer.create(self._run.path, sandbox.report())
-            self._resources.callback(enforcer.close)
-            self._launcher = LocalLauncher(sandbox, self._run, enforcer=enforcer)
+            resources = ResourceManager.create(self._run.path, sandbox.report())
+            self._resources.callback(resources.close)
+            self._launcher = LocalLauncher(sandbox, self._run, resources=resources)
         manager: Any = self.parent
         manager.transport = "ipc"
         if Path(manager.ip).parent.parent != self._run.kernels:

@@ -15,7 +15,7 @@ import anyio
 from kernel_mcp.barriers import shortage
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.process import OnEnd
-from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.linux.pidfd import Watched, parent_of
 from kernel_mcp.sandbox.base import SandboxCommand
 
@@ -81,7 +81,7 @@ class Spawned:
             self._popen, read = spawn(command)
             undo.callback(self._popen.wait)
             undo.callback(self._popen.kill)
-            self.tail = OutputTail(read, self._loop)
+            self.tail = StderrTail(read, self._loop)
             undo.callback(self.tail.close)
             self._outer = Watched(self._popen.pid, self._loop, self._on_outer_end)
             undo.pop_all()

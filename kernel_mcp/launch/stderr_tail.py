@@ -16,7 +16,7 @@ DRAIN_READS = 16
 """Reads at the end of a process: a pipe holds no more than 1 MiB by default."""
 
 
-class OutputTail:
+class StderrTail:
     """Reads a pipe on the event loop and keeps the last of it; owns the descriptor."""
 
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None:

@@ -25,7 +25,7 @@ _CHUNK = MIB
 
 
 @dataclass(slots=True)
-class Unnamed:
+class DeletedFiles:
     """Bytes on disk or in memory of each file; `complete` unless there was too much to look at.
 
     The size of a mapped file that this user may not look at is a guess.
@@ -35,14 +35,14 @@ class Unnamed:
     complete: bool = True
 
 
-def opened(processes: Iterable[int]) -> Unnamed:
+def opened(processes: Iterable[int]) -> DeletedFiles:
     """What processes hold by descriptors. Blocks."""
     look = _Look({})
     look.run(processes, mapped=False)
     return look.found
 
 
-def unlinked(processes: Iterable[int], known: Mapping[File, int] | None = None) -> Unnamed:
+def unlinked(processes: Iterable[int], known: Mapping[File, int] | None = None) -> DeletedFiles:
     """What processes hold in any way; `known` are earlier sizes of files.
 
     Blocks, and waits for processes that are busy getting memory.
@@ -58,7 +58,7 @@ class _TooMuch(Exception):
 
 class _Look:
     def __init__(self, known: Mapping[File, int]) -> None:
-        self.found = Unnamed()
+        self.found = DeletedFiles()
         self._known = known
         self._files = MOST_FILES
         self._text = MOST_MAPPINGS

@@ -270,7 +270,7 @@ def _removed(top: Path) -> bool:
 
 
 class Membership:
-    """One kernel's group: begun to be made at once, by a clerk that does one thing after the other.
+    """One kernel's group: begun to be made at once, by an executor of one thread.
 
     The system lets everything that changes groups wait for some 10 ms when the first process in a
     while moves from one to another.
@@ -282,19 +282,19 @@ class Membership:
         name: str,
         limits: Limits,
         *,
-        clerk: Executor,
+        executor: Executor,
         leave: Callable[[KernelGroup], None],
     ) -> None:
         """`leave` is called with the group when the last process has ended."""
         self.group = groups.kernel(name)
-        self._clerk = clerk
+        self._executor = executor
         self._leave = leave
-        self._made: Future[None] = clerk.submit(self.group.make, limits)
-        self._tasks: list[Future[None]] = [self._made, clerk.submit(groups.expect)]
+        self._made: Future[None] = executor.submit(self.group.make, limits)
+        self._tasks: list[Future[None]] = [self._made, executor.submit(groups.expect)]
 
     def admit(self, pids: Iterable[int]) -> None:
         """Begin to take processes in, and with them all that they start from then on."""
-        self._tasks.append(self._clerk.submit(self.group.admit, tuple(pids)))
+        self._tasks.append(self._executor.submit(self.group.admit, tuple(pids)))
 
     async def made(self) -> None:
         """Wait until processes can enter the group by themselves. Raises OSError."""

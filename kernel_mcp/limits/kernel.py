@@ -26,7 +26,7 @@ LONG_S = 0.25
 """A kernel that computes for about this long lets the others go first."""
 
 
-class Turns:
+class CpuPriority:
     """One kernel's place among those of the server."""
 
     def __init__(
@@ -104,7 +104,7 @@ class KernelLimits:
         self.awake = False
         self._looking = False
         self._wake = wake
-        self._turns = Turns(self.group)
+        self._turns = CpuPriority(self.group)
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []

@@ -93,7 +93,7 @@ _NAMES = {"memory": "memory", "pids": "processes", "cpu": "processors"}
 logger = logging.getLogger(__name__)
 
 
-class Enforcer:
+class ResourceManager:
     """Control groups where the server may have them, rlimits and a watchdog where not.
 
     `running` has to be entered for the watchdog to act.
@@ -111,12 +111,12 @@ class Enforcer:
         self._refusal = refusal
         self._watchdog = Watchdog()
         self._number = 0
-        self._clerk = ThreadPoolExecutor(1, "cgroups")
+        self._executor = ThreadPoolExecutor(1, "cgroups")
         """Does what concerns groups, one after the other, as the system does: it lets all of that
         wait for some 10 ms when the first process in a while moves."""
 
     @classmethod
-    def create(cls, run: Path, sandbox: SandboxReport | None = None) -> Enforcer:
+    def create(cls, run: Path, sandbox: SandboxReport | None = None) -> ResourceManager:
         """Make the server's control groups; `run` is the folder of this server's run.
 
         There are none for a `sandbox` with groups of its own.
@@ -158,7 +158,7 @@ class Enforcer:
                 self._groups,
                 f"k-{self._number}",
                 limits,
-                clerk=self._clerk,
+                executor=self._executor,
                 leave=self._discard,
             )
         return KernelLimits(
@@ -184,7 +184,7 @@ class Enforcer:
 
     def close(self) -> None:
         """Remove the control groups."""
-        self._clerk.shutdown()
+        self._executor.shutdown()
         if self._groups is not None:
             self._groups.close()
             self._groups = None
@@ -199,7 +199,7 @@ class Enforcer:
 
     def _discard(self, group: KernelGroup) -> None:
         if self._groups is not None:
-            self._clerk.submit(self._groups.discard, group)
+            self._executor.submit(self._groups.discard, group)
 
     def _by(self, controller: str) -> str:
         """`cgroup v1` or `cgroup v2` when that limits a resource, else an empty text."""

@@ -123,7 +123,7 @@ SELDOM = 50
 """Within the limit finding that out takes at most this part of the time."""
 
 
-class Scales:
+class MemoryMeter:
     """What weighs one kernel.
 
     `held` is what it weighed the last time in bytes, with what its processes share counted once
@@ -237,7 +237,7 @@ class Gauge:
         self._budget = budget
         self._faults = faults
         self._meter = Meter()
-        self._scales = Scales(processes)
+        self._scales = MemoryMeter(processes)
         self._last = Usage(measured=False)
         self._peak = 0
         self._starved = 0

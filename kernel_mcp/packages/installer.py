@@ -26,7 +26,7 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.packages.pip import ConfinedPip
 from kernel_mcp.packages.requirements import InstallRules
 from kernel_mcp.packages.result import Outcome, Present, principal
-from kernel_mcp.packages.verify import take_in, try_imports
+from kernel_mcp.packages.verify import try_imports, verify_live
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.session import Session
 
@@ -91,7 +91,7 @@ class Installer:
                 "downloaded is kept, so that trying again goes further."
             ) from None
         confined = (await self._workshop.builder()).confined
-        return await take_in(
+        return await verify_live(
             session, asked, present=present, generation=generation, confined=confined
         )
 

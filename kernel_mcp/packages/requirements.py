@@ -140,7 +140,7 @@ class Needs:
 
 
 class ScriptReader:
-    """Turns scripts and wishes into needs that the operator permits."""
+    """CpuPriority scripts and wishes into needs that the operator permits."""
 
     def __init__(self, settings: Settings, rules: InstallRules, interpreters: Interpreters) -> None:
         self._settings = settings

@@ -118,7 +118,7 @@ DEATH_S = 1.0
 DETAIL_CHARS = 500
 
 
-async def take_in(
+async def verify_live(
     session: Session,
     asked: Sequence[str],
     *,

@@ -83,7 +83,7 @@ class KernelLifecycle:
         self._missed = False
         self._engaged = False
         self._asleep: Notice | None = None
-        self._dozing: anyio.CancelScope | None = None
+        self._hibernating: anyio.CancelScope | None = None
         self._hibernation = Hibernation(folder, max_bytes=max_bytes, start=self._start_beside)
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -97,7 +97,7 @@ class KernelLifecycle:
         """Whether there is something to lose: what cells have made, in a kernel or saved."""
         return self.used or self.sleep is not None
 
-    def loss(self, cause: str) -> Loss:
+    def lost_state(self, cause: str) -> Loss:
         """What would be lost now, because of `cause`."""
         if self.sleep is not None:
             return Loss.of(cause, (str(each["name"]) for each in self.sleep.variables))
@@ -186,13 +186,13 @@ class KernelLifecycle:
         self.ledger.forgive()
 
     async def hibernate(self, sleep: Sleep, *, forced: bool) -> bool:
-        """Save what the kernel holds and end it, unless `disturb` is called before that is done.
+        """Save what the kernel holds and end it, unless `cancel_hibernation` is called before.
 
         Raises HibernationError when something would be lost and nothing is `forced`, KernelMcpError
         or OSError when the server cannot do it now; the kernel lives on.
         """
         with anyio.CancelScope() as scope:
-            self._dozing = scope
+            self._hibernating = scope
             told = False
             try:
                 if self.kernel is not None and self.kernel.exit is not None:
@@ -202,7 +202,7 @@ class KernelLifecycle:
                 sleep = await self._hibernation.prepare(kernel, sleep, forced=forced)
                 told = not scope.cancel_called
             finally:
-                self._dozing = None
+                self._hibernating = None
                 self._engaged = False
                 if not told and self.kernel is not None:
                     self._miss(self.kernel)
@@ -218,10 +218,10 @@ class KernelLifecycle:
         await self.drop()
         return True
 
-    def disturb(self) -> None:
+    def cancel_hibernation(self) -> None:
         """Give up what `hibernate` is doing: the kernel is needed."""
-        if self._dozing is not None:
-            self._dozing.cancel()
+        if self._hibernating is not None:
+            self._hibernating.cancel()
 
     def lose(self, what: str, loss: Loss) -> Notice:
         """Have the next answer tell that all variables are lost; `what` is a sentence about why."""
@@ -239,14 +239,14 @@ class KernelLifecycle:
         if kernel is self.kernel and self.used and kernel.exit is not None:
             cause = f"{kernel.exit.story('the kernel')} between cells"
             self._journal.died(cause)
-            self.lose(cause[0].upper() + cause[1:], self.loss(cause))
+            self.lose(cause[0].upper() + cause[1:], self.lost_state(cause))
             self.used = False
 
     def _tell_sleep(self, sleep: Sleep) -> Notice:
         """Have the next answer tell what the session has lost by falling asleep."""
         if sleep.failure:
             cause = f"the session was hibernated, and {sleep.failure}"
-            loss = self.loss(cause)
+            loss = self.lost_state(cause)
         else:
             loss = Loss.of(f"hibernation could not keep {listing(sleep.gone)}", sleep.gone)
         return self.ledger.add(sleep.remark(), loss)

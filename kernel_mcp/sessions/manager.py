@@ -98,7 +98,7 @@ class SessionManager:
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._known: OrderedDict[str, Ended] = OrderedDict()
         self._default_lock = anyio.Lock()
-        self._occupancy = SessionQuota(
+        self._quota = SessionQuota(
             settings,
             sessions=lambda: self.sessions,
             drop=self._drop,
@@ -142,7 +142,7 @@ class SessionManager:
         """
         if len(name) > MAX_NAME_CHARS:
             raise InputError(f"The name has more than {MAX_NAME_CHARS} characters: choose another.")
-        async with self._occupancy.room():
+        async with self._quota.reserve():
             return await self._open(caller, name, packages, python)
 
     async def _open(
@@ -164,7 +164,7 @@ class SessionManager:
             workspace=self._workspace(folder),
             cells_dir=records,
             source=self._source,
-            admit=self._occupancy.admit,
+            admit=self._quota.admit,
             grace_s=self._settings.grace_s,
             cpu_s=self._settings.limits.cpu_seconds,
             hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
@@ -221,7 +221,7 @@ class SessionManager:
     async def retire(self, session: Session) -> None:
         """Hibernate an idle session, or end it where hibernated sessions are not kept."""
         if self._settings.hibernate_sessions:
-            await self._occupancy.hibernate(session)
+            await self._quota.hibernate(session)
         else:
             await self._drop(session)
 
@@ -263,7 +263,7 @@ class SessionManager:
         """Have the owner's next call told of the end of a session."""
         told = session.handle in self._ended or session.handle in self._known
         if session.handle in self._sessions and not told:
-            self._ended[session.handle] = Ended(session.owner, why, session.loss(f"it {why}"))
+            self._ended[session.handle] = Ended(session.owner, why, session.lost_state(f"it {why}"))
             if len(self._ended) > MOST_ENDED:
                 self._ended.popitem(last=False)
 

@@ -210,7 +210,7 @@ class WarmPool:
                 KernelRequest(name, workspace, layer=layer), logger.info
             )
             undo.push_async_callback(kernel.aclose)
-            await _rehearse(kernel)
+            await _prewarm(kernel)
             await kernel.handle.limits.survey()
             undo.pop_all()
         return _Spare(kernel, workspace, layer)
@@ -279,9 +279,9 @@ def _adds_nothing(layer: Path | None) -> bool:
     return layer is None or not any(layer.iterdir())
 
 
-async def _rehearse(kernel: Kernel) -> None:
+async def _prewarm(kernel: Kernel) -> None:
     """Run a cell that leaves no trace, so that the first real one finds its memory in place."""
-    run = kernel.rehearse("print(1)\n1")
+    run = kernel.prewarm("print(1)\n1")
     with anyio.move_on_after(REHEARSAL_S):
         await run.finished.wait()
 

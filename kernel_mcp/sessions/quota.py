@@ -49,7 +49,7 @@ class SessionQuota:
         self._one_at_a_time = anyio.Lock()
 
     @asynccontextmanager
-    async def room(self) -> AsyncIterator[None]:
+    async def reserve(self) -> AsyncIterator[None]:
         """There is room for one more session with a kernel, and nobody else takes it meanwhile.
 
         Raises SessionLimitReached when all sessions are in use, or the system has no room.
@@ -63,8 +63,8 @@ class SessionQuota:
 
     async def admit(self, session: Session) -> None:
         """Let a hibernated session have a kernel again. Raises SessionLimitReached."""
-        async with self.room():
-            session.rouse()
+        async with self.reserve():
+            session.mark_awake()
 
     async def hibernate(self, session: Session, purpose: str = "") -> bool:
         """Hibernate a session unless it is in use; whether it sleeps now."""

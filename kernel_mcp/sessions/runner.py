@@ -160,21 +160,21 @@ RESTART_S = 0.7
 
 
 class CellRunner:
-    """Runs cells that have begun, one at a time, on the kernel of `keeper`.
+    """Runs cells that have begun, one at a time, on the kernel of `lifecycle`.
 
     `grace_s` and `cpu_s` are those of `run_cell`; `clock` is the session's.
     """
 
     def __init__(
         self,
-        keeper: KernelLifecycle,
+        lifecycle: KernelLifecycle,
         *,
         grace_s: float,
         cpu_s: float,
         clock: Callable[[], float],
         journal: Journal,
     ) -> None:
-        self._keeper = keeper
+        self._lifecycle = lifecycle
         self._grace_s = grace_s
         self._cpu_s = cpu_s
         self._clock = clock
@@ -183,10 +183,10 @@ class CellRunner:
     async def run(self, cell: Cell) -> None:
         """Bring `cell` to its end, whatever happens on the way."""
         try:
-            with Barrier(f"running cell {cell.number}", self._keeper.demand.session) as barrier:
+            with Barrier(f"running cell {cell.number}", self._lifecycle.demand.session) as barrier:
                 await self._run(cell)
             if barrier.failure is not None:
-                with self._keeper.engaged():
+                with self._lifecycle.engaged():
                     kept = await self._settle(cell)
                 cell.fail(explained(barrier.failure, "running this cell", kept=kept), self._clock())
         finally:
@@ -209,16 +209,16 @@ class CellRunner:
     async def _attempt(self, cell: Cell) -> Outcome:
         with anyio.CancelScope() as scope:
             cell.watch_stop(scope)
-            kernel = await self._keeper.ensure(cell.step)
+            kernel = await self._lifecycle.ensure(cell.step)
         cell.watch_stop(None)
         if scope.cancelled_caught:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
-        cell.run_after(self._keeper.ledger.place(cell.since))
-        refusal = await refuse(cell.code, kernel.policy, self._keeper.demand.workspace)
+        cell.run_after(self._lifecycle.ledger.place(cell.since))
+        refusal = await refuse(cell.code, kernel.policy, self._lifecycle.demand.workspace)
         if refusal is not None:
             return self._refused(cell, refusal)
         self._journal.begins(kernel.handle)
-        with self._keeper.engaged():
+        with self._lifecycle.engaged():
             outcome = await run_cell(
                 kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s, clock=self._clock
             )
@@ -228,18 +228,18 @@ class CellRunner:
 
     async def _settle(self, cell: Cell) -> str:
         """Bring the kernel to rest after a failure in the midst of a cell; what that has cost."""
-        kernel = self._keeper.kernel
+        kernel = self._lifecycle.kernel
         if kernel is None or kernel.exit is not None:
             return ""
         run = kernel.running
         if run is None:
             return "Variables are kept."
-        with Barrier("stopping a cell", self._keeper.demand.session):
+        with Barrier("stopping a cell", self._lifecycle.demand.session):
             if not await stop(kernel, run, self._grace_s) and run.status is not None:
                 return "The cell was interrupted; variables are kept."
         what = f"The server failed while running cell {cell.number} and ended its kernel"
-        cell.own = self._keeper.lose(what, self._keeper.loss("the server failed"))
-        await self._keeper.drop()
+        cell.own = self._lifecycle.lose(what, self._lifecycle.lost_state("the server failed"))
+        await self._lifecycle.drop()
         return "The kernel was ended: all variables are lost, files in the workspace are kept."
 
     def _refused(self, cell: Cell, refusal: Failure) -> Outcome:
@@ -252,9 +252,9 @@ class CellRunner:
         ends = cell.stop_reason in (StopReason.RESET, StopReason.CLOSE)  # which tell it themselves
         if not ends:
             cause = outcome.cause or "its kernel is gone"
-            loss = self._keeper.loss(cause)
-            cell.own = self._keeper.lose(f"Cell {cell.number} was killed ({cause})", loss)
-        await self._keeper.drop()
+            loss = self._lifecycle.lost_state(cause)
+            cell.own = self._lifecycle.lose(f"Cell {cell.number} was killed ({cause})", loss)
+        await self._lifecycle.drop()
         if not ends:
             await self._replace_kernel(cell)
 
@@ -262,6 +262,6 @@ class CellRunner:
         """Have a fresh kernel up by the time the answer about a death goes out, if it is quick."""
         try:
             with anyio.move_on_after(RESTART_S):
-                await self._keeper.ensure(lambda _text: None)
+                await self._lifecycle.ensure(lambda _text: None)
         except KernelMcpError as error:
             cell.notice(f"A fresh kernel could not be started: {error}")

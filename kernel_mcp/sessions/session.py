@@ -115,7 +115,7 @@ class Session:
         self.ledger = Ledger()
         self._queue = CellQueue(cells_dir, clock)
         self.cells = self._queue.cells
-        self._keeper = KernelLifecycle(
+        self._lifecycle = KernelLifecycle(
             demand,
             source,
             folder=cells_dir,
@@ -125,7 +125,7 @@ class Session:
             journal=journal,
         )
         self._runner = CellRunner(
-            self._keeper, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
+            self._lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
         )
         self._clock = clock
         self._turn = anyio.Lock()
@@ -138,7 +138,7 @@ class Session:
     @property
     def demand(self) -> KernelRequest:
         """What the session asks of its kernels."""
-        return self._keeper.demand
+        return self._lifecycle.demand
 
     @property
     def state(self) -> str:
@@ -147,14 +147,14 @@ class Session:
             return "closed"
         if self._queue.busy or self.installing.locked():
             return "busy"
-        if not self._keeper.awake:
+        if not self._lifecycle.awake:
             return "hibernated"
-        return "new" if self._keeper.kernel is None else "idle"
+        return "new" if self._lifecycle.kernel is None else "idle"
 
     @property
     def awake(self) -> bool:
         """Whether the session has a kernel or may start one; False when it is hibernated."""
-        return self._keeper.awake
+        return self._lifecycle.awake
 
     @property
     def restful(self) -> bool:
@@ -174,7 +174,7 @@ class Session:
     @property
     def sleep(self) -> Sleep | None:
         """What a hibernated session has saved."""
-        return self._keeper.sleep
+        return self._lifecycle.sleep
 
     @property
     def current(self) -> Cell | None:
@@ -194,7 +194,7 @@ class Session:
     @property
     def kernel(self) -> Kernel | None:
         """The live kernel, if one has been started."""
-        return self._keeper.kernel
+        return self._lifecycle.kernel
 
     @property
     def held(self) -> int:
@@ -229,7 +229,7 @@ class Session:
         """Run queued cells until the session is closed; ends the kernel on the way out."""
         try:
             async with anyio.create_task_group() as tasks:
-                self._keeper.watch_in(tasks)
+                self._lifecycle.watch_in(tasks)
                 task_status.started()
                 while not self._closed:
                     await self._wake.wait()
@@ -243,7 +243,7 @@ class Session:
             self.close()
             with anyio.CancelScope(shield=True):
                 async with self._turn:
-                    await self._keeper.drop()
+                    await self._lifecycle.drop()
 
     def begin(self) -> None:
         """Have the kernel started before there is a cell, which will tell if that fails.
@@ -260,7 +260,7 @@ class Session:
         self._touched = True
         cell = self._queue.add(code, timeout_s)
         cell.since = self.ledger.number
-        self._keeper.disturb()
+        self._lifecycle.cancel_hibernation()
         self._wake.set()
         self.last_used = self._clock()
         return cell
@@ -308,7 +308,7 @@ class Session:
             if layer is not None:
                 held.push_async_callback(_shielded, layer.take_back)
                 await anyio.to_thread.run_sync(layer.set_aside)
-            fresh = await self._keeper.start_fresh() if self._keeper.holds else None
+            fresh = await self._lifecycle.start_fresh() if self._lifecycle.holds else None
             try:
                 return await self._swap(held, fresh, layer, files=files)
             except BaseException:
@@ -323,20 +323,20 @@ class Session:
         notice = None
         with anyio.CancelScope(shield=True):  # what is told as lost is lost
             if fresh is not None:
-                loss = self._keeper.loss("the session was reset")
-                notice = self._keeper.lose("The session was reset", loss)
+                loss = self._lifecycle.lost_state("the session was reset")
+                notice = self._lifecycle.lose("The session was reset", loss)
             self._halt(StopReason.RESET, notice)
             await held.enter_async_context(self._turn)
             if self._closed:
                 raise SessionNotFound("This session was closed meanwhile.")
-            await self._keeper.forget(fresh)
+            await self._lifecycle.forget(fresh)
             self.cells.settle(kernel_gone=True)
             if layer is not None:
                 await anyio.to_thread.run_sync(layer.clear)
             if files:
                 await anyio.to_thread.run_sync(self.workspace.clear)
         self.last_used = self._clock()
-        await self._keeper.ensure(lambda _text: None)
+        await self._lifecycle.ensure(lambda _text: None)
         return notice
 
     async def ensure_kernel(self) -> Kernel:
@@ -345,7 +345,7 @@ class Session:
         Starts one where there is none. Raises KernelMcpError.
         """
         self._touched = True
-        self._keeper.disturb()
+        self._lifecycle.cancel_hibernation()
         kernel = self.kernel
         if self.current is not None and kernel is not None and kernel.exit is None:
             return kernel
@@ -353,7 +353,7 @@ class Session:
             if self._closed:
                 raise SessionNotFound("This session was closed meanwhile.")
             self.last_used = self._clock()
-            return await self._keeper.ensure(lambda _text: None)
+            return await self._lifecycle.ensure(lambda _text: None)
 
     async def hibernate(self, purpose: str = "") -> bool:
         """Save the variables and end the kernel; False when the session is in use, or is by now.
@@ -367,7 +367,7 @@ class Session:
         now = self._clock()
         async with self._turn:
             sleep = Sleep(now, now - self.last_used, purpose)
-            return await self._keeper.hibernate(sleep, forced=bool(purpose))
+            return await self._lifecycle.hibernate(sleep, forced=bool(purpose))
 
     def spare(self) -> None:
         """Leave a session alone that could not be hibernated; longer each time it is not used."""
@@ -376,22 +376,24 @@ class Session:
         self._spared_s = min(2 * self._spared_s, RETRY_MOST_S) if unused else RETRY_S
         self.spared_until = now + self._spared_s
 
-    def rouse(self) -> None:
+    def mark_awake(self) -> None:
         """Count as awake from now on, because room was made for a kernel."""
-        self._keeper.awake = True
+        self._lifecycle.awake = True
 
-    def loss(self, cause: str) -> Loss:
+    def lost_state(self, cause: str) -> Loss:
         """What its end loses: what there is, or was, and what it had lost and nobody was told."""
         if self._gone is not None:
             return replace(self._gone, cause=cause)
-        return self.ledger.with_pending(self._keeper.loss(cause))
+        return self.ledger.with_pending(self._lifecycle.lost_state(cause))
 
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
         notice = None
-        self._gone = self.loss("it was closed")
-        if self._keeper.holds and not self._closed:
-            notice = self._keeper.lose("The session was closed", self._keeper.loss("it was closed"))
+        self._gone = self.lost_state("it was closed")
+        if self._lifecycle.holds and not self._closed:
+            notice = self._lifecycle.lose(
+                "The session was closed", self._lifecycle.lost_state("it was closed")
+            )
         self._closed = True
         self.closing.set()
         self._halt(StopReason.CLOSE, notice)
@@ -405,7 +407,7 @@ class Session:
         """
         if self.sleep is not None:
             return {"variables": self.sleep.variables, "omitted": 0}
-        kernel = self._keeper.kernel
+        kernel = self._lifecycle.kernel
         if kernel is None:
             return {"variables": [], "omitted": 0}
         try:
@@ -416,7 +418,7 @@ class Session:
             if kernel.exit is None:
                 raise
             async with self._turn:  # the cell that it died of tells of it first
-                await self._keeper.mourn()
+                await self._lifecycle.mourn()
             return {"variables": [], "omitted": 0}
         return {
             "variables": descriptions(reply.get("variables")),
@@ -430,14 +432,14 @@ class Session:
     def _halt(self, reason: StopReason, lost: Notice | None) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
-        self._keeper.disturb()
+        self._lifecycle.cancel_hibernation()
         self._queue.halt(reason, lost)
 
     async def _start_ahead(self) -> None:
         if self._ahead is not None:
             with self._ahead, Barrier("starting a kernel ahead", self.handle):
                 async with self._turn:
-                    await self._keeper.ensure(lambda _text: None)
+                    await self._lifecycle.ensure(lambda _text: None)
             self._ahead = None
             self.begun.set()
 

@@ -26,7 +26,7 @@ from kernel_specs.restricted import interrupts
 from kernel_specs.restricted.config import BootConfig, BootError
 from kernel_specs.restricted.console import iopub
 from kernel_specs.restricted.console import streams as console_module
-from kernel_specs.restricted.console.iopub import HIGH_WATER_BYTES, IOPub, Recorder
+from kernel_specs.restricted.console.iopub import HIGH_WATER_BYTES, IOPub, OutputRing
 from kernel_specs.restricted.console.streams import Console
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.kernel import SandboxKernel
@@ -85,7 +85,7 @@ class KernelApp(IPKernelApp):
         opened, ports = _listening(info)
         publisher = Publisher(opened["iopub"], HIGH_WATER_BYTES)
         self.iopub = IOPub(
-            publisher, self.session, boot.output, self.gate, Recorder(boot.recorder_fd)
+            publisher, self.session, boot.output, self.gate, OutputRing(boot.recorder_fd)
         )
         self.console = Console(self.iopub)
         self._keep_stderr()

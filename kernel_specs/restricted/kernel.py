@@ -61,7 +61,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
     msg_types: ClassVar = [
         *IPythonKernel.msg_types,
         *SnapshotRequests.SNAPSHOT_REQUESTS,
-        "kernel_mcp_rehearse_request",
+        "kernel_mcp_prewarm_request",
     ]
     control_msg_types: ClassVar = [
         *(name for name in IPythonKernel.control_msg_types if name not in MAIN_THREAD_REQUESTS),
@@ -261,7 +261,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         finally:
             self.gate.cancel = None
 
-    async def kernel_mcp_rehearse_request(self, stream: Any, ident: Any, parent: Any) -> None:
+    async def kernel_mcp_prewarm_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell with all its messages, so that its memory is in place, and forget it."""
         with forgetting(self.shell):
             await self.execute_request(stream, ident, parent)

@@ -31,7 +31,7 @@ _HIDDEN = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 
 
 def main(argv: Sequence[str]) -> int:
-    """Become the keeper, in the user namespace that the id maps of the second argument describe."""
+    """Become the init, in the user namespace that the id maps of the second argument describe."""
     # a terminal's or a kernel's SIGINT is never meant for these processes
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = int(argv[0])
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         server.set_inheritable(False)
         start = linux.receive(server)
         if start is not None:
-            init.Keeper(server, init.Start.parse(start[0])).run()
+            init.TemplateInit(server, init.Start.parse(start[0])).run()
     return 0
 
 

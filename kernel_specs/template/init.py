@@ -53,7 +53,7 @@ class ChildWatch:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-# The keeper: PID 1 of the template. Small, stdlib only, and it outlives the forker.
+# The init: PID 1 of the template. Small, stdlib only, and it outlives the zygote.
 #
 # The server's requests, one packet each:
 #
@@ -67,14 +67,14 @@ class ChildWatch:
 #     {"op": "forked", "id": n}                            with pidfds: the init, the kernel
 #     {"op": "failed", "id": n, "error": …}                there is no such kernel
 #     {"op": "exit", "id": n, "status": …}                 wait status of the kernel
-#     {"op": "forker-ended", "status": …}                  no more forks; kernels that run go on
+#     {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
 
 START = str(Path(__file__).with_name("start.py"))
 EXIT_CODE = 70  # EX_SOFTWARE
 RESERVED_FDS = (3, 4)
 """Where a kernel finds its ready socket and its recorder."""
 PIDS_OF_KERNELS = 32
-"""The forker's own is above: libraries renew random generators where getpid() has changed, and a
+"""The zygote's own is above: libraries renew random generators where getpid() has changed, and a
 kernel is the second process of its namespace, its children are the next."""
 _STREAMS = 3
 """How many descriptors of a request come before the mounts."""
@@ -119,39 +119,39 @@ class _Session:
     over: bool = False
 
 
-class Keeper:
-    """Makes a sandbox for each request and has the forker put a kernel into it."""
+class TemplateInit:
+    """Makes a sandbox for each request and has the zygote put a kernel into it."""
 
     def __init__(self, control: socket.socket, start: Start) -> None:
-        """Start the forker. `control` leads to the server."""
+        """Start the zygote. `control` leads to the server."""
         self._control = control
         self._start = start
         self._sessions: dict[int, _Session] = {}
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._forker, self._forker_pid = self._start_forker()
+        self._zygote, self._zygote_pid = self._start_zygote()
 
     def run(self) -> None:
-        """Serve until the server is gone, or the forker and the last kernel are.
+        """Serve until the server is gone, or the zygote and the last kernel are.
 
         When this process ends, everything below it does.
         """
-        linux.set_name("kernel-keeper")
+        linux.set_name("kernel-init")
         poll = select.poll()
-        for source in (self._control, self._forker, self._children):
+        for source in (self._control, self._zygote, self._children):
             poll.register(source.fileno(), select.POLLIN)
         with contextlib.suppress(BrokenPipeError):
-            while self._forker_pid or self._sessions:
+            while self._zygote_pid or self._sessions:
                 ready = {fd for fd, _ in poll.poll()}
-                if self._forker.fileno() in ready and not self._on_forker():
-                    poll.unregister(self._forker)
+                if self._zygote.fileno() in ready and not self._on_zygote():
+                    poll.unregister(self._zygote)
                 if self._children.fileno() in ready:
                     for pid, status in self._children.ended():
                         self._on_ended(pid, status)
                 if self._control.fileno() in ready and not self._on_request():
                     return
 
-    def _start_forker(self) -> tuple[socket.socket, int]:
+    def _start_zygote(self) -> tuple[socket.socket, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _use_up_pids()
         pid = os.fork()
@@ -162,7 +162,7 @@ class Keeper:
                 cell.show_processes()
                 # it will run code of packages, and this process sees the folders of all sessions
                 cell.keep_from_processes()
-                self._become_forker(theirs.fileno())
+                self._become_zygote(theirs.fileno())
             finally:
                 os._exit(EXIT_CODE)
         theirs.close()
@@ -170,13 +170,13 @@ class Keeper:
         linux.send(ours, {"filter": program})
         return ours, pid
 
-    def _become_forker(self, control: int) -> NoReturn:
+    def _become_zygote(self, control: int) -> NoReturn:
         """Keep the descriptors that kernels will need free: nothing a package opens gets them."""
         control = fcntl.fcntl(control, fcntl.F_DUPFD, RESERVED_FDS[-1] + 1)
         for fd in RESERVED_FDS:
             os.dup2(0, fd)  # /dev/null
         python = self._start.python
-        arguments = [START, "forker", str(control), *self._start.preload]
+        arguments = [START, "zygote", str(control), *self._start.preload]
         os.execv(python, [python, "-I", "-B", *arguments])
 
     def _on_request(self) -> bool:
@@ -197,7 +197,7 @@ class Keeper:
         return True
 
     def _fork(self, number: int, wanted: cell.Cell, streams: Sequence[int], trial: object) -> None:
-        if not self._forker_pid:
+        if not self._zygote_pid:
             raise OSError("the template has ended")
         done_read, done_write = os.pipe()
         pids = -1
@@ -209,10 +209,10 @@ class Keeper:
             if init == 0:
                 cell.hold(wanted, self._start.ground, done_write)
             session = self._sessions[number] = _Session(init, os.pidfd_open(init))
-            # the forker may not touch an init before that has given up its rights
+            # the zygote may not touch an init before that has given up its rights
             pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
             linux.send(
-                self._forker,
+                self._zygote,
                 {"id": number, "uid": wanted.uid, "trial": trial},
                 [session.init_pidfd, pids, done_read, *streams],
             )
@@ -222,10 +222,10 @@ class Keeper:
             os.close(done_read)
             os.close(done_write)
 
-    def _on_forker(self) -> bool:
-        """Pass on what the forker says; False when it says nothing any more."""
+    def _on_zygote(self) -> bool:
+        """Pass on what the zygote says; False when it says nothing any more."""
         try:
-            received = linux.receive(self._forker, wait=False)
+            received = linux.receive(self._zygote, wait=False)
         except BlockingIOError:
             return False
         if received is None:
@@ -243,12 +243,12 @@ class Keeper:
         return True
 
     def _on_ended(self, pid: int, status: int) -> None:
-        """A child has ended: the forker, an init, or a kernel that the forker has left behind."""
-        if pid == self._forker_pid:
-            self._forker_pid = 0
-            while self._on_forker():
+        """A child has ended: the zygote, an init, or a kernel that the zygote has left behind."""
+        if pid == self._zygote_pid:
+            self._zygote_pid = 0
+            while self._on_zygote():
                 pass
-            self._tell({"op": "forker-ended", "status": status})
+            self._tell({"op": "zygote-ended", "status": status})
             for number, session in list(self._sessions.items()):
                 if not session.kernel:
                     self._over(number)

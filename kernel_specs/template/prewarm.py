@@ -109,7 +109,7 @@ class _Nobody:
         """Forget a message."""
 
 
-def rehearse(app: Any, modules: Sequence[str]) -> None:
+def prewarm(app: Any, modules: Sequence[str]) -> None:
     """Run cells in the shell of a kernel that is not connected yet, then undo what they did."""
     with tempfile.TemporaryDirectory() as folder:
         _use_sockets(f"{folder}/s")
@@ -172,7 +172,7 @@ FIRST_FD = 3
 
 
 @dataclass(frozen=True)
-class Heirlooms:
+class Inherited:
     """How much there is that must not be handed down."""
 
     threads: int
@@ -180,7 +180,7 @@ class Heirlooms:
     channels: int
 
     @classmethod
-    def now(cls) -> Heirlooms:
+    def now(cls) -> Inherited:
         """Count threads, writable shared mappings, and descriptors other than of plain files."""
         return cls(
             threads=len(list(Path("/proc/self/task").iterdir())),
@@ -191,7 +191,7 @@ class Heirlooms:
             channels=sum(not stat.S_ISREG(mode) for mode in _descriptors().values()),
         )
 
-    def more_than(self, before: Heirlooms) -> bool:
+    def more_than(self, before: Inherited) -> bool:
         """Whether any of them has grown."""
         return (
             self.threads > before.threads
@@ -285,22 +285,22 @@ def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
     kernel.preload()
     missing: dict[str, str] = {}
     unfit: list[str] = []
-    before = Heirlooms.now()
+    before = Inherited.now()
     for name in names:
         try:
             for module in (name, *COMPANIONS.get(name, ())):
                 importlib.import_module(module)
         except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
             missing[name] = f"{type(error).__name__}: {error}"
-        after = Heirlooms.now()
+        after = Inherited.now()
         if after.more_than(before):
             unfit.append(name)
             before = after
     if not unfit:
         try:
-            rehearse(kernel._app, names)
+            prewarm(kernel._app, names)
         except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
-            missing["rehearsal"] = f"{type(error).__name__}: {error}"
+            missing["prewarm"] = f"{type(error).__name__}: {error}"
     return Loaded(missing, tuple(unfit), _hidden_folders(), find_pools())
 
 

@@ -1,4 +1,4 @@
-"""Entry point of a template's processes: `python -I -B start.py enter|forker ARGUMENT…`.
+"""Entry point of a template's processes: `python -I -B start.py enter|zygote ARGUMENT…`.
 
 As boot.py, it is compiled at every start, and its siblings come from the bytecode cache.
 """

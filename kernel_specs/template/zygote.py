@@ -1,4 +1,4 @@
-"""`start.py forker FD MODULE…`, the template proper: loads everything, then forks kernels.
+"""`start.py zygote FD MODULE…`, the template proper: loads everything, then forks kernels.
 
 It has no thread, no socket and no event loop, so that forking is safe and single-threaded
 children may change namespaces. It runs no user code, ever.
@@ -57,29 +57,29 @@ class Inheritance:
     files: Sequence[int]
 
 
-class Forker:
-    """Forks a kernel for each message of the keeper and tells what becomes of it."""
+class Zygote:
+    """Forks a kernel for each message of the template's init and tells what becomes of it."""
 
-    def __init__(self, keeper: socket.socket) -> None:
-        """`keeper` is this end of the socket to the keeper."""
-        self._keeper = keeper
+    def __init__(self, control: socket.socket) -> None:
+        """`control` is this end of the socket to the template's init."""
+        self._control = control
         self._kernels: dict[int, int] = {}
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def run(self) -> Job | None:
-        """Serve until the keeper is gone: None; in a child, return its job at once."""
+        """Serve until the template's init is gone: None; in a child, return its job at once."""
         poll = select.poll()
-        poll.register(self._keeper.fileno(), select.POLLIN)
+        poll.register(self._control.fileno(), select.POLLIN)
         poll.register(self._children.fileno(), select.POLLIN)
         while True:
             readable = {fd for fd, _ in poll.poll()}
             if self._children.fileno() in readable:
                 for pid, status in self._children.ended():
                     self._on_ended(pid, status)
-            if self._keeper.fileno() not in readable:
+            if self._control.fileno() not in readable:
                 continue
-            received = linux.receive(self._keeper)
+            received = linux.receive(self._control)
             if received is None:
                 return None
             message, fds = received
@@ -92,7 +92,9 @@ class Forker:
                     return job
                 self._report(message["id"], pid)
             except OSError as error:
-                linux.send(self._keeper, {"op": "failed", "id": message["id"], "error": str(error)})
+                linux.send(
+                    self._control, {"op": "failed", "id": message["id"], "error": str(error)}
+                )
             linux.close_all(fds)
 
     def _fork(self, pids: int) -> int:
@@ -113,19 +115,19 @@ class Forker:
         self._kernels[pid] = number
         pidfd = os.pidfd_open(pid)
         try:
-            linux.send(self._keeper, {"op": "forked", "id": number, "pid": pid}, [pidfd])
+            linux.send(self._control, {"op": "forked", "id": number, "pid": pid}, [pidfd])
         finally:
             os.close(pidfd)
 
     def _on_ended(self, pid: int, status: int) -> None:
         number = self._kernels.pop(pid, 0)
         if number:
-            linux.send(self._keeper, {"op": "exit", "id": number, "status": status})
+            linux.send(self._control, {"op": "exit", "id": number, "status": status})
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load, then fork until the keeper is gone; in a child: the exit code of its kernel."""
-    keeper = socket.socket(fileno=int(argv[0]))
+    """Load, then fork until the init is gone; in a child: the exit code of its kernel."""
+    control = socket.socket(fileno=int(argv[0]))
     linux.set_name("kernel-template")
     kernel = host.KernelHost()
     loaded = prewarm.load(kernel, argv[1:])
@@ -133,21 +135,21 @@ def main(argv: Sequence[str]) -> int:
         # what they hold cannot be let go of: start over without them
         left = [name for name in argv[1:] if name not in loaded.unfit]
         os.execv(
-            sys.executable, [sys.executable, "-I", "-B", sys.argv[0], "forker", argv[0], *left]
+            sys.executable, [sys.executable, "-I", "-B", sys.argv[0], "zygote", argv[0], *left]
         )
-    keeper.set_inheritable(False)
-    start = linux.receive(keeper)
+    control.set_inheritable(False)
+    start = linux.receive(control)
     if start is None:
         return 0
     ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
     files = prewarm.plain_files()
-    forker = Forker(keeper)
+    zygote = Zygote(control)
     kernel.freeze()
-    linux.send(keeper, {"op": "ready", "missing": loaded.missing})
-    job = forker.run()
+    linux.send(control, {"op": "ready", "missing": loaded.missing})
+    job = zygote.run()
     if job is None:
         return 0
-    keeper.detach()
+    control.detach()
     own_files = prewarm.own_files(files)
     return _serve(kernel, Inheritance(_arrange(job), ground, loaded, own_files))
 

@@ -24,7 +24,7 @@ from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.audit import Audit
@@ -53,7 +53,7 @@ class HostileHandle:
         self.pid = self._process.pid
         self.boundary: tuple[str, ...] = ()
         self.exit: ExitStatus | None = None
-        self.limits: KernelLimits = Enforcer().open(NO_LIMITS, folder, folder)
+        self.limits: KernelLimits = ResourceManager().open(NO_LIMITS, folder, folder)
         self._ended = anyio.Event()
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(self.pid)

@@ -40,20 +40,20 @@ def _call(number: int, first: int, second: int) -> int:
     return result
 
 
-def attacks(keeper: str) -> dict[str, str]:
+def attacks(init: str) -> dict[str, str]:
     """On the process that sees the folders of all sessions, and on Linux."""
     found = {
-        "folders": _attempt(lambda: os.open(f"/proc/{keeper}/root/sessions", os.O_RDONLY)),
-        "root": _attempt(lambda: os.open(f"/proc/{keeper}/root", os.O_RDONLY)),
-        "mounts": _attempt(lambda: os.open(f"/proc/{keeper}/ns/mnt", os.O_RDONLY)),
-        "memory": _attempt(lambda: os.open(f"/proc/{keeper}/mem", os.O_RDWR)),
-        "memory map": _attempt(lambda: os.open(f"/proc/{keeper}/maps", os.O_RDONLY)),
-        "descriptors": _attempt(lambda: os.open(f"/proc/{keeper}/fd/0", os.O_RDONLY)),
-        "environment": _attempt(lambda: os.open(f"/proc/{keeper}/environ", os.O_RDONLY)),
+        "folders": _attempt(lambda: os.open(f"/proc/{init}/root/sessions", os.O_RDONLY)),
+        "root": _attempt(lambda: os.open(f"/proc/{init}/root", os.O_RDONLY)),
+        "mounts": _attempt(lambda: os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY)),
+        "memory": _attempt(lambda: os.open(f"/proc/{init}/mem", os.O_RDWR)),
+        "memory map": _attempt(lambda: os.open(f"/proc/{init}/maps", os.O_RDONLY)),
+        "descriptors": _attempt(lambda: os.open(f"/proc/{init}/fd/0", os.O_RDONLY)),
+        "environment": _attempt(lambda: os.open(f"/proc/{init}/environ", os.O_RDONLY)),
     }
     for name, number in REFUSED.get(platform.machine(), {}).items():
         first = PTRACE_ATTACH if name == "ptrace" else 0
-        found[f"call {name}"] = _attempt(lambda: _call(number, first, int(keeper)))  # noqa: B023
+        found[f"call {name}"] = _attempt(lambda: _call(number, first, int(init)))  # noqa: B023
     return found
 
 

@@ -25,7 +25,7 @@ from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, La
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
@@ -54,10 +54,12 @@ class Ended:
 class LimitedKernel:
     """Runs cells one after the other."""
 
-    def __init__(self, kernel: Kernel, workspace: Path, records: Path, enforcer: Enforcer) -> None:
+    def __init__(
+        self, kernel: Kernel, workspace: Path, records: Path, resources: ResourceManager
+    ) -> None:
         self.kernel = kernel
         self.workspace = workspace
-        self.enforcer = enforcer
+        self.resources = resources
         self._records = records
         self._count = 0
 
@@ -100,17 +102,17 @@ async def limited_kernel(
         for folder in (workspace.parent, workspace, records):
             folder.mkdir(mode=0o700)
         sandbox = sandbox or select_sandbox("bwrap")
-        enforcer = (
-            Enforcer.create(run.path, sandbox.report())
+        resources = (
+            ResourceManager.create(run.path, sandbox.report())
             if groups
-            else Enforcer(refusal="a test wants none")
+            else ResourceManager(refusal="a test wants none")
         )
-        await stack.enter_async_context(enforcer.running())
-        launcher: Launcher = LocalLauncher(sandbox, run, enforcer=enforcer)
+        await stack.enter_async_context(resources.running())
+        launcher: Launcher = LocalLauncher(sandbox, run, resources=resources)
         if forked:
             assert isinstance(sandbox, BwrapSandbox)
             launcher = template = TemplateLauncher(
-                sandbox, run, cold=launcher, shared=[workspace.parent], enforcer=enforcer
+                sandbox, run, cold=launcher, shared=[workspace.parent], resources=resources
             )
             template.prepare(ENVIRONMENT)
             assert await template.ready(ENVIRONMENT)
@@ -129,7 +131,7 @@ async def limited_kernel(
         await kernel.ready(20)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(kernel.watch)
-            yield LimitedKernel(kernel, workspace, records, enforcer)
+            yield LimitedKernel(kernel, workspace, records, resources)
             tasks.cancel_scope.cancel()
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from tests.integration.agent import agent
 from tests.integration.limited_kernel import limited_kernel
@@ -360,10 +360,10 @@ def test_groups_of_a_killed_server_go_with_the_next_one(
     killed = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.config.settings import Limits
 folder = Path(sys.argv[1])
-limits = Enforcer.create(folder).open(Limits(), folder, folder)
+limits = ResourceManager.create(folder).open(Limits(), folder, folder)
 argv = [*limits.group.entry(), "/bin/sh", "-c", "echo; exec sleep 600"]
 with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
     child.stdout.readline()
@@ -377,7 +377,7 @@ with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) a
     left = os.pidfd_open(int(done.stdout))
     assert "kernel-mcp-" in Path(f"/proc/{int(done.stdout)}/cgroup").read_text()
     (tmp_path / "s-2").mkdir()
-    Enforcer.create(tmp_path / "s-2").close()
+    ResourceManager.create(tmp_path / "s-2").close()
     assert select.select([left], [], [], 10)[0] == [left]
     os.close(left)
 

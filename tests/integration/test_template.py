@@ -501,7 +501,7 @@ async def test_a_cancelled_launch_leaves_nothing() -> None:
         await run(await b.forked(), "1")
 
 
-async def test_kernels_outlive_the_forker_and_the_next_starts_cold(
+async def test_kernels_outlive_the_zygote_and_the_next_starts_cold(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with bench() as b:
@@ -528,7 +528,7 @@ async def test_kernels_outlive_the_forker_and_the_next_starts_cold(
 async def test_when_the_keeper_dies_its_kernels_are_reported_dead() -> None:
     async with bench() as b:
         kernel = await b.forked()
-        os.kill(process_named("kernel-keeper"), signal.SIGKILL)
+        os.kill(process_named("kernel-init"), signal.SIGKILL)
         with anyio.fail_after(60):
             assert (await kernel.handle.wait()).signal == signal.SIGKILL
         await kernel.aclose()
@@ -545,11 +545,11 @@ async def test_another_preload_makes_another_template_while_old_kernels_go_on() 
         code = "import sys; print('statistics' in sys.modules)"
         assert await run(new, code) == "True\n"
         assert await run(old, "print(1)") == "1\n"
-        keepers = processes_named("kernel-keeper")
-        assert len(keepers) == 2
+        inits = processes_named("kernel-init")
+        assert len(inits) == 2
         await old.aclose()
         with anyio.fail_after(60):
-            while len(processes_named("kernel-keeper")) > 1:
+            while len(processes_named("kernel-init")) > 1:
                 await anyio.lowlevel.checkpoint()
 
 

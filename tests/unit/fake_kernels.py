@@ -81,7 +81,7 @@ class FakeKernel:
         if self._pending is not None and self._source.dump != "stuck" and not self._source.stuck:
             self._answer(self._pending, {"status": "aborted"})
 
-    def rehearse(self, code: str) -> Run:
+    def prewarm(self, code: str) -> Run:
         run = Run(lambda _event: None)
         run.on_reply({"status": "ok"})
         run.on_idle()

@@ -30,7 +30,7 @@ from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, La
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy
@@ -122,27 +122,27 @@ async def examine(
         folder = Path(tempfile.mkdtemp(prefix="kernel-mcp-", dir=SHORT_FOLDER))
         stack.callback(remove_tree, folder)
         runs = stack.enter_context(RunDirectory.create(folder))
-        enforcer = Enforcer.create(runs.path, sandbox.report())
-        await stack.enter_async_context(enforcer.running())
-        report = enforcer.report(sandbox.report(), settings.limits)
+        resources = ResourceManager.create(runs.path, sandbox.report())
+        await stack.enter_async_context(resources.running())
+        report = resources.report(sandbox.report(), settings.limits)
         found = _summed_up(checks)
         if environment is not None:
-            cold = LocalLauncher(sandbox, runs, enforcer=enforcer)
+            cold = LocalLauncher(sandbox, runs, resources=resources)
             found += await _Hospital(cold, runs.path, environment).perform_all()
             if sandbox.forks and not settings.no_template:
-                found += await _through_template(sandbox, runs, enforcer, environment)
+                found += await _through_template(sandbox, runs, resources, environment)
             orphan = partial(killed_server, name, environment, folder, options)
             found.append(await anyio.to_thread.run_sync(orphan))
     return Examination(name, checks=tuple(found), report=report)
 
 
 async def _through_template(
-    sandbox: Sandbox, runs: RunDirectory, enforcer: Enforcer, environment: KernelEnvironment
+    sandbox: Sandbox, runs: RunDirectory, resources: ResourceManager, environment: KernelEnvironment
 ) -> list[Check]:
     """The self-test and the trials in kernels that a template forks, as most sessions get them."""
     folder = runs.path / "f"
     launcher = TemplateLauncher(
-        sandbox, runs, cold=_ForkedOnly(), shared=(folder,), enforcer=enforcer
+        sandbox, runs, cold=_ForkedOnly(), shared=(folder,), resources=resources
     )
     try:
         launcher.prepare(environment)

@@ -27,15 +27,15 @@ from kernel_mcp.launch.base import (
     LaunchRequest,
 )
 from kernel_mcp.launch.cold import hand_over, remove_folder, seal
-from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, Recorder
+from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.launch.template import outer
 from kernel_mcp.launch.template.kernel import READY_S, Forked, Prover
 from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
 from kernel_mcp.launch.template.supervisor import TemplateSupervisor
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox
 from kernel_mcp.sandbox.probe import Check
@@ -125,16 +125,16 @@ class TemplateLauncher:
         cold: Launcher,
         shared: Sequence[Path],
         templates: int = 4,
-        enforcer: Enforcer | None = None,
+        resources: ResourceManager | None = None,
         inspector: Inspector | None = None,
     ) -> None:
         """`shared` are the folders below which all workspaces and package layers are.
 
-        Without an `enforcer` kernels have rlimits only, and those of their sandbox.
+        Without `resources` kernels have rlimits only, and those of their sandbox.
 
         When more than `templates` environments were prepared, the least recently used lose theirs.
         """
-        self._enforcer = enforcer or Enforcer()
+        self._resources = resources or ResourceManager()
         self._inspector = inspector or Inspector(sandbox)
         self._sandbox = sandbox
         self._runs = runs
@@ -245,11 +245,13 @@ class TemplateLauncher:
             if identity is not None:
                 await hand_over(request.workspace, identity)
             _furnish(folder, request, connection, paths, identity)
-            limits = self._enforcer.open(request.limits, request.workspace, folder, request.session)
+            limits = self._resources.open(
+                request.limits, request.workspace, folder, request.session
+            )
             undo.push_async_callback(limits.aclose)
             channel = ReadinessChannel()
             undo.callback(channel.close)
-            recorder = Recorder()
+            recorder = OutputRing()
             undo.callback(recorder.close)
             inherited = (channel.guest_fd, recorder.guest_fd())
             process = await self._start(template, request, folder, identity, inherited)
@@ -304,7 +306,7 @@ class TemplateLauncher:
             }
             fork = await template.fork(message, [*inherited, write, *trees])
             undo.pop_all()
-            return ConfinedProcess(Forked(fork, OutputTail(read, asyncio.get_running_loop())))
+            return ConfinedProcess(Forked(fork, StderrTail(read, asyncio.get_running_loop())))
 
     def _places(
         self, request: LaunchRequest, folder: Path, sent: ExitStack, *, bind: bool

@@ -17,7 +17,7 @@ from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import ConfinedProcess, OnEnd
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.launch.template.process import Fork, Proof, TemplateProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.pidfd import Watched, pid_of
@@ -38,7 +38,7 @@ class Forked:
 
     wrapped = False
 
-    def __init__(self, fork: Fork, tail: OutputTail) -> None:
+    def __init__(self, fork: Fork, tail: StderrTail) -> None:
         """Take over the pidfds of `fork` and `tail`."""
         self._loop = asyncio.get_running_loop()
         self._fork = fork

@@ -17,7 +17,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.spawn import spawn
-from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.probe import Check
 from kernel_specs.template import linux
@@ -120,7 +120,7 @@ class TemplateProcess:
         except BaseException:
             self._control.close()
             raise
-        self._tail = OutputTail(output, self._loop)
+        self._tail = StderrTail(output, self._loop)
         linux.send(self._control, start)
         self._loop.add_reader(self._control.fileno(), self._on_readable)
         self._pidfd = os.pidfd_open(self._popen.pid)

@@ -35,7 +35,7 @@ HEADER_BYTES = 64
 _COUNTERS = struct.Struct("<QQ")
 
 
-class Recorder:
+class OutputRing:
     """Keeps the end of all stream text in the memory behind a file descriptor.
 
     The counters are characters and UTF-8 bytes since the start; byte n of the text lies at n modulo
@@ -97,7 +97,7 @@ class IOPub:
         session: LeanSession,
         output: Output,
         gate: InterruptGate,
-        recorder: Recorder,
+        recorder: OutputRing,
     ) -> None:
         """Take over the socket."""
         self.lock = threading.RLock()

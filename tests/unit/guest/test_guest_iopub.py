@@ -14,7 +14,7 @@ import zmq
 
 from kernel_specs.restricted.config import Output
 from kernel_specs.restricted.console import iopub as module
-from kernel_specs.restricted.console.iopub import QUEUE_MOST, IOPub, Recorder
+from kernel_specs.restricted.console.iopub import QUEUE_MOST, IOPub, OutputRing
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.wire.session import LeanSession
 from kernel_specs.restricted.wire.sockets import Publisher, listen
@@ -36,7 +36,7 @@ class Bench:
         self.publisher = Publisher(listening, high_water=50_000)
         self.session = LeanSession(key=b"k")
         self.gate = InterruptGate()
-        self.iopub = IOPub(self.publisher, self.session, output, self.gate, Recorder(-1))
+        self.iopub = IOPub(self.publisher, self.session, output, self.gate, OutputRing(-1))
         self.readers: list[zmq.Socket[bytes]] = []
         self._ended = threading.Event()
         self._service = threading.Thread(target=self._attend)

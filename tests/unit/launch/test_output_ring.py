@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_mcp.launch.process import HEADER_BYTES, RING_BYTES, Recorder
+from kernel_mcp.launch.process import HEADER_BYTES, RING_BYTES, OutputRing
 from kernel_specs.restricted.console import iopub as guest
 
 
-def both() -> tuple[Recorder, guest.Recorder]:
-    host = Recorder()
-    return host, guest.Recorder(host.guest_fd())
+def both() -> tuple[OutputRing, guest.OutputRing]:
+    host = OutputRing()
+    return host, guest.OutputRing(host.guest_fd())
 
 
 @settings(max_examples=50)
@@ -53,7 +53,7 @@ def test_counters_and_bytes_that_lie_give_bounded_text(
     data: bytes, characters: int, size: int
 ) -> None:
 
-    host = Recorder()
+    host = OutputRing()
     fd = host.guest_fd()
     with mmap.mmap(fd, 0) as memory:
         struct.pack_into("<QQ", memory, 0, characters, size)
@@ -65,7 +65,7 @@ def test_counters_and_bytes_that_lie_give_bounded_text(
 
 def test_the_memory_cannot_be_resized_by_the_kernel() -> None:
 
-    host = Recorder()
+    host = OutputRing()
     fd = host.guest_fd()
     for size in (0, 10 * RING_BYTES):
         with pytest.raises(PermissionError):

@@ -10,17 +10,17 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from kernel_mcp.launch.stderr_tail import BUDGET_BYTES, KEPT_BYTES, OutputTail
+from kernel_mcp.launch.stderr_tail import BUDGET_BYTES, KEPT_BYTES, StderrTail
 
 pytestmark = pytest.mark.anyio
 
 
 class Pipe:
-    """A pipe whose reader is an OutputTail."""
+    """A pipe whose reader is an StderrTail."""
 
     def __init__(self) -> None:
         read, self.write_end = os.pipe()
-        self.tail = OutputTail(read, asyncio.get_running_loop())
+        self.tail = StderrTail(read, asyncio.get_running_loop())
 
     def close(self) -> None:
         os.close(self.write_end)
@@ -68,7 +68,7 @@ async def test_what_is_not_text_does_no_harm(pipe: Pipe) -> None:
 
 async def test_the_end_of_output_closes_the_descriptor() -> None:
     read, write = os.pipe()
-    tail = OutputTail(read, asyncio.get_running_loop())
+    tail = StderrTail(read, asyncio.get_running_loop())
     os.close(write)
     tail.drain()
     with pytest.raises(OSError, match="Bad file descriptor"):

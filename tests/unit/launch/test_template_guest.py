@@ -12,7 +12,7 @@ import pytest
 from kernel_specs.template import cell, prewarm
 from kernel_specs.template.cell import Cell, Place
 from kernel_specs.template.init import ChildWatch
-from kernel_specs.template.prewarm import Heirlooms
+from kernel_specs.template.prewarm import Inherited
 
 REQUEST = {
     "uid": 7,
@@ -48,30 +48,30 @@ def test_memory_file_systems_limit_their_files_too() -> None:
 
 
 def test_a_thread_is_something_that_cannot_be_handed_down() -> None:
-    before, stop = Heirlooms.now(), threading.Event()
+    before, stop = Inherited.now(), threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
-    assert Heirlooms.now().more_than(before)
+    assert Inherited.now().more_than(before)
     stop.set()
     thread.join()
 
 
 def test_shared_memory_is_something_that_cannot_be_handed_down() -> None:
-    before = Heirlooms.now()
+    before = Inherited.now()
     with mmap.mmap(-1, 4096):
-        assert Heirlooms.now().more_than(before)
+        assert Inherited.now().more_than(before)
     with mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
-        assert not Heirlooms.now().more_than(before)
+        assert not Inherited.now().more_than(before)
 
 
 def test_a_pipe_is_something_that_cannot_be_handed_down_and_a_file_is_not() -> None:
-    before = Heirlooms.now()
+    before = Inherited.now()
     fds = os.pipe()
-    assert Heirlooms.now().more_than(before)
+    assert Inherited.now().more_than(before)
     for fd in fds:
         os.close(fd)
     with tempfile.TemporaryFile():
-        assert not Heirlooms.now().more_than(before)
+        assert not Inherited.now().more_than(before)
 
 
 def test_files_that_are_read_get_a_position_of_their_own() -> None:

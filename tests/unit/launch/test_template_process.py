@@ -15,7 +15,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.process import ConfinedProcess
-from kernel_mcp.launch.stderr_tail import OutputTail
+from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.launch.template import process as template_process
 from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
@@ -112,7 +112,7 @@ async def test_a_fork_gives_processes_that_can_be_signalled_and_tells_their_end(
         fork = await one.process.fork({}, [])
         read, write = os.pipe()
         os.close(write)
-        process = ConfinedProcess(Forked(fork, OutputTail(read, one.process._loop)))
+        process = ConfinedProcess(Forked(fork, StderrTail(read, one.process._loop)))
         assert process.exit is None
         assert process.pid > 0
         process.kill()
@@ -191,9 +191,9 @@ async def test_a_cancelled_request_ends_the_kernel_that_comes_of_it() -> None:
         await one.process.gone.wait()
 
 
-async def test_a_kernel_whose_forker_ended_is_kept_and_its_template_forks_no_more() -> None:
+async def test_a_kernel_whose_zygote_ended_is_kept_and_its_template_forks_no_more() -> None:
     script = FORK.replace(
-        "os.waitpid(init, 0)", "tell(op='forker-ended', status=9)\nos.waitpid(init, 0)"
+        "os.waitpid(init, 0)", "tell(op='zygote-ended', status=9)\nos.waitpid(init, 0)"
     )
     async with template(script) as one:
         await one.process.ready()

@@ -69,7 +69,7 @@ def holder(code: str, folder: Path) -> Iterator[int]:
             process.kill()
 
 
-def on(folder: Path, found: deleted_files.Unnamed) -> list[int]:
+def on(folder: Path, found: deleted_files.DeletedFiles) -> list[int]:
     device = folder.stat().st_dev
     return [size for (place, _), size in found.files.items() if place == device]
 
@@ -171,4 +171,4 @@ def test_too_many_mappings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_processes_that_are_gone_hold_nothing() -> None:
     assert list(tables(2**22 + 1)) == []
-    assert unlinked([2**22 + 1]) == deleted_files.Unnamed()
+    assert unlinked([2**22 + 1]) == deleted_files.DeletedFiles()

@@ -21,7 +21,7 @@ from kernel_mcp.limits import kernel as kernel_module
 from kernel_mcp.limits import quota as quota_module
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.limits.meter import Memory
 from kernel_mcp.limits.segments import Segments
 from kernel_mcp.linux import cgroupfs
@@ -69,12 +69,14 @@ def workspace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watched(workspace: Path) -> Watched:
-    return Watched(Enforcer().open(SMALL, workspace, workspace), workspace)
+    return Watched(ResourceManager().open(SMALL, workspace, workspace), workspace)
 
 
-def with_groups(groups: FakeGroups) -> Enforcer:
+def with_groups(groups: FakeGroups) -> ResourceManager:
     hierarchies = find_hierarchies(groups.process)
-    return Enforcer(GroupTree.create(hierarchies, "kernel-mcp-1-x", groups.process / "record"))
+    return ResourceManager(
+        GroupTree.create(hierarchies, "kernel-mcp-1-x", groups.process / "record")
+    )
 
 
 async def test_a_cell_that_fills_the_disk_is_stopped(watched: Watched) -> None:
@@ -298,8 +300,8 @@ async def test_what_ends_because_the_machine_is_out_of_memory_is_not_said_to_be_
     groups: FakeGroups, workspace: Path
 ) -> None:
     groups.mount_v1("memory")
-    enforcer = with_groups(groups)
-    limits = enforcer.open(SMALL, workspace, workspace)
+    resources = with_groups(groups)
+    limits = resources.open(SMALL, workspace, workspace)
     await limits.settled()
     folder = groups.root / "memory" / "kernel-mcp-1-x" / "k-1"
     (folder / "memory.oom_control").write_text("oom_kill 1\n")
@@ -308,15 +310,15 @@ async def test_what_ends_because_the_machine_is_out_of_memory_is_not_said_to_be_
         "the machine was out of memory; this session held 300 MiB at most"
     )
     await limits.aclose()
-    enforcer.close()
+    resources.close()
 
 
 async def test_the_system_s_kill_for_lack_of_memory_is_named(
     groups: FakeGroups, workspace: Path
 ) -> None:
     groups.mount_v1("memory")
-    enforcer = with_groups(groups)
-    limits = enforcer.open(SMALL, workspace, workspace)
+    resources = with_groups(groups)
+    limits = resources.open(SMALL, workspace, workspace)
     await limits.settled()
     folder = groups.root / "memory" / "kernel-mcp-1-x" / "k-1"
     await limits.begin(lambda: None)
@@ -331,7 +333,7 @@ async def test_the_system_s_kill_for_lack_of_memory_is_named(
     assert limits.end() == []
     assert limits.explain(KILLED).cause == ""
     await limits.aclose()
-    enforcer.close()
+    resources.close()
     assert not folder.exists()
 
 
@@ -339,21 +341,21 @@ async def test_a_group_that_cannot_be_made_fails_the_start(
     groups: FakeGroups, workspace: Path
 ) -> None:
     groups.mount_v1("memory")
-    enforcer = with_groups(groups)
+    resources = with_groups(groups)
     groups.unwritable.add(groups.root / "memory" / "kernel-mcp-1-x")
-    limits = enforcer.open(SMALL, workspace, workspace)
+    limits = resources.open(SMALL, workspace, workspace)
     limits.admit([os.getpid()])
     with pytest.raises(PermissionError):
         await limits.settled()
     await limits.aclose()
-    enforcer.close()
+    resources.close()
 
 
 async def test_the_event_loop_goes_on_while_the_system_moves_a_process(
     groups: FakeGroups, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups.mount_v1("memory")
-    enforcer = with_groups(groups)
+    resources = with_groups(groups)
     moving = threading.Event()
     fake = cgroupfs.write
 
@@ -363,7 +365,7 @@ async def test_the_event_loop_goes_on_while_the_system_moves_a_process(
         fake(file, value)
 
     monkeypatch.setattr(cgroupfs, "write", slowly)
-    limits = enforcer.open(SMALL, workspace, workspace)
+    limits = resources.open(SMALL, workspace, workspace)
     with subprocess.Popen(["sleep", "60"]) as child:
         limits.admit([child.pid])
         moving.set()
@@ -372,7 +374,7 @@ async def test_the_event_loop_goes_on_while_the_system_moves_a_process(
         assert limits.group.processes() == [child.pid]
         child.kill()
     await limits.aclose()
-    enforcer.close()
+    resources.close()
 
 
 async def test_processes_start_in_their_group(groups: FakeGroups, workspace: Path) -> None:
@@ -437,8 +439,8 @@ def test_the_report_says_what_is_in_force(groups: FakeGroups) -> None:
 
 
 def test_the_report_says_what_is_only_weakly_so() -> None:
-    enforcer = Enforcer(refusal="no controller of cgroups is mounted here")
-    report = enforcer.report(REPORT, Limits(cpus=2, disk_bytes=0))
+    resources = ResourceManager(refusal="no controller of cgroups is mounted here")
+    report = resources.report(REPORT, Limits(cpus=2, disk_bytes=0))
     why = "(no cgroup: no controller of cgroups is mounted here)"
     assert report.enforced == (
         f"memory 2 GiB by RLIMIT_AS and a watchdog {why}",
@@ -451,7 +453,7 @@ def test_the_report_says_what_is_only_weakly_so() -> None:
 
 
 def test_the_weaker_form_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    Enforcer(refusal="it is not mounted").warn(Limits())
+    ResourceManager(refusal="it is not mounted").warn(Limits())
     assert caplog.messages == [
         "no cgroup limits memory and processes of kernels: it is not mounted"
     ]

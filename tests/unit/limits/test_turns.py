@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.limits.groups import GroupTree
-from kernel_mcp.limits.kernel import LONG_S, Turns
+from kernel_mcp.limits.kernel import LONG_S, CpuPriority
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from tests.unit.conftest import FakeGroups
 
@@ -17,7 +17,7 @@ def test_time_that_has_passed_counts_where_processor_time_is_not_told(groups: Fa
     group = tree.kernel("k-1")
     group.make(Limits())
     now = [100.0]
-    turns = Turns(group, clock=lambda: now[0])
+    turns = CpuPriority(group, clock=lambda: now[0])
     turns.begin()
     turns.rank()
     assert share.read_text() == "1024"
@@ -29,6 +29,6 @@ def test_time_that_has_passed_counts_where_processor_time_is_not_told(groups: Fa
 
 
 def test_without_a_group_there_is_nothing_to_rank() -> None:
-    turns = Turns(None)
+    turns = CpuPriority(None)
     turns.begin()
     turns.rank()

@@ -11,7 +11,7 @@ from kernel_mcp.environments.layer import Generation
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.packages.result import Outcome, Present
-from kernel_mcp.packages.verify import take_in
+from kernel_mcp.packages.verify import verify_live
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.session import Session
 
@@ -61,7 +61,7 @@ class FakeSession:
 
 
 async def taken_in(kernel: FakeKernel | None, *, busy: bool = False) -> Outcome:
-    return await take_in(
+    return await verify_live(
         cast(Session, FakeSession(kernel, busy=busy)),
         ["thing-two", "pywin32"],
         present=Present({"base": "0.9"}, {"base": ("base",)}),

@@ -12,7 +12,7 @@ import pytest
 from kernel_mcp.commands.image import CONTAINERFILE, build_command, main
 from kernel_mcp.config.settings import GIB, Limits, Settings
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
-from kernel_mcp.limits.manager import Enforcer
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import ContainerOptions, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, outermost
@@ -176,8 +176,8 @@ def test_the_report_says_who_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert container_report(docker, own_user=False).own_groups
     assert not container_report(podman, own_user=False).own_groups
-    enforcer = Enforcer.create(tmp_path, container_report(docker, own_user=False))
-    found = enforcer.report(container_report(docker, own_user=False), Limits())
+    resources = ResourceManager.create(tmp_path, container_report(docker, own_user=False))
+    found = resources.report(container_report(docker, own_user=False), Limits())
     assert "512 processes and threads by the sandbox's cgroup" in found.enforced
     assert not any("no cgroup" in gap for gap in found.gaps)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
