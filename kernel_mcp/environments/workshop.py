@@ -55,12 +55,25 @@ COMPILE_BYTES = 2 * 1024**3
 """Address space of one process that compiles: the largest sources that are known take 1 GiB."""
 MOST_JOBS = 8
 _COMPILE = f"""\
-import resource, sys
+import os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({COMPILE_BYTES}, {COMPILE_BYTES}))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-import compileall
-sys.exit(not compileall.main())
+from compileall import compile_file
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+jobs, folder, known_as = int(sys.argv[1]), *sys.argv[2:]
+moved = dict(stripdir=folder, prependdir=known_as) if known_as else dict()
+found = [os.path.join(top, name) for top, _, names in os.walk(folder) for name in names]
+found = [path for path in found if path.endswith(".py")]
+found.sort(key=lambda path: os.lstat(path).st_size, reverse=True)
+parts = jobs * 16
+even = [path for first in range(parts) for path in found[first::parts]]
+with ProcessPoolExecutor(jobs) as pool:
+    work = partial(compile_file, quiet=2, **moved)
+    done = list(pool.map(work, even, chunksize=len(even) // parts + 1))
+sys.exit(not all(done))
 """
+"""As compileall does, but for what asking for each file apart costs: a tenth of it all."""
 _TEMPORARY = ".tmp*"
 """What a uv that was stopped leaves in its cache."""
 _LOCK = ".lock"
@@ -147,12 +160,11 @@ class Workshop:
         What cannot be compiled stays as it is: it is compiled by each kernel that imports it.
         """
         builder = await self.builder()
-        moved = ["-s", str(folder), "-p", known_as] if known_as else []
         jobs = min(MOST_JOBS, os.cpu_count() or 1)
         request = BuildRequest(
             argv=[
                 *(str(base), "-I", "-S", "-c", _COMPILE),
-                *("-q", "-q", "-j", str(jobs), *moved, str(folder)),
+                *(str(jobs), str(folder), known_as),
             ],
             env={"LANG": "C.UTF-8"},
             writable=[folder],
