@@ -217,7 +217,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "audit-log", "audit_log", path, "Running the server", "FILE",
-        "add a JSON line to FILE for every session, cell, install, file written, refusal and kill",
+        "add a JSON line to FILE for every session, cell, install, file written, refusal, kill and "
+        "hibernation",
         "none kept",
     ),
     Option(
