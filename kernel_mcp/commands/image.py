@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kernel_mcp.config.flags import settings_from, settings_parser
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
+from kernel_mcp.linux.process import foreign_environment
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container.engine import Engine
 from kernel_mcp.sandbox.select import select_sandbox
@@ -49,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     base = str(flags.pop("base", ""))
     options = ContainerOptions.of(settings_from(flags))
     engine = Engine.find(options)
-    done = subprocess.run(build_command(engine, options.image, base), check=False)
+    command = build_command(engine, options.image, base)
+    done = subprocess.run(command, env=foreign_environment(), check=False)
     if done.returncode != 0:
         raise SandboxUnavailable(
             f"{engine.kind} could not build the image (exit code {done.returncode}); what it wrote "

@@ -162,10 +162,11 @@ _TAIL_LINES = 40
 _LINE_CHARS = 2000
 END_S = 1.0
 """What a process that was killed may take to be gone, with what is in its sandbox."""
-# These would make uv look at some other project's environment or interpreter.
+# These would make uv look at some other project's folder, environment or interpreter.
 _DROPPED = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT",
-    "UV_NO_CACHE", "UV_PYTHON", "UV_SYSTEM_PYTHON",
+    "UV_NO_CACHE", "UV_PROJECT", "UV_PYTHON", "UV_PYTHON_SEARCH_PATH", "UV_SYSTEM_PYTHON",
+    "UV_WORKING_DIRECTORY", "UV_WORKING_DIR",
 )  # fmt: skip
 # Clients start servers with few variables, so a proxy's certificate is found only where the
 # system keeps it; uv's own list of authorities would not do.

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 
 # The C heap of this process: what is in use no more can go back to the system.
 #
@@ -41,8 +42,8 @@ def trim() -> None:
 
 # Which programs the server starts: none that the current folder could bring.
 #
-# That folder may be a clone of anything. What leads into it by a relative name, an entry of PATH or
-# Python's own search for modules, is passed over.
+# That folder may be a clone of anything. What leads into it by a name of any kind, an entry of
+# PATH or Python's own search for modules, is passed over.
 
 _RUN = (
     "import sys; sys.path = [place for place in sys.path if place]; from runpy import run_module; "
@@ -56,9 +57,37 @@ def find_program(name: str) -> str | None:
 
 
 def search_path(environ: Mapping[str, str]) -> str:
-    """The entries of PATH that mean the same in every folder."""
+    """The entries of PATH that mean the same in every folder, and lead nowhere into this one.
+
+    A shell adds those of the project it is in: `.venv/bin`, `node_modules/.bin`. The home folder,
+    and what it lies in, is no project.
+    """
+    project = _project(environ)
     entries = environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join(entry for entry in entries if entry.startswith("/"))
+    return os.pathsep.join(
+        entry for entry in entries if entry.startswith("/") and not _leads_into(project, entry)
+    )
+
+
+def foreign_environment() -> dict[str, str]:
+    """The server's own variables for programs of the system, which look for others on PATH."""
+    return {**os.environ, "PATH": search_path(os.environ)}
+
+
+def _project(environ: Mapping[str, str]) -> str:
+    """The current folder where it may be a project's; else nothing."""
+    try:
+        folder = os.path.realpath(Path.cwd())
+    except OSError:  # it was removed
+        return ""
+    home = os.path.realpath(environ.get("HOME") or "/")
+    return "" if Path(home).is_relative_to(folder) else folder
+
+
+def _leads_into(project: str, entry: str) -> bool:
+    """Whether a path is below the project, by its name or by where its links lead."""
+    places = (Path(os.path.normpath(entry)), Path(os.path.realpath(entry)))
+    return bool(project) and any(place.is_relative_to(project) for place in places)
 
 
 def own_module(module: str, *arguments: str) -> list[str]:

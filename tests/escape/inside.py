@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.escape.attacks import (
+    corners,
     files,
     machine,
     network,
@@ -30,7 +31,7 @@ ATTACKS = [
     attack
     for module in (
         *(files, writes, shared_files, machine),
-        *(network, processes, privileges, resources),
+        *(network, processes, privileges, resources, corners),
     )
     for attack in attacks_in(module)
 ]

@@ -22,6 +22,7 @@ from pathlib import Path
 from kernel_mcp.config.settings import MIB, Limits
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity, runtime_folder
+from kernel_mcp.linux.process import foreign_environment
 from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import (
@@ -124,10 +125,11 @@ _MASKED = (
     "iomem",
     "kallsyms",
     "modules",
+    "pressure",
     "vmallocinfo",
     "version_signature",
 )
-"""Files of /proc about the host that engines leave readable."""
+"""What engines leave open of /proc that is about the host."""
 _WRITABLE = mounts.WRITABLE | {
     *("/dev", "/dev/mqueue", "/proc", "/run/secrets", "/sys", "/sys/fs/cgroup", "/var/log"),
 }
@@ -236,7 +238,7 @@ class ContainerSandbox(KernelUsers):
                     *("--parent", str(os.getpid()), "--status", status, "--task", task_fd),
                 ],
                 pass_fds=[*passed.keep(), *request.inherit],
-                env=dict(os.environ),  # of the engine; the kernel's own is part of the task
+                env=foreign_environment(),  # of the engine; the kernel's own is part of the task
                 status_fd=status_read,
                 detached=True,
             )

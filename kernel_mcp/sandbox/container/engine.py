@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
-from kernel_mcp.linux.process import find_program
+from kernel_mcp.linux.process import find_program, foreign_environment
 from kernel_mcp.sandbox.base import ContainerOptions, SandboxReport
 from kernel_mcp.sandbox.remedies import AT_OWN_RISK, install_hint
 
@@ -62,6 +62,7 @@ class Engine:
         try:
             return subprocess.run(
                 self.command(*words),
+                env=foreign_environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

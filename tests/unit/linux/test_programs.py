@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.linux.process import find_program, own_module
+from kernel_mcp.linux.process import find_program, foreign_environment, own_module
 
 
 def planted(folder: Path, name: str) -> Path:
@@ -23,16 +23,38 @@ def planted(folder: Path, name: str) -> Path:
 def test_programs_of_the_current_folder_are_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("bin").mkdir()
-    Path("other").mkdir()
-    planted(tmp_path, "tool")
-    planted(tmp_path / "bin", "tool")
+    project, other = tmp_path / "project", tmp_path / "other"
+    (project / "bin").mkdir(parents=True)
+    other.mkdir()
+    monkeypatch.chdir(project)
+    planted(project, "tool")
+    planted(project / "bin", "tool")
     monkeypatch.setenv("PATH", entry)
     assert find_program("tool") is None
-    monkeypatch.setenv("PATH", os.pathsep.join([entry, str(tmp_path / "other")]))
-    expected = planted(tmp_path / "other", "tool")
+    monkeypatch.setenv("PATH", os.pathsep.join([entry, str(other)]))
+    expected = planted(other, "tool")
     assert find_program("tool") == str(expected)
+
+
+def test_programs_of_a_project_are_not_found_by_its_whole_name_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project / "bin", elsewhere):
+        folder.mkdir(parents=True)
+    planted(project / "bin", "tool")
+    (tmp_path / "link").symlink_to(project / "bin")
+    (project / "out").symlink_to(elsewhere)
+    expected = planted(elsewhere, "tool")
+    monkeypatch.chdir(project)
+    entries = [project / "bin", tmp_path / "link", project / "out", f"{elsewhere}/../project/bin"]
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, [*entries, elsewhere])))
+    assert find_program("tool") == str(expected)
+    assert foreign_environment()["PATH"] == str(elsewhere)
+    # nobody's project: the home folder and those above it
+    for home in (project, project / "below"):
+        monkeypatch.setenv("HOME", str(home))
+        assert find_program("tool") == str(project / "bin" / "tool")
 
 
 @pytest.mark.parametrize("module", ["kernel_mcp", "kernel_mcp.commands.doctor.orphan"])
