@@ -16,8 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import anyio
-
 from kernel_mcp.errors import KernelMcpError, ServerFailure
 
 logger = logging.getLogger(__name__)
@@ -115,6 +113,8 @@ async def surely(work: Callable[..., T], *args: Any) -> T:
     def do() -> T:
         begun.append(True)
         return work(*args)
+
+    import anyio  # here, as programs without any packages need the rest of this module
 
     with anyio.CancelScope(shield=True):
         try:

@@ -126,7 +126,7 @@ def _bring_along(pid: int) -> None:
 
     Before it starts the kernel: memory is charged to the group that a process is in at the time.
     """
-    sys.path.append(str(Path(__file__).parents[2]))
+    sys.path.append(str(Path(__file__).parents[3]))
     from kernel_mcp.linux.cgroupfs import find_hierarchies
 
     for tree in find_hierarchies():

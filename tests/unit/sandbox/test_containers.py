@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from kernel_mcp.config.settings import GIB, Limits, Settings
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox import container
 from kernel_mcp.sandbox.base import ContainerOptions, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, outermost
 from kernel_mcp.sandbox.container.engine import Engine, container_report, mount
@@ -187,3 +190,19 @@ def test_the_report_says_who_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_the_options_are_those_of_the_settings() -> None:
     settings = replace(Settings(), container_engine="docker", container_image="i")
     assert ContainerOptions.of(settings) == ContainerOptions("docker", "i", "")
+
+
+def test_the_shim_finds_control_groups_without_any_package() -> None:
+    script = (
+        f"import sys; sys.path.insert(0, {str(Path(container.__file__).parent)!r})\n"
+        "import os, shim\n"
+        "sys.path.pop(0)\n"
+        "shim._bring_along(os.getpid())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-B", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
