@@ -167,6 +167,9 @@ _REASONS: dict[int | None, Callable[[], str]] = {
     errno.EDQUOT: lambda: "its disk quota is used up",
     errno.EIO: lambda: "its disk cannot be read or written (I/O error)",
     errno.ENOENT: lambda: "a file or folder that it needs has been removed",
+    errno.ENOTDIR: lambda: "a folder that it needs has been replaced by a file",
+    errno.EROFS: lambda: "its disk can only be read",
+    errno.EACCES: lambda: "it may not use a file or folder that it needs",
     errno.ENOMEM: lambda: "there is no memory left for it",
     errno.EAGAIN: lambda: "the system lets it start no further process or thread",
 }

@@ -39,6 +39,10 @@ class StopReason(str, Enum):
     CLOSE = "close"
 
 
+AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
+"""Reasons that leave a cell no time, whatever it had been told before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a cell ended.
@@ -128,16 +132,16 @@ class Cell:
         self.finish(Outcome(Status.ERROR, cause=str(error)), now)
 
     def stop(self, reason: StopReason) -> None:
-        """Ask whoever runs the cell to end it; the first reason stands."""
-        if self._stop is None:
+        """Ask whoever runs the cell to end it; the first reason stands but for one `AT_ONCE`."""
+        if self._stop is None or (reason in AT_ONCE and self._stop not in AT_ONCE):
             self._stop = reason
             if self._scope is not None:
                 self._scope.cancel()
 
-    def watch_stop(self, scope: anyio.CancelScope | None) -> None:
-        """Let `stop` cancel `scope`, at once when the cell has been stopped already."""
+    def watch_stop(self, scope: anyio.CancelScope | None, known: StopReason | None = None) -> None:
+        """Let `stop` cancel `scope`, at once when there is another reason than the `known` one."""
         self._scope = scope
-        if scope is not None and self._stop is not None:
+        if scope is not None and self._stop is not known:
             scope.cancel()
 
     def listen(self) -> Callable[[Event], None]:

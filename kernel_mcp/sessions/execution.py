@@ -11,7 +11,7 @@ import anyio
 from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.kernels.run import UNSURE
 from kernel_mcp.linux.proc import Usage
-from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Status, StopReason
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -194,7 +194,8 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     killed = False
     if reason is not None:
         grace_s = min(grace_s, _MOST_GRACE_S.get(reason, grace_s))
-        killed = await stop(kernel, run, grace_s)
+        killed = await stop(kernel, run, grace_s, cell)
+        reason = cell.stop_reason if cell.stop_reason in AT_ONCE else reason
     if run.unsure:
         cell.notice(UNSURE)
     lost = reason is None and kernel.exit is None and run.status is None
@@ -218,8 +219,7 @@ async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
         raise KernelGone(GONE) from error
 
 
-_AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
-_MOST_GRACE_S = {**dict.fromkeys(_AT_ONCE, 0.0), StopReason.DISK: 1.0}
+_MOST_GRACE_S = {**dict.fromkeys(AT_ONCE, 0.0), StopReason.DISK: 1.0}
 """A kernel that fills the disk does not get long to obey."""
 
 
@@ -246,17 +246,23 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
     return (cell.stop_reason or StopReason.TIMEOUT) if stopped else None
 
 
-async def stop(kernel: Kernel, run: Run, grace_s: float) -> bool:
+async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
     """Interrupt the cell, and kill its kernel when that does not help; whether it was killed.
 
-    A reply that comes after the kill saves nothing.
+    It is killed at once when the session comes to its end meanwhile. A reply that comes after the
+    kill saves nothing.
     """
     left = grace_s
-    while left > 0 and not run.finished.is_set():
-        kernel.interrupt()
-        with anyio.move_on_after(min(INTERRUPT_EVERY_S, left)):
-            await run.finished.wait()
-        left -= INTERRUPT_EVERY_S
+    try:
+        with anyio.CancelScope() as grace:
+            cell.watch_stop(grace, cell.stop_reason)
+            while left > 0 and not run.finished.is_set():
+                kernel.interrupt()
+                with anyio.move_on_after(min(INTERRUPT_EVERY_S, left)):
+                    await run.finished.wait()
+                left -= INTERRUPT_EVERY_S
+    finally:
+        cell.watch_stop(None)
     if run.finished.is_set():
         return False
     kernel.kill()
@@ -290,7 +296,7 @@ def _death(
     """The outcome of a cell that has lost its kernel."""
     wish = _wish(kernel, cell, reason, cpu_s)
     cause = kernel.exit.story("the kernel") if kernel.exit else "the kernel is gone"
-    if reason in _AT_ONCE:
+    if reason in AT_ONCE:
         cause = wish
     elif reason is None and not run.begun:
         cause = f"{cause}, and the code of this cell may have begun to run"

@@ -17,7 +17,7 @@ from kernel_mcp.output.items import Failure
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy, Report, check, own_modules
 from kernel_mcp.sessions.audit import Journal
-from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
@@ -235,7 +235,7 @@ class CellRunner:
         if run is None:
             return "Variables are kept."
         with Barrier("stopping a cell", self._lifecycle.demand.session):
-            if not await stop(kernel, run, self._grace_s) and run.status is not None:
+            if not await stop(kernel, run, self._grace_s, cell) and run.status is not None:
                 return "The cell was interrupted; variables are kept."
         what = f"The server failed while running cell {cell.number} and ended its kernel"
         cell.own = self._lifecycle.lose(what, self._lifecycle.lost_state("the server failed"))
@@ -249,7 +249,7 @@ class CellRunner:
 
     async def _after_kill(self, cell: Cell, outcome: Outcome) -> None:
         """Drop the dead kernel and, unless the session ends or resets, have a fresh one."""
-        ends = cell.stop_reason in (StopReason.RESET, StopReason.CLOSE)  # which tell it themselves
+        ends = cell.stop_reason in AT_ONCE  # which tell it themselves
         if not ends:
             cause = outcome.cause or "its kernel is gone"
             loss = self._lifecycle.lost_state(cause)

@@ -51,3 +51,27 @@ async def test_a_reply_that_comes_after_the_kill_does_not_hide_the_loss(tmp_path
     assert outcome.status is Status.KILLED
     assert not outcome.state_kept
     assert "did not stop" in str(outcome.cause)
+
+
+async def test_a_cell_that_resists_is_killed_at_once_when_its_session_ends(tmp_path: Path) -> None:
+    kernel = LateKernel(FakeSource())
+    cell = Cell(1, "wait", 0, OutputLog(tmp_path, 1))
+    cell.begin(0.0)
+    cell.stop(StopReason.CANCEL)
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, kernel, cell)
+            await anyio.wait_all_tasks_blocked()
+            assert kernel.exit is None
+            cell.stop(StopReason.RESET)
+            cell.stop(StopReason.CLOSE)
+            await cell.finished.wait()
+    assert cell.outcome == Outcome(
+        Status.KILLED, state_kept=False, cause="the session was reset", execution_count=None
+    )
+
+
+async def run(kernel: FakeKernel, cell: Cell) -> None:
+    """Run a cell that has more time to obey than the test."""
+    ended = await run_cell(cast(Kernel, kernel), cell, grace_s=1000, cpu_s=0, clock=FakeClock())
+    cell.finish(ended, 0.0)
