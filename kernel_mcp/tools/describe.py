@@ -18,7 +18,7 @@ from kernel_mcp.tools.models import (
     SessionState,
     SyntaxReport,
 )
-from kernel_mcp.tools.telling import spoken
+from kernel_mcp.tools.telling import names_of, spoken
 
 FIRST_LINE_CHARS = 80
 
@@ -44,6 +44,7 @@ def state(session: Session, now: float) -> SessionState:
         running_s=running_s,
         last_cell=_last_cell(session),
         notices=[spoken(each.text) for each in session.ledger.pending],
+        lost=names_of(each.loss for each in session.ledger.pending if each.loss is not None),
     )
 
 

@@ -138,7 +138,7 @@ def lost_meta(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:
     """The machine-readable part of an answer that is not about a cell."""
     return {
         "session": handle,
-        "lost": _names(losses),
+        "lost": names_of(losses),
         "lost_omitted": sum(loss.more for loss in losses),
         "state_kept": not losses,
         "cause": losses[0].cause if losses else None,
@@ -150,13 +150,14 @@ def _marked(outcome: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
     return {
         **outcome,
         "state_kept": False,
-        "lost": list(dict.fromkeys([*outcome["lost"], *_names(losses)])),
+        "lost": list(dict.fromkeys([*outcome["lost"], *names_of(losses)])),
         "lost_omitted": outcome["lost_omitted"] + sum(loss.more for loss in losses),
         "cause": outcome["cause"] or losses[0].cause,
     }
 
 
-def _names(losses: Sequence[Loss]) -> list[str]:
+def names_of(losses: Iterable[Loss]) -> list[str]:
+    """The names of all that was lost, each once."""
     return list(dict.fromkeys(guarded(name) for loss in losses for name in loss.names))
 
 

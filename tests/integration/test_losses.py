@@ -108,6 +108,8 @@ async def test_any_tool_tells_first_of_a_kernel_that_died_between_cells(tmp_path
         first = (await notebook.call("list_sessions")).data
         (notice,) = [notice for each in first["sessions"] for notice in each["notices"]]
         assert notice.startswith(f"{PREFIX}The kernel exited with code 7")
+        named = [name for each in first["sessions"] for name in each["lost"]]
+        assert named == ["x", "y", "os", "threading"]
         assert "code 7" not in json.dumps((await notebook.call("list_sessions")).data)
 
 
