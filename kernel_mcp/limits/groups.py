@@ -116,9 +116,9 @@ class GroupTree:
         for hierarchy in list(self._moved):
             self._leave(hierarchy)
         self._tops = {}
-        for lock in self._locks:
+        locks, self._locks = self._locks, []
+        for lock in locks:
             os.close(lock)
-        self._locks = []
 
     def _refusal_of(self, hierarchy: Hierarchy) -> str:
         """Make the server's group in one hierarchy; why not, or an empty text."""

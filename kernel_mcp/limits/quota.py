@@ -150,9 +150,9 @@ class FolderQuota:
     def close(self) -> None:
         """Stop watching; waits for the end of a look. Blocks."""
         with self._in_use:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
+                os.close(fd)
 
     def _free_now(self) -> int:
         found = os.statvfs(self._fd)

@@ -63,9 +63,9 @@ class Segments:
         """Give up the table; nothing counts any more."""
         with self._in_use:
             self._closed = True
-            if self._table is not None:
-                os.close(self._table)
-                self._table = None
+            table, self._table = self._table, None
+            if table is not None:
+                os.close(table)
 
     def _open(self, processes: Sequence[int]) -> None:
         if not (member := _member(processes)):

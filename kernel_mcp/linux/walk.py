@@ -224,9 +224,9 @@ class _Walk:
 
     @staticmethod
     def _close(level: _Level) -> None:
-        if level.fd >= 0:
-            os.close(level.fd)
-            level.fd = -1
+        fd, level.fd = level.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 @contextlib.contextmanager

@@ -180,9 +180,9 @@ class TextStore:
         self._fd = os.open(self.path, flags, 0o600)
 
     def _close_file(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # also when close fails, as on a full disk far away
+        if fd >= 0:
+            os.close(fd)
 
 
 def _start(block: _Block) -> int:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,3 +123,23 @@ def test_text_that_comes_after_closing_is_kept_too(tmp_path: Path) -> None:
     store.append("late")
     store.close()
     assert everything(store) == "a" * 20_000 + "late"
+
+
+def test_a_file_whose_closing_fails_is_read_by_its_name_and_never_by_an_old_number(
+    tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_at(tmp_path / "text")
+    store.append("here " * 100)
+
+    def close(fd: int, close: Callable[[int], None] = os.close) -> None:
+        close(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close)
+        with pytest.raises(OSError, match="Input/output"):
+            store.close()
+    (tmp_path / "other").write_text("of another " * 100)
+    with (tmp_path / "other").open("rb"):  # which gets the number
+        assert everything(store) == "here " * 100
+    store.close()
