@@ -108,8 +108,6 @@ def reason_of(error: BaseException) -> str:
 
 async def surely(work: Callable[..., T], *args: Any) -> T:
     """Do what has to be done: in a thread, or here where the system gives none. Not cancelled."""
-    import anyio  # here, as the shim of containers has the standard library only
-
     begun: list[bool] = []
 
     def do() -> T:
