@@ -158,7 +158,7 @@ async def in_process(
         max_sessions=MAX_SESSIONS,
         state_dir=folder,
     )
-    sandbox = await anyio.to_thread.run_sync(proven_sandbox, settings.sandbox)
+    sandbox = await anyio.to_thread.run_sync(proven_sandbox, *settings.sandbox)
     async with parts(settings, sandbox) as built, anyio.create_task_group() as tasks:
         await built.factory.warm_up()
         tasks.start_soon(built.pool.fill)

@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 
-from kernel_mcp.config.flags import read_settings, settings_parser
+from kernel_mcp.config.load import read_settings, settings_parser
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.linux.process import plain_signals
 
@@ -81,11 +81,7 @@ def _serve(argv: Sequence[str]) -> int:
 
     process.keep_small()
     # runs while the import below takes its time
-    sandbox = begin_proof(
-        settings.sandbox,
-        allow_weaker=settings.allow_weaker_sandbox,
-        container=ContainerOptions.of(settings),
-    )
+    sandbox = begin_proof(*settings.sandbox, container=ContainerOptions.of(settings))
     gc.disable()  # the import makes a million objects that stay: collecting them costs 0.1 s
     from kernel_mcp.server import serve
 

@@ -101,13 +101,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
         inspector = Inspector(sandbox)
-        cold = LocalLauncher(
-            sandbox,
-            run,
-            start_timeout_s=settings.start_timeout_s,
-            resources=resources,
-            inspector=inspector,
-        )
+        cold = LocalLauncher(sandbox, run, resources=resources, inspector=inspector)
         templates = None
         if sandbox.forks and not settings.no_template:
             shared = [folders.workspaces, folders.layers]

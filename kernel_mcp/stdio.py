@@ -24,7 +24,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.config.settings import KIB, MIB
+from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.envelopes import END_BYTES, Refusal, line_of, message_of, oversized, undone
 
 logger = logging.getLogger(__name__)

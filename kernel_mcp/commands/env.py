@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import anyio
 
 from kernel_mcp.commands.bar import Bar, drawn
-from kernel_mcp.config.flags import read_settings, settings_from, settings_parser
-from kernel_mcp.config.settings import GIB, MIB, Settings
-from kernel_mcp.config.values import duration
+from kernel_mcp.config.load import read_settings, settings_from, settings_parser
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import GIB, MIB, duration
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError

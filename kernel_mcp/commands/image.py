@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_mcp.config.flags import settings_from, settings_parser
+from kernel_mcp.config.load import settings_from, settings_parser
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.linux.process import foreign_environment
 from kernel_mcp.sandbox.base import ContainerOptions

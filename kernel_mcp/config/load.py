@@ -11,18 +11,27 @@ more are left out and told.
 
 from __future__ import annotations
 
+import argparse
 import difflib
+import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from kernel_mcp.config.narrowing import never
-from kernel_mcp.config.options import ENV_PREFIX, OPTIONS, Option
-from kernel_mcp.config.settings import Limits, Refusal, Settings
-from kernel_mcp.config.values import places, python
+from kernel_mcp import __version__
+from kernel_mcp.config.settings import (
+    ENV_PREFIX,
+    OPTIONS,
+    Limits,
+    Option,
+    Refusal,
+    Settings,
+    variable_of,
+)
+from kernel_mcp.config.values import entries, never, places, python
 from kernel_mcp.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -47,7 +56,7 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
     Raises ConfigError, one line that names the source of the bad value.
     """
     variables = _variables(environ)
-    file = flags.get("config") or environ.get(ENV_PREFIX + "CONFIG")
+    file = flags.get("config") or environ.get(variable_of("config"))
     values = _from_file(Path(str(file)), cwd) if file else {}
     for option in OPTIONS:
         if option.name in variables:
@@ -71,10 +80,21 @@ def _settings(values: Mapping[str, Any]) -> Settings:
     return replace(Settings(limits=limits), **rest)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for a name that is close to a known one, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+def spellings(form: Callable[[str], str], value: str) -> dict[str, str]:
+    """What to write for the `form` of each setting's name, and of each word that is a value."""
+    words = {
+        form(word): form(option.name) + value.format(word)
+        for option in OPTIONS
+        for word in option.metavar.split("|")
+        if word.islower()
+    }
+    return words | {form(option.name): form(option.name) for option in OPTIONS}
+
+
+def nearest(name: str, known: Mapping[str, str]) -> str:
+    """`; did you mean X?` for what is `known` by a name close to this one, else nothing."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
+    return f"; did you mean {known[close[0]]}?" if close else ""
 
 
 def _checked(settings: Settings) -> Settings:
@@ -86,15 +106,14 @@ def _checked(settings: Settings) -> Settings:
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The settings among the environment variables; an empty one counts as not set."""
     known = {option.variable: option.name for option in OPTIONS}
-    known[ENV_PREFIX + "CONFIG"] = "config"
+    known[variable_of("config")] = "config"
     found = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX):
             continue
         if variable not in known:
-            raise ConfigError(
-                f"{variable}: there is no such environment variable{nearest(variable, known)}"
-            )
+            meant = nearest(variable, spellings(variable_of, "={}"))
+            raise ConfigError(f"{variable}: there is no such environment variable{meant}")
         if text.strip():
             found[known[variable]] = text
     return found
@@ -175,7 +194,8 @@ def _option(key: str, file: Path) -> Option:
     option = _BY_NAME.get(key)
     if option is None:
         name = key[:MAX_SHOWN]
-        raise ConfigError(f"{file}: there is no setting {name!r}{nearest(name, _BY_NAME)}")
+        meant = nearest(name, spellings(str, ' = "{}"'))
+        raise ConfigError(f"{file}: there is no setting {name!r}{meant}")
     return option
 
 
@@ -199,3 +219,85 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
     if option.read is places and isinstance(value, tuple):
         return tuple(place if "://" in place else str(base / place) for place in value)
     return base / value.expanduser() if isinstance(value, Path) else value
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line in one line, with the flag that was perhaps meant."""
+
+    commands: Sequence[str] = ()
+    """What may stand in the place of a flag, for the same purpose."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            word = unknown.split()[0]
+            kind = "flag" if word.startswith("-") else "command"
+            known = {name: name for name in self.commands}
+            if kind == "flag":
+                flags = {flag: flag for each in self._actions for flag in each.option_strings}
+                known = spellings("--{}".format, " {}") | flags
+            message = f"there is no {kind} {word}{nearest(word.partition('=')[0], known)}"
+        raise ConfigError(message)
+
+
+def settings_parser(
+    prog: str, description: str, epilog: str, commands: Sequence[str] = ()
+) -> argparse.ArgumentParser:
+    """A parser of every setting's flag, grouped; values stay text for `load`.
+
+    `commands` are other first words, one of which was perhaps meant by an unknown one.
+    """
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        usage=f"{prog} [flags]",
+    )
+    parser.commands = commands
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in OPTIONS:
+        if option.group not in groups:
+            groups[option.group] = parser.add_argument_group(option.group.lower())
+        _add_flag(groups[option.group], option)
+    group = groups["Running the server"]
+    group.add_argument("--config", metavar="FILE", help="read settings from this TOML file")
+    group.add_argument("--version", action="version", version=f"kernel-mcp {__version__}")
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
+    if not option.metavar:
+        group.add_argument(
+            option.flag, dest=option.name, action="store_const", const="true", help=_help(option)
+        )
+        return
+    group.add_argument(
+        option.flag,
+        dest=option.name,
+        metavar=option.metavar,
+        help=_help(option),
+        action="append" if option.read in (entries, places) else "store",
+    )
+
+
+def read_settings(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
+    """Settings from argv, the environment and TOML. Raises ConfigError."""
+    return settings_from(vars(parser.parse_args(list(argv))))
+
+
+def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
+    """Settings from parsed flags, the environment and TOML; says on stderr what was not taken.
+
+    Raises ConfigError.
+    """
+    settings = load(flags, os.environ, Path.cwd())
+    if settings.refusal is not None:
+        print(f"kernel-mcp: warning: {settings.refusal}", file=sys.stderr)
+    return settings
+
+
+def _help(option: Option) -> str:
+    return f"{option.help} (default: {option.default})".replace("%", "%%")

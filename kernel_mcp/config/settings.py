@@ -1,34 +1,156 @@
-"""Frozen configuration values: `Limits` for one kernel, `Settings` for the server."""
+"""One table of settings: what the operator decides, with the flag of each.
+
+From the fields of `Settings` and `Limits` come the flags and `--help`, the environment variables,
+the keys of TOML files and the table of flags in the README, which
+`python -m kernel_mcp.config.settings README.md` writes.
+"""
+# ruff: noqa: RUF009  # `_flag` makes a field
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shlex
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
+from kernel_mcp.config.values import (
+    MIB,
+    Narrows,
+    among,
+    choice,
+    choices_in_order,
+    count,
+    duration,
+    entries,
+    idle_duration,
+    limit_duration,
+    never,
+    no_further,
+    no_more,
+    no_more_or_unlimited,
+    number,
+    only_off,
+    only_on,
+    path,
+    places,
+    python,
+    size,
+    switch,
+    url,
+    word,
+)
+
+ENV_PREFIX = "KERNEL_MCP_"
+PROFILES = ("strict", "default", "data", "open")
+SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
+CHAINED = ("bwrap", "landlock")
+"""Sandboxes of which one may follow the other in `--sandbox`; the rest stand alone."""
+ENGINES = ("auto", "podman", "docker")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_IMPORTS = "What code may import"
+_INSTALLS = "What agents may install"
+_USE = "What a session may use"
+_TIMES = "How long things take"
+_PLACES = "Where things live"
+_SERVER = "Running the server"
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting: its name in all three places, its reader and its words in `--help` and README.
+
+    `default` is what `read` makes the default from, or, with `in_words`, what stands for it.
+    `narrows` says whether a value from a file that nobody named, which came with the current
+    folder, permits no more than what holds without it; any other is refused there.
+    """
+
+    name: str
+    read: Callable[[Any], object]
+    group: str
+    metavar: str
+    default: str
+    help: str
+    narrows: Narrows
+    in_words: bool
+    field: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The command-line form."""
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return variable_of(self.name)
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of that name."""
+    return ENV_PREFIX + name.upper().replace("-", "_")
+
+
+_UNSET = object()
+
+
+def _flag(
+    name: str,
+    read: Callable[[Any], object],
+    group: str,
+    metavar: str,
+    default: str,
+    help: str,  # noqa: A002  # argparse calls it so
+    *,
+    value: object = _UNSET,
+    narrows: Narrows = never,
+) -> Any:
+    """A field with a flag; its default is what `read` makes of `default`, unless `value` is it."""
+    in_words = value is not _UNSET
+    option = Option(name, read, group, metavar, default, help, narrows, in_words)
+    return dataclasses.field(
+        default=value if in_words else read(default), metadata={"option": option}
+    )
+
+
+# fmt: off
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one kernel may use. A value of 0 means no limit.
 
-    memory_bytes    private memory of the kernel and its children
-    cpu_seconds     processor time of one cell, all threads and children together
-    cpus            processors used at a time, 1.5 is one and a half
-    pids            processes and threads
-    disk_bytes      workspace folder
     tmp_bytes       /tmp and /dev/shm, each (part of memory)
     open_files      file descriptors of one process
     """
 
-    memory_bytes: int = 2 * GIB
-    cpu_seconds: float = 0.0
-    cpus: float = 0.0
-    pids: int = 512
-    disk_bytes: int = 1 * GIB
+    memory_bytes: int = _flag(
+        "memory", size, _USE, "SIZE", "2G",
+        "memory of one session: more is a `MemoryError`, or the end of its kernel when its "
+        "processes together go a fifth beyond",
+        narrows=no_more_or_unlimited,
+    )
+    cpu_seconds: float = _flag(
+        "cpu", limit_duration, _USE, "SECONDS", "no limit",
+        "processor time of one cell, all its threads and processes together",
+        value=0.0, narrows=no_more_or_unlimited,
+    )
+    cpus: float = _flag(
+        "cpus", number, _USE, "N", "no limit",
+        "processors that one session may keep busy, such as 1.5; takes a cgroup",
+        value=0.0, narrows=no_more_or_unlimited,
+    )
+    pids: int = _flag(
+        "pids", count, _USE, "N", "512", "processes and threads of one session",
+        narrows=no_more_or_unlimited,
+    )
+    disk_bytes: int = _flag(
+        "disk", size, _USE, "SIZE", "1G",
+        "workspace folder of one session: a cell that goes beyond is interrupted, then killed",
+        narrows=no_more_or_unlimited,
+    )
     tmp_bytes: int = 512 * MIB
     open_files: int = 4096
 
@@ -56,77 +178,178 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the operator decides; built by `configuration` from flags, environment and TOML.
+    """Everything the operator decides; built by `load` from flags, environment and TOML.
 
-    allow           import or distribution names, with optional version specifiers; `*` allows all
-    timeout_s       default hard limit of a cell (wall clock)
-    wait_s          default time after which `execute` answers `running`
-    grace_s         time between an interrupt and the kill that follows it
-    start_timeout_s time a kernel may take from its launch to being ready
-    idle_timeout_s  idle time after which a session's kernel is collected; infinity for never
-    max_sessions    sessions per server that may have a kernel at once
-    hibernate_sessions     hibernated sessions kept beside them, the newest; 0 ends idle sessions
-    hibernate_bytes        variables of one hibernated session; 0 for no limit
-    hibernate_total_bytes  variables of all hibernated sessions; 0 for no limit
-    warm            kernels kept in reserve for new sessions; 0 for none
-    workspace       parent folder of the session folders, kept when sessions end; None for a
-                    private folder that is removed with the server
-    state_dir       where the server keeps sockets and logs of this run; None for the default
-    cache_dir       where kernel environments are kept; None for the default
-    sandbox         auto, bwrap, landlock, container or none
-    container_engine   auto, podman or docker, for `container`
-    container_image    name of the image that its kernels run in
-    container_runtime  OCI runtime of its containers, such as runc; empty for the engine's default
-    allow_weaker_sandbox  whether auto may choose landlock where bwrap does not work
-    no_template     start every kernel cold instead of forking it from a template
-    profile         the list of modules that `allow` adds to: strict, default, data or open
-    audit_log       file to which every session, cell, install, file and refusal is noted; or None
-    allow_install   packages agents may add beside those of `allow`; `*` permits all
-    allow_source_builds  whether what has no wheel may be built, in the sandbox of installers
-    index_url       package index instead of uv's default; empty for that
-    find_links      folders and pages with wheels, used beside the index
-    offline         nothing is downloaded: only what uv has cached counts
-    install_bytes   packages that one session may add, downloaded or unpacked; 0 for no limit
-    cache_bytes     environments made for agents and uv's cache together, also any one environment;
-                    0 for no limit
-    install_timeout_s  time one installation may take
-    python          interpreter for kernels: version or path; empty for the server's own version
-    output_chars    budget of text in one answer
-    refusal         what a configuration file in the current folder wanted and did not get
+    Bytes, seconds and counts of 0 lift the limit where the help says so; an idle time of infinity
+    is `never`. `refusal` is what a file in the current folder wanted and did not get.
     """
 
-    allow: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-    timeout_s: float = 600.0
-    wait_s: float = 50.0
-    grace_s: float = 3.0
-    start_timeout_s: float = 60.0
-    idle_timeout_s: float = 3600.0
-    max_sessions: int = 16
-    hibernate_sessions: int = 64
-    hibernate_bytes: int = 256 * MIB
-    hibernate_total_bytes: int = 2 * GIB
-    warm: int = 2
-    workspace: Path | None = None
-    state_dir: Path | None = None
-    cache_dir: Path | None = None
-    sandbox: str = "auto"
-    container_engine: str = "auto"
-    container_image: str = "kernel-mcp"
-    container_runtime: str = ""
-    allow_weaker_sandbox: bool = False
-    no_template: bool = False
-    profile: str = "default"
-    audit_log: Path | None = None
-    allow_install: tuple[str, ...] = ()
-    allow_source_builds: bool = False
-    index_url: str = ""
-    find_links: tuple[str, ...] = ()
-    offline: bool = False
-    install_bytes: int = 2 * GIB
-    cache_bytes: int = 10 * GIB
-    install_timeout_s: float = 300.0
-    python: str = ""
-    log_level: str = "warning"
-    output_chars: int = 30_000
+    allow: tuple[str, ...] = _flag(
+        "allow", entries, _IMPORTS, "NAMES", "curated standard library",
+        "modules or packages code may import besides; packages are installed for the kernels: a "
+        "comma list, repeatable, versions allowed ('pandas>=2,<3'), '*' allows every import",
+        value=(), narrows=among,
+    )
+    profile: str = _flag(
+        "profile", choice(*PROFILES), _IMPORTS, "|".join(PROFILES), "default",
+        "what `--allow` adds to: `strict` (computing only, no files, no `eval`), `default`, `data` "
+        "(numpy, pandas, matplotlib and more, installed), `open` (everything)",
+        narrows=no_further(PROFILES),
+    )
+    python: str = _flag(
+        "python", python, _IMPORTS, "VERSION", "the server's own version",
+        "Python of the kernels: a version from 3.10 to 3.14 or the path of an interpreter",
+        value="",
+    )
+    allow_install: tuple[str, ...] = _flag(
+        "allow-install", entries, _INSTALLS, "NAMES", "those of `--allow`",
+        "packages agents may add with `install`, `create_session` and `run_script`, with versions "
+        "if wanted: a comma list, repeatable, '*' permits all; code may import what was added",
+        value=(), narrows=among,
+    )
+    index_url: str = _flag(
+        "index-url", url, _INSTALLS, "URL", "that of uv",
+        "package index for environments and installs", value="",
+    )
+    find_links: tuple[str, ...] = _flag(
+        "find-links", places, _INSTALLS, "DIR|URL", "nowhere else",
+        "also look for wheels here; repeatable", value=(),
+    )
+    offline: bool = _flag(
+        "offline", switch, _INSTALLS, "", "off",
+        "download nothing: only cached packages can be had", narrows=only_on,
+    )
+    allow_source_builds: bool = _flag(
+        "allow-source-builds", switch, _INSTALLS, "", "off",
+        "let `install` build packages that have no wheel, in a sandbox with network",
+        narrows=only_off,
+    )
+    install_bytes: int = _flag(
+        "install-size", size, _INSTALLS, "SIZE", "2G",
+        "disk space of the packages that one session adds, downloaded or unpacked, by `install`, "
+        "`create_session` or `run_script`",
+        narrows=no_more_or_unlimited,
+    )
+    limits: Limits = dataclasses.field(default_factory=Limits)
+    timeout_s: float = _flag(
+        "timeout", duration, _TIMES, "TIME", "10m",
+        "hard limit of a cell: it is interrupted, then its kernel is killed", narrows=no_more,
+    )
+    wait_s: float = _flag(
+        "wait", duration, _TIMES, "TIME", "50s",
+        "answer `running` after this long and let the cell go on", narrows=no_more,
+    )
+    grace_s: float = _flag(
+        "grace", duration, _TIMES, "TIME", "3s",
+        "from the interrupt of a cell to the kill of its kernel", narrows=no_more,
+    )
+    idle_timeout_s: float = _flag(
+        "idle-timeout", idle_duration, _TIMES, "TIME", "1h",
+        "hibernate a session that did nothing for this long and would lose nothing: its variables "
+        "go to disk and come back with its next cell; `never` keeps it as it is",
+        narrows=no_more,
+    )
+    workspace: Path | None = _flag(
+        "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",
+        "keep the files of the sessions in folders below DIR", value=None,
+    )
+    cache_dir: Path | None = _flag(
+        "cache-dir", path, _PLACES, "DIR", "the user's cache folder",
+        "keep kernel environments and downloads here", value=None,
+    )
+    cache_bytes: int = _flag(
+        "cache-size", size, _PLACES, "SIZE", "10G",
+        "disk space of environments made for agents and of downloads, also of any one environment: "
+        "beyond it the longest unused go, as they do after 30 days",
+    )
+    state_dir: Path | None = _flag(
+        "state-dir", path, _PLACES, "DIR", "a folder of yours in /var/tmp",
+        "sockets, logs and private files of running servers (at most 49 characters)", value=None,
+    )
+    sandbox: tuple[str, ...] = _flag(
+        "sandbox", choices_in_order(SANDBOXES, CHAINED), _SERVER, "|".join(SANDBOXES), "auto",
+        "how kernels are confined: `auto` is `bwrap`; `bwrap,landlock` takes the first of them "
+        "that works (landlock has gaps, see `kernel-mcp doctor`); `none` is no boundary at all: "
+        "code may do all that you may",
+    )
+    container_engine: str = _flag(
+        "container-engine", choice(*ENGINES), _SERVER, "|".join(ENGINES), "auto",
+        "what runs the kernels of `--sandbox container`; `auto` prefers podman",
+    )
+    container_image: str = _flag(
+        "container-image", word, _SERVER, "NAME", "kernel-mcp",
+        "image that those kernels run in; `kernel-mcp image build` makes it",
+    )
+    container_runtime: str = _flag(
+        "container-runtime", word, _SERVER, "NAME", "that of the engine",
+        "OCI runtime of their containers, such as `runc`, `crun` or `runsc`", value="",
+    )
+    no_template: bool = _flag(
+        "no-template", switch, _SERVER, "", "off",
+        "start every kernel cold instead of forking it from a process that has imported everything",
+    )
+    audit_log: Path | None = _flag(
+        "audit-log", path, _SERVER, "FILE", "none kept",
+        "add a JSON line to FILE for every session, cell, install, file, refusal, kill and "
+        "hibernation",
+        value=None,
+    )
+    max_sessions: int = _flag(
+        "max-sessions", count, _SERVER, "N", "16",
+        "sessions with a kernel at once; one more, and the longest idle one hibernates",
+        narrows=no_more,
+    )
+    hibernate_sessions: int = _flag(
+        "hibernate-sessions", count, _SERVER, "N", "64",
+        "hibernated sessions kept, the newest; 0 ends idle sessions instead", narrows=no_more,
+    )
+    hibernate_bytes: int = _flag(
+        "hibernate-size", size, _SERVER, "SIZE", "256M",
+        "variables of one hibernated session; what does not fit is lost",
+        narrows=no_more_or_unlimited,
+    )
+    hibernate_total_bytes: int = _flag(
+        "hibernate-disk", size, _SERVER, "SIZE", "2G",
+        "variables of all hibernated sessions; the oldest sessions are dropped beyond it",
+        narrows=no_more_or_unlimited,
+    )
+    warm: int = _flag(
+        "warm", count, _SERVER, "N", "2",
+        "kernels started ahead, so that a new session has one at once; 0 for none",
+        narrows=no_more,
+    )
+    log_level: str = _flag(
+        "log-level", choice(*LOG_LEVELS), _SERVER, "|".join(LOG_LEVELS), "warning",
+        "what goes to stderr",
+    )
     refusal: Refusal | None = None
+# fmt: on
+
+
+def _options(table: type[Settings | Limits]) -> Iterator[Option]:
+    for entry in dataclasses.fields(table):
+        if entry.name == "limits":
+            yield from _options(Limits)
+        elif (option := entry.metadata.get("option")) is not None:
+            yield dataclasses.replace(option, field=entry.name)
+
+
+OPTIONS = tuple(_options(Settings))
+"""Every setting in the order of `--help`."""
+
+_TABLE = re.compile(r"(?<=<!-- flags -->\n).*?(?=<!-- end of flags -->)", re.DOTALL)
+
+
+def with_flags(readme: str) -> str:
+    """`readme` with the table of flags as `Settings` has it, between its two markers."""
+    rows = ["| flag | default | |", "|---|---|---|"]
+    for option in OPTIONS:
+        flag = f"{option.flag} {option.metavar}".strip().replace("|", r"\|")
+        default = option.default if option.in_words else f"`{option.default}`"
+        rows.append(f"| `{flag}` | {default} | {option.help} |")
+    return _TABLE.sub(lambda _: "\n".join(rows) + "\n", readme)
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(with_flags(page.read_text()))

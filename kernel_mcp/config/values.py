@@ -1,4 +1,7 @@
-"""Readers of single values: text or TOML in, a typed value out, ValueError in words."""
+"""Readers of single values: text or TOML in, a typed value out, ValueError in words.
+
+And what a file that nobody named may still set: values that permit no more than the operator's.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from kernel_mcp.config.settings import GIB, KIB, MIB
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_BYTES = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}
@@ -83,6 +88,24 @@ def choice(*words: str) -> Callable[[object], str]:
         if word not in words:
             raise ValueError(f"expected {', '.join(words[:-1])} or {words[-1]}")
         return word
+
+    return read
+
+
+def choices_in_order(
+    words: tuple[str, ...], chained: tuple[str, ...]
+) -> Callable[[object], tuple[str, ...]]:
+    """A reader of one of `words`, or of several of `chained` in the order they are tried in."""
+    several = ",".join(chained)
+
+    def read(given: object) -> tuple[str, ...]:
+        listed = given.split(",") if isinstance(given, str) else given
+        if not isinstance(listed, list) or not listed:
+            listed = [given]
+        found = tuple(dict.fromkeys(map(choice(*words), listed)))
+        if len(found) > 1 and (alone := [each for each in found if each not in chained]):
+            raise ValueError(f"{alone[0]} stands alone; what may follow each other is {several}")
+        return found
 
     return read
 
@@ -218,3 +241,48 @@ def parse_entry(entry: str) -> Requirement:
         raise ValueError(
             f"{text!r} is not the name of a module or package, such as numpy or pandas>=2"
         ) from None
+
+
+# What a value given without being asked for may be, beside the one that holds without it: each
+# says whether the first permits no more than the second.
+
+Narrows: TypeAlias = Callable[[Any, Any], bool]
+
+
+def never(_given: object, _own: object) -> bool:
+    """The operator alone sets it: a place, a program, or how the server runs."""
+    return False
+
+
+def no_more(given: float, own: float) -> bool:
+    """A number, size or time that is at most the operator's."""
+    return given <= own
+
+
+def no_more_or_unlimited(given: float, own: float) -> bool:
+    """As `no_more` for limits that 0 lifts."""
+    return own == 0 or 0 < given <= own
+
+
+def only_on(given: bool, own: bool) -> bool:
+    """A switch that forbids something may be turned on."""
+    return given or not own
+
+
+def only_off(given: bool, own: bool) -> bool:
+    """A switch that permits something may be turned off."""
+    return own or not given
+
+
+def among(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
+    """Names that are all among the operator's."""
+    return "*" in own or set(given) <= set(own)
+
+
+def no_further(order: tuple[str, ...]) -> Narrows:
+    """A word that comes no later in `order`, which begins with the strictest."""
+
+    def narrows(given: str, own: str) -> bool:
+        return order.index(given) <= order.index(own)
+
+    return narrows

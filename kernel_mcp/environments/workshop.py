@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 from packaging.requirements import Requirement
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.builder import Builder, BuildRequest, builder_for, cancel_on
 from kernel_mcp.environments.folder import exclusive_now
@@ -50,6 +50,8 @@ OPERATORS = Terms()
 """Whatever the operator names is built and kept."""
 
 
+INSTALL_TIMEOUT_S = 300.0
+"""Of all that one request of an agent has downloaded, built and unpacked."""
 COMPILE_S = 300.0
 COMPILE_BYTES = 2 * 1024**3
 """Address space of one process that compiles: the largest sources that are known take 1 GiB."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from kernel_mcp.barriers import shortage
-from kernel_mcp.config.settings import KIB, MIB
+from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import contents, folders
 from kernel_mcp.files.contents import (

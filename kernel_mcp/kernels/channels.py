@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.config.settings import KIB
+from kernel_mcp.config.values import KIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.connection import Connection
 from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, WireError

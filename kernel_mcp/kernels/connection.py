@@ -10,7 +10,7 @@ import termios
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.launch.base import take_no_descriptors
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
 

@@ -18,9 +18,15 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import Progress
-from kernel_mcp.environments.workshop import Terms
+from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S, Terms
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
+from kernel_mcp.launch.base import (
+    START_TIMEOUT_S,
+    KernelEnvironment,
+    KernelHandle,
+    Launcher,
+    LaunchRequest,
+)
 from kernel_mcp.launch.guest_files import compile_guest
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.model import profile_entries
@@ -170,13 +176,13 @@ class KernelFactory:
         # what the operator has named is in this one too, and is not what the agent asks for
         most += self._environments.size(own) if most else 0
         try:
-            with anyio.fail_after(self._settings.install_timeout_s if demand.packages else None):
+            with anyio.fail_after(INSTALL_TIMEOUT_S if demand.packages else None):
                 return await self._environments.ensure(spec, progress, Terms(True, most))
         except TimeoutError:
             raise EnvironmentBuildError(
                 f"Building an environment with {', '.join(demand.packages)} was not done after "
-                f"{self._settings.install_timeout_s:g} s (--install-timeout) and was stopped. What "
-                "has been downloaded is kept: try again, or ask for fewer packages."
+                f"{INSTALL_TIMEOUT_S:g} s and was stopped. What has been downloaded is kept: try "
+                "again, or ask for fewer packages."
             ) from None
 
     def _release_unused(self) -> None:
@@ -229,7 +235,7 @@ class KernelFactory:
         )
         kernel = self._connect(handle, environment, policy)
         try:
-            await kernel.ready(self._settings.start_timeout_s)
+            await kernel.ready(START_TIMEOUT_S)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await kernel.aclose()

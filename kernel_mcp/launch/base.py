@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kernel_mcp.limits.kernel import KernelLimits
 
 
+START_TIMEOUT_S = 60.0
+"""From the launch of a kernel to its being ready."""
+
 # Sockets that lead to a kernel.
 
 _SO_PASSRIGHTS = 83

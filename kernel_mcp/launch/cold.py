@@ -13,7 +13,7 @@ import anyio
 from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import guest_files
-from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest
+from kernel_mcp.launch.base import START_TIMEOUT_S, ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
@@ -33,7 +33,7 @@ class LocalLauncher:
         sandbox: Sandbox,
         runs: RunDirectory,
         *,
-        start_timeout_s: float = 60.0,
+        start_timeout_s: float = START_TIMEOUT_S,
         resources: ResourceManager | None = None,
         inspector: Inspector | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.config.settings import KIB, MIB
+from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import BOOT_FOLDER, GuestPaths

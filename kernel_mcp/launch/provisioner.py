@@ -16,7 +16,8 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Int, List, Unicode
 
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import LaunchedKernel

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kernel_mcp.barriers import absences
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.linux.proc import tables, threads
 from kernel_mcp.linux.walk import BLOCK, File
 

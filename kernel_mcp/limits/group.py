@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.barriers import absences
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import cgroupfs
 
 BACKSTOP = 1.2

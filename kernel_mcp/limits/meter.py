@@ -13,8 +13,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Faults, absences
-from kernel_mcp.config.settings import KIB, MIB
-from kernel_mcp.config.values import format_bytes
+from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.limits.deleted_files import opened
 from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.segments import Segments

@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from kernel_mcp.config.settings import MIB
-from kernel_mcp.config.values import format_bytes
+from kernel_mcp.config.values import MIB, format_bytes
 from kernel_mcp.limits.deleted_files import unlinked
 from kernel_mcp.linux.walk import File, Holding, entries_within, measure
 

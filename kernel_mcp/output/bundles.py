@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.config.settings import KIB
+from kernel_mcp.config.values import KIB
 from kernel_mcp.output.markup import JSON_DEPTH, Shape, html_to_text, slices, utf8
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Cut, cut

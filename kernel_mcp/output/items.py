@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from kernel_mcp.config.settings import KIB, MIB
+from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import Part, readable
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import cut, omission

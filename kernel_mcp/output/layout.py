@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from kernel_mcp.config.settings import KIB
+from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import INLINE_IMAGES, Part, extension, primary, readable
 from kernel_mcp.output.images import shares
 from kernel_mcp.output.items import (

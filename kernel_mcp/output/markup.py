@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from html import unescape
 from typing import Any
 
-from kernel_mcp.config.settings import KIB
+from kernel_mcp.config.values import KIB
 
 # JSON written and judged piece by piece: no value becomes an object, no call takes long.
 

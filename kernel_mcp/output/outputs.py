@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.config.settings import KIB, MIB
+from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import Part, Shelf, extension, primary
 from kernel_mcp.output.displays import DisplayIndex, Displays, entry_from, row_of
 from kernel_mcp.output.items import (

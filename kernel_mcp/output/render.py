@@ -11,7 +11,7 @@ from functools import partial
 import anyio.to_thread
 from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 
-from kernel_mcp.config.settings import KIB
+from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import INLINE_IMAGES, Part, primary
 from kernel_mcp.output.images import ImageError, Picture, fit, shares
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.config.settings import KIB
+from kernel_mcp.config.values import KIB
 from kernel_mcp.output.items import (
     DisplayItem,
     FailureItem,

@@ -18,7 +18,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.builder import cancel_on
 from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.environments.uv import Progress
-from kernel_mcp.environments.workshop import BASE_PACKAGES, LEFT_OUT, Workshop
+from kernel_mcp.environments.workshop import BASE_PACKAGES, INSTALL_TIMEOUT_S, LEFT_OUT, Workshop
 from kernel_mcp.errors import InputError, InstallError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
@@ -79,16 +79,15 @@ class Installer:
     async def _in_time(
         self, session: Session, asked: tuple[str, ...], progress: Progress
     ) -> Outcome:
-        limit_s = self._settings.install_timeout_s
         environment, _ = await self._factory.prepare(session.demand, progress)
         try:
-            with anyio.fail_after(limit_s):
+            with anyio.fail_after(INSTALL_TIMEOUT_S):
                 present, generation = await self._add(session, environment, asked, progress)
         except TimeoutError:
             raise InstallError(
-                f"The installation was not done after {limit_s:g} s (--install-timeout) and was "
-                "stopped: nothing was installed, the session is as it was. What has been "
-                "downloaded is kept, so that trying again goes further."
+                f"The installation was not done after {INSTALL_TIMEOUT_S:g} s and was stopped: "
+                "nothing was installed, the session is as it was. What has been downloaded is "
+                "kept, so that trying again goes further."
             ) from None
         confined = (await self._workshop.builder()).confined
         return await verify_live(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.environments.layer import SCRIPTS, retarget
 from kernel_mcp.environments.spending import Spending
 from kernel_mcp.environments.uv import Progress, UvResult

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.settings import PROFILES, Settings
 from kernel_mcp.errors import ConfigError
 
 # What may be imported without being asked for: the lists behind the profiles.
@@ -104,8 +104,6 @@ def profile_entries(settings: Settings) -> tuple[str, ...]:
         return settings.allow
     return (*settings.allow, *sorted(DATA_MODULES))
 
-
-PROFILES = ("strict", "default", "data", "open")
 
 _ENTRY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(?:\[[^\]]*\])?\s*(?:[<>=!~;(].*)?$", re.ASCII)
 _FAMILIAR = ("json", "math", "pathlib", "re", "statistics")

@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 AUTOMATIC = ("bwrap",)
 """Backends that `auto` may choose, best first."""
 WEAKER = ("landlock",)
-"""Backends that `auto` may choose only where the operator has accepted their gaps."""
-WEAKER_FLAG = "--allow-weaker-sandbox"
+"""Backends with gaps, which are taken only where the operator names them."""
 
 
 def _landlock() -> Sandbox:
@@ -47,60 +46,55 @@ BACKENDS: Mapping[str, Callable[[], Sandbox]] = MappingProxyType(
 
 
 def select_sandbox(
-    name: str = "auto",
-    *,
-    allow_weaker: bool = False,
+    *names: str,
     container: ContainerOptions | None = None,
     prove: Callable[[Sandbox], None] = lambda _sandbox: None,
 ) -> Sandbox:
-    """The backend of that name, proven by a process that ran in it; blocks for some 10 ms.
+    """The first of these backends that works, proven by a process that ran in it.
 
-    `auto` is the strongest that works, one of `WEAKER` only with `allow_weaker` and with a warning
-    in the log. `container` is for the backend of that name, which takes half a second. `prove` may
-    ask more of a backend and raise SandboxUnavailable. Raises SandboxUnavailable with the remedy,
+    `auto` stands for `AUTOMATIC`. Taking a later one is a warning in the log. Blocks for some 10
+    ms; `container` is for the backend of that name, which takes half a second. `prove` may ask
+    more of a backend and raise SandboxUnavailable. Raises SandboxUnavailable with the remedy,
     ConfigError for an unknown name.
     """
-    if name == "auto":
-        return _first_that_works(prove, allow_weaker=allow_weaker)
-    if name not in BACKENDS:
-        known = ", ".join(["auto", *BACKENDS])
-        raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
-    sandbox = _container(container) if name == "container" and container else BACKENDS[name]()
-    _probe(sandbox)
-    prove(sandbox)
-    return sandbox
-
-
-def _first_that_works(prove: Callable[[Sandbox], None], *, allow_weaker: bool) -> Sandbox:
+    tried = AUTOMATIC if names == ("auto",) else names
     refusals: list[str] = []
-    for name in (*AUTOMATIC, *WEAKER) if allow_weaker else AUTOMATIC:
-        found = _try(name, prove)
+    for name in tried:
+        found = _try(name, container, prove)
         if not isinstance(found, SandboxUnavailable):
             if refusals:
                 logger.warning(
-                    "kernels get the weaker %s sandbox (%s), with the gaps that `info` lists, "
-                    "because a stronger one cannot be used. %s",
+                    "kernels get the %s sandbox, with the gaps that `info` lists, because what "
+                    "--sandbox %s names before it cannot be used. %s",
                     name,
-                    WEAKER_FLAG,
+                    ",".join(names),
                     " ".join(refusals),
                 )
             return found
-        refusals.append(f"{name}: {found}")
-    if not allow_weaker:
+        refusals.append(f"{name}: {found}" if len(tried) > 1 else str(found))
+    if tried is AUTOMATIC:
         refusals += [
-            f"The {name} sandbox works here: {WEAKER_FLAG} takes it instead, with the gaps that "
-            f"`kernel-mcp doctor --sandbox {name}` lists."
+            f"The {name} sandbox works here: `--sandbox {','.join((*AUTOMATIC, name))}` takes it "
+            f"instead, with the gaps that `kernel-mcp doctor --sandbox {name}` lists."
             for name in WEAKER
-            if not isinstance(_try(name, prove), SandboxUnavailable)
+            if not isinstance(_try(name, container, prove), SandboxUnavailable)
         ]
     raise SandboxUnavailable("\n".join(refusals))
 
 
-def _try(name: str, prove: Callable[[Sandbox], None]) -> Sandbox | SandboxUnavailable:
+def _try(
+    name: str, container: ContainerOptions | None, prove: Callable[[Sandbox], None]
+) -> Sandbox | SandboxUnavailable:
+    if name not in BACKENDS:
+        known = ", ".join(["auto", *BACKENDS])
+        raise ConfigError(f"there is no sandbox {name!r}; choose one of {known}")
     try:
-        return select_sandbox(name, prove=prove)
+        sandbox = _container(container) if name == "container" else BACKENDS[name]()
+        _probe(sandbox)
+        prove(sandbox)
     except SandboxUnavailable as refusal:
         return refusal
+    return sandbox
 
 
 def _probe(sandbox: Sandbox) -> None:
@@ -121,15 +115,12 @@ def _probe(sandbox: Sandbox) -> None:
 UNCONFINED = "none"
 
 
-def proven_sandbox(
-    name: str, *, allow_weaker: bool = False, container: ContainerOptions | None = None
-) -> Sandbox:
-    """The backend `name`, after its promises were checked; blocks for some 40 ms.
+def proven_sandbox(*names: str, container: ContainerOptions | None = None) -> Sandbox:
+    """The first of these backends whose promises hold; blocks for some 40 ms.
 
-    A container takes a second. `none` promises nothing. `auto` goes on to a weaker backend only
-    where that is allowed. Raises SandboxUnavailable, ConfigError.
+    A container takes a second. `none` promises nothing. Raises SandboxUnavailable, ConfigError.
     """
-    return select_sandbox(name, allow_weaker=allow_weaker, container=container, prove=_prove)
+    return select_sandbox(*names, container=container, prove=_prove)
 
 
 def _prove(sandbox: Sandbox) -> None:
@@ -137,13 +128,11 @@ def _prove(sandbox: Sandbox) -> None:
         require_boundary(sandbox)
 
 
-def begin_proof(
-    name: str, *, allow_weaker: bool = False, container: ContainerOptions | None = None
-) -> Future[Sandbox]:
+def begin_proof(*names: str, container: ContainerOptions | None = None) -> Future[Sandbox]:
     """Start `proven_sandbox` in a thread of its own. Raises SandboxUnavailable."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="sandbox-proof")
     try:
-        return executor.submit(proven_sandbox, name, allow_weaker=allow_weaker, container=container)
+        return executor.submit(proven_sandbox, *names, container=container)
     except RuntimeError as reason:
         raise SandboxUnavailable(
             "The system lets the server start no thread, and so no kernel either: raise its limit "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.output.text import one_line
 from kernel_mcp.sessions.snapshot import Dump, Loaded, give, hand_over, load, take

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from kernel_mcp.config.settings import KIB, MIB
+from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Status

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 import anyio
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.config.settings import GIB, MIB
-from kernel_mcp.config.values import format_bytes
+from kernel_mcp.config.values import GIB, MIB, format_bytes
 from kernel_mcp.linux import process
 from kernel_mcp.sessions.session import Session
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.barriers import Barrier, explained
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import KernelGone, KernelMcpError
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.items import Failure

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, LaunchError
 from kernel_mcp.kernels.wire import whole_number
 from kernel_mcp.output.text import one_line

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 
 from kernel_mcp import __version__
-from kernel_mcp.config.settings import MIB, Settings
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import MIB
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy import Policy, Report
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport

@@ -64,7 +64,7 @@ class Desk:
         self._factory = factory
         self._sandbox = sandbox
         self._report = report
-        self._budget = Budget(settings.output_chars)
+        self._budget = Budget()
         self._clock = clock
         self._audit = audit or Audit()
         self._one_notebook = anyio.CapacityLimiter(1)

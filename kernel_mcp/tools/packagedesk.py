@@ -60,7 +60,7 @@ class PackageDesk:
         self._factory = factory
         self._installer = installer
         self._reader = reader
-        self._budget = Budget(settings.output_chars)
+        self._budget = Budget()
 
     async def install(
         self, caller: Caller, handle: str, packages: list[str], report: Report

@@ -20,7 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import run_confined

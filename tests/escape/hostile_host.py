@@ -18,7 +18,8 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.config.settings import MIB, Limits, Settings
+from kernel_mcp.config.settings import Limits, Settings
+from kernel_mcp.config.values import MIB
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_mcp.config.settings import GIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import GIB
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox

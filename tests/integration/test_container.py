@@ -18,7 +18,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import BoundaryBroken, LaunchError, SandboxUnavailable
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.linux.folders import Identity

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from mcp.client import Client
 
-from tests.integration.agent import Agent, Answer, agent
+from tests.integration.agent import Agent, Answer, agent, command
 from tests.unit.packages.wheels import sdist, wheel
 
 pytestmark = [pytest.mark.anyio]
@@ -330,11 +331,18 @@ async def test_a_cancelled_install_leaves_the_session_as_it_was(
 
 @pytest.mark.usefixtures("environment")
 async def test_an_install_that_takes_too_long_is_stopped(silent_index: socket.socket) -> None:
-    async with agent(*waiting_on(silent_index, "--install-timeout", "1s")) as notebook:
+    start = command(*waiting_on(silent_index), "--warm", "0", "--no-template")
+    hurried = (
+        "import sys; from kernel_mcp import cli; from kernel_mcp.packages import installer; "
+        "installer.INSTALL_TIMEOUT_S = 1.0; sys.exit(cli.main())"
+    )
+    start.args[:2] = ["-c", hurried]
+    async with Client(start) as client:
+        notebook = Agent(client)
         await notebook.run("x = 41")
         with anyio.fail_after(60):
             text = await notebook.refused("install", packages=["tabulate"])
-        assert "--install-timeout" in text
+        assert "not done after 1 s" in text
         assert (await notebook.run("x + 1")).text == "42"
 
 

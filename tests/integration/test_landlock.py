@@ -15,7 +15,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.config.settings import GIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import GIB
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available

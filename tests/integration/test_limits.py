@@ -15,7 +15,8 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.cgroupfs import find_hierarchies

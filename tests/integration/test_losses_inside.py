@@ -12,7 +12,8 @@ import anyio
 import pytest
 from mcp.client import Client
 
-from kernel_mcp.config.settings import GIB, Settings
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import build_mcp, parts

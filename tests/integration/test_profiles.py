@@ -44,7 +44,7 @@ print(sum(islice((n * n for n in range(100)), 10)), f"{math.pi:.3f}")
 
 
 async def test_strict_computes_with_its_modules() -> None:
-    async with agent("--strict") as notebook:
+    async with agent("--profile", "strict") as notebook:
         assert (await notebook.run(f"import {STRICT_MODULES}\nmath.factorial(5)")).text == "120"
         answer = await notebook.run(ORDINARY)
         assert answer.text == "285 3.142"
@@ -56,7 +56,7 @@ async def test_strict_computes_with_its_modules() -> None:
 
 
 async def test_strict_refuses_its_builtins_before_anything_runs() -> None:
-    async with agent("--strict") as notebook:
+    async with agent("--profile", "strict") as notebook:
         for name, code in DENIED.items():
             answer = await notebook.run(f"ran = True\n{code}")
             assert answer.status == "error", name
@@ -72,7 +72,7 @@ async def test_strict_refuses_its_builtins_where_the_check_cannot_see_them() -> 
     module = "\n\n".join(
         f"def try_{name.strip('_')}():\n    return {code}" for name, code in DENIED.items()
     )
-    async with agent("--strict") as notebook:
+    async with agent("--profile", "strict") as notebook:
         await notebook.call("write_file", path="helper.py", content=f"import math\n{module}\n")
         assert (await notebook.run("import helper\nhelper.math.floor(2.5)")).text == "2"
         for name in DENIED:
@@ -86,7 +86,7 @@ async def test_strict_refuses_its_builtins_where_the_check_cannot_see_them() -> 
 
 
 async def test_strict_still_holds_after_the_names_of_the_session_are_reset() -> None:
-    async with agent("--strict") as notebook:
+    async with agent("--profile", "strict") as notebook:
         await notebook.call(
             "write_file", path="helper.py", content="def read(path):\n    return open(path)\n"
         )

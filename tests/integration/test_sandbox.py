@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.bwrap import BwrapSandbox

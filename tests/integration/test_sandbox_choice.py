@@ -51,7 +51,7 @@ async def test_landlock_serves_when_it_is_named() -> None:
 async def test_without_bubblewrap_the_weaker_one_is_taken_where_that_was_accepted(
     without_bubblewrap: dict[str, str],
 ) -> None:
-    flags = ("--allow-weaker-sandbox", "--warm", "0")
+    flags = ("--sandbox", "bwrap,landlock", "--warm", "0")
     async with Client(command(*flags, env=without_bubblewrap)) as client:
         notebook = Agent(client)
         assert (await notebook.call("info")).data["sandbox"] == "landlock"
@@ -76,7 +76,7 @@ def test_without_bubblewrap_a_server_refuses_and_says_what_to_do(
     assert done.stdout == ""
     assert "bubblewrap is not installed" in done.stderr
     assert "Install" in done.stderr
-    assert ("--allow-weaker-sandbox" in done.stderr) == (landlock_available() is None)
+    assert ("--sandbox bwrap,landlock" in done.stderr) == (landlock_available() is None)
 
 
 @NEEDS_LANDLOCK
@@ -91,7 +91,7 @@ def test_an_ordinary_user_with_a_full_bounding_set_gets_a_weaker_sandbox_that_ho
         "assert int(status.partition('CapBnd:')[2].split()[0], 16), 'no ordinary user has this'\n"
         "os.environ['PATH'] = '/nowhere'\n"
         "logging.basicConfig(stream=sys.stdout)\n"
-        "sandbox = proven_sandbox('auto', allow_weaker=True)\n"
+        "sandbox = proven_sandbox('bwrap', 'landlock')\n"
         "excused = sandbox.report().unpromised\n"
         "failed = [c for c in thorough_checks(sandbox) if not c.passed and c.name not in excused]\n"
         "print(sandbox.name, failed)\n"
@@ -103,5 +103,5 @@ def test_an_ordinary_user_with_a_full_bounding_set_gets_a_weaker_sandbox_that_ho
         check=False,
     )
     assert done.stdout.splitlines()[-1:] == ["landlock []"], done.stderr
-    assert "WARNING:kernel_mcp.sandbox.select:kernels get the weaker landlock" in done.stdout
+    assert "WARNING:kernel_mcp.sandbox.select:kernels get the landlock" in done.stdout
     assert "bubblewrap is not installed" in done.stdout

@@ -20,7 +20,8 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher

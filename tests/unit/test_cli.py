@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 from kernel_mcp import __version__, cli
-from kernel_mcp.config.options import OPTIONS
-from kernel_mcp.config.settings import GIB, Settings
+from kernel_mcp.config.settings import OPTIONS, Settings
+from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.sandbox.base import Sandbox
 
@@ -66,7 +66,10 @@ def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
         (["--memory"], "argument --memory: expected one argument"),
         (["--mem", "2G"], "there is no flag --mem"),
         (["--allow", "./x"], "names a place"),
-        (["--strict", "--profile", "data"], "not allowed with"),
+        (["--strict"], "there is no flag --strict; did you mean --profile strict?"),
+        (["--allow-weaker-sandbox"], "--allow-weaker-sandbox; did you mean --sandbox?"),
+        (["--install-timeout", "1m"], "no flag --install-timeout; did you mean --install-size?"),
+        (["--sandbox", "auto,landlock"], "auto stands alone; what may follow each other is bwrap,"),
         (["--profile", "lax"], "--profile lax: expected strict, default, data or open"),
         (["env"], "expected one of list, build, prune"),
         (["env", "prune", "--older-than", "soon"], "--older-than soon: expected a time"),
@@ -106,7 +109,7 @@ def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[0].limits.cpu_seconds == 120
 
 
-def test_a_switch_takes_no_value_and_strict_is_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_takes_no_value_and_sandboxes_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
     def serve(settings: Settings, _sandbox: Future[Sandbox]) -> int:
@@ -114,9 +117,9 @@ def test_a_switch_takes_no_value_and_strict_is_a_profile(monkeypatch: pytest.Mon
         return 0
 
     _replace_server(monkeypatch, serve)
-    assert cli.main(["--sandbox", "none", "--allow-weaker-sandbox", "--strict"]) == 0
-    assert seen[0].allow_weaker_sandbox
-    assert seen[0].profile == "strict"
+    assert cli.main(["--sandbox", "landlock, bwrap", "--no-template", "--warm", "0"]) == 0
+    assert seen[0].sandbox == ("landlock", "bwrap")
+    assert seen[0].no_template
 
 
 def test_flags_for_lists_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

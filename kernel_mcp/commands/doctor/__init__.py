@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 import anyio
 
-from kernel_mcp.config.flags import settings_from, settings_parser
+from kernel_mcp.config.load import settings_from, settings_parser
 
 ABOUT = """\
-Start a sandboxed kernel with every backend this machine has, or with that of --sandbox, and
+Start a sandboxed kernel with every backend this machine has, or with those of --sandbox, and
 report what holds, what does not, and what to do about it. Takes the flags of the server.
 """
 EPILOG = """\

@@ -88,15 +88,15 @@ class Diagnosis:
 
 
 async def examine_all(settings: Settings, tell: Tell) -> Diagnosis:
-    """Examine the backend of `--sandbox`, or every one but `none`, telling what is being done."""
+    """Examine the backends of `--sandbox`, or every one but `none`, telling what is being done."""
     used, refusal = await anyio.to_thread.run_sync(_used, settings)
     environment, problem = None, ""
     try:
         environment = await _environment(settings, tell)
     except EnvironmentBuildError as error:
         problem = f"no kernel could be started: {error}"
-    names = [settings.sandbox]
-    if settings.sandbox == "auto":
+    names = list(settings.sandbox)
+    if names == ["auto"]:
         ordered = dict.fromkeys([*AUTOMATIC, *WEAKER, *BACKENDS])
         names = [name for name in ordered if name != UNCONFINED]
     found = []
@@ -221,11 +221,7 @@ class _Hospital:
 
 def _used(settings: Settings) -> tuple[str, str]:
     try:
-        sandbox = proven_sandbox(
-            settings.sandbox,
-            allow_weaker=settings.allow_weaker_sandbox,
-            container=ContainerOptions.of(settings),
-        )
+        sandbox = proven_sandbox(*settings.sandbox, container=ContainerOptions.of(settings))
     except SandboxUnavailable as refusal:
         return "", str(refusal)
     return sandbox.name, ""

@@ -14,7 +14,8 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sandbox.probe import Check, listeners

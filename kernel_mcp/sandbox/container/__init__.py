@@ -19,7 +19,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kernel_mcp.config.settings import MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity, runtime_folder
 from kernel_mcp.linux.process import foreign_environment

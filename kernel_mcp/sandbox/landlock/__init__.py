@@ -15,7 +15,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from kernel_mcp.config.settings import GIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.syscalls import architecture

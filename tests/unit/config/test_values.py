@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config import values
-from kernel_mcp.config.settings import GIB, KIB, MIB
+from kernel_mcp.config.values import GIB, KIB, MIB
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
 from kernel_mcp.files import workspace as workspace_module

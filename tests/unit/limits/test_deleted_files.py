@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.limits import deleted_files
 from kernel_mcp.limits.deleted_files import opened, unlinked
 from kernel_mcp.linux import proc as threads_module

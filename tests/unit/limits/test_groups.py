@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.settings import GIB, MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from tests.unit.conftest import FakeGroups

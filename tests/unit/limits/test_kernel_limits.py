@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.config.settings import GIB, MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.limits import deleted_files, meter
 from kernel_mcp.limits import kernel as kernel_module

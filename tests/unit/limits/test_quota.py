@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.limits import deleted_files, quota
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.walk import Holding

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.limits.meter import Memory, closely, files_in_memory, plainly, total
 from kernel_mcp.linux.proc import tree
 

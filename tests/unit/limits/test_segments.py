@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.limits import segments
 from kernel_mcp.limits.segments import Segments
 

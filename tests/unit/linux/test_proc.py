@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import proc
 from kernel_mcp.linux.proc import Meter, Process, memory_lines, orphans, tree
 

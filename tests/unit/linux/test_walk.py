@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.config.settings import MIB
+from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import walk
 from kernel_mcp.linux.openat2 import open_beneath
 from kernel_mcp.linux.safe_tree import empty_tree

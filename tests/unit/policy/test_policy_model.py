@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.config.settings import PROFILES
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.policy import PROFILES, Policy
+from kernel_mcp.policy import Policy
 from kernel_mcp.policy.model import DATA_MODULES, DEFAULT_MODULES, STRICT_MODULES, words
 
 ALWAYS_REFUSED = sorted(

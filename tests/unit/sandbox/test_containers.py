@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.commands.image import CONTAINERFILE, build_command, main
-from kernel_mcp.config.settings import GIB, Limits, Settings
+from kernel_mcp.config.settings import Limits, Settings
+from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity

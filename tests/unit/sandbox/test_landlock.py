@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.settings import GIB, MIB, Limits
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import landlock

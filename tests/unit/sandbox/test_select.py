@@ -75,20 +75,21 @@ def test_a_weaker_sandbox_is_taken_only_where_it_was_accepted(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailable, match="bubblewrap is not installed") as refusal:
         select_sandbox("auto")
-    assert "--allow-weaker-sandbox" in str(refusal.value)
-    assert select_sandbox("auto", allow_weaker=True).name == "landlock"
+    assert "`--sandbox bwrap,landlock` takes it instead" in str(refusal.value)
+    assert select_sandbox("bwrap", "landlock").name == "landlock"
 
 
 @NEEDS_LANDLOCK
-def test_taking_a_weaker_sandbox_is_a_warning_that_says_why(
+def test_taking_a_later_sandbox_is_a_warning_that_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert proven_sandbox("auto", allow_weaker=True).name == "landlock"
+    assert proven_sandbox("bwrap", "landlock").name == "landlock"
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "the weaker landlock sandbox (--allow-weaker-sandbox)" in record.getMessage()
-    assert "bubblewrap is not installed" in record.getMessage()
+    assert "the landlock sandbox, with the gaps that `info` lists" in record.getMessage()
+    assert "--sandbox bwrap,landlock names before it" in record.getMessage()
+    assert "bwrap: bubblewrap is not installed" in record.getMessage()
 
 
 @NEEDS_LANDLOCK
@@ -99,13 +100,13 @@ def test_why_the_strongest_failed_is_told_where_a_weaker_one_fails_too(
         raise SandboxUnavailable(f"the {sandbox.name} sandbox does not hold here: no filter")
 
     with pytest.raises(SandboxUnavailable) as refusal:
-        select_sandbox("auto", allow_weaker=True, prove=refuse)
+        select_sandbox("bwrap", "landlock", prove=refuse)
     first, second = str(refusal.value).splitlines()
     assert "the bwrap sandbox does not hold" in first
     assert "the landlock sandbox does not hold" in second
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailable) as refusal:
-        select_sandbox("auto", allow_weaker=True, prove=refuse)
+        select_sandbox("bwrap", "landlock", prove=refuse)
     assert str(refusal.value).startswith("bwrap: bubblewrap is not installed")
 
 
@@ -114,8 +115,11 @@ def test_landlock_holds_what_it_promises() -> None:
     assert proven_sandbox("landlock").report().backend == "landlock"
 
 
-def test_the_strongest_is_taken_even_where_weaker_ones_are_accepted() -> None:
-    assert select_sandbox("auto", allow_weaker=True).name == "bwrap"
+@NEEDS_LANDLOCK
+def test_the_first_that_works_is_taken_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    assert select_sandbox("bwrap", "landlock").name == "bwrap"
+    assert select_sandbox("landlock", "bwrap").name == "landlock"
+    assert caplog.records == []
 
 
 def test_where_nothing_works_every_reason_is_told(
@@ -124,9 +128,9 @@ def test_where_nothing_works_every_reason_is_told(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("kernel_mcp.sandbox.landlock.unavailable", lambda: "Linux is too old")
     with pytest.raises(SandboxUnavailable) as refusal:
-        select_sandbox("auto", allow_weaker=True)
+        select_sandbox("bwrap", "landlock")
     assert "bubblewrap is not installed" in str(refusal.value)
     assert "Linux is too old" in str(refusal.value)
     with pytest.raises(SandboxUnavailable) as shorter:
         select_sandbox("auto")
-    assert "--allow-weaker-sandbox" not in str(shorter.value)
+    assert "landlock" not in str(shorter.value)

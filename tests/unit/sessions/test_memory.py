@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from kernel_mcp.config.settings import KIB, MIB
+from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.linux import process
 from kernel_mcp.output.items import Stream
 from kernel_mcp.sessions import memory as bounds
