@@ -8,14 +8,12 @@ from collections.abc import Sequence
 
 import anyio
 
-from kernel_mcp.commands.bar import Bar, drawn
 from kernel_mcp.config.load import read_settings, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import GIB, MIB, duration
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.uv import sources
-from kernel_mcp.errors import ConfigError, KernelMcpError
-from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.errors import ConfigError
 from kernel_mcp.policy.model import profile_entries
 
 _USAGE = "env: expected one of list, build, prune; see kernel-mcp env build --help"
@@ -51,27 +49,13 @@ async def _build(settings: Settings) -> int:
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     spec = EnvironmentSpec.for_allow(profile_entries(settings), python=settings.python)
     started = time.perf_counter()
-    env = await _watched(store, spec)
+    env = await store.ensure(spec, _tell)
     print(f"{env.python.parent.parent}  ready after {time.perf_counter() - started:.1f} s")
     return 0
 
 
-async def _watched(store: EnvironmentStore, spec: EnvironmentSpec) -> KernelEnvironment:
-    """Build with a bar on a terminal, with plain lines elsewhere."""
-
-    async def line(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    if not sys.stderr.isatty():
-        return await store.ensure(spec, line)
-    bar = Bar()
-    failure: KernelMcpError | None = None
-    async with drawn(bar, sys.stderr):
-        try:
-            return await store.ensure(spec, bar.tell)
-        except KernelMcpError as error:
-            failure = error
-    raise failure
+async def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _prune(argv: Sequence[str]) -> int:
