@@ -2,19 +2,11 @@
 
 A guard rail for well-meaning code. The boundary is the sandbox.
 
-    model        Policy, the allow-list, and how it travels to the kernel
-    stdlib       the lists behind the profiles
+    model        Policy, the allow-list, the profiles, and how they travel to the kernel
     check        check(): code → Report, without running anything
-    source       guards on the text, places in it
+    source       guards on the text, places in it, PEP 723 metadata
     magics       IPython's own syntax, made plain Python
-    parsing      plain Python → syntax tree and code object
-    bindings     which names of a cell are modules
     rules        what a restrictive policy refuses in the tree
-    salvage      what it refuses in text that does not parse
-    commands     what it refuses of IPython's commands
-    names        names that nothing defines
-    own          modules that a session wrote itself
-    scripts      PEP 723 metadata
     diagnostics  Diagnostic, Report and their text
 """
 

@@ -22,7 +22,6 @@ from kernel_mcp.policy.diagnostics import Diagnostic, ImportUse, Report
 from kernel_mcp.policy.magics import Magic
 from kernel_mcp.policy.model import Policy, words
 from kernel_mcp.policy.rules import apply_rules
-from kernel_mcp.policy.salvage import salvage
 from kernel_mcp.policy.source import (
     MAX_CHAIN,
     ScriptMetadataError,
@@ -281,8 +280,6 @@ def check(
         findings = apply_rules(source, parsed.tree, policy)
         diagnostics += findings.diagnostics
         imports = tuple(sorted(findings.imports, key=lambda use: use.line))
-    elif not policy.allow_all:
-        diagnostics += salvage(source, policy)
     plain = all(magics.is_harmless(magic) for magic in found)
     if known_names is not None and parsed.code is not None and plain:
         diagnostics += undefined_names(source, parsed.code, known_names)

@@ -70,14 +70,20 @@ class Report:
     def refusals(self) -> tuple[Diagnostic, ...]:
         """The errors for which the code must not run; empty when it may.
 
-        Errors of syntax alone do not count, for the kernel reports them itself (and may be of
-        another Python version), but they are told along with others. Errors of script metadata
-        never count: a cell may hold such a block as text.
+        Errors of syntax alone do not count, but they are told along with others. Errors of script
+        metadata never count: a cell may hold such a block as text.
         """
         errors = [item for item in self.diagnostics if item.severity == "error"]
         if not any(item.kind in _REFUSALS for item in errors):
             return ()
         return tuple(item for item in errors if item.kind in _REFUSALS or item.kind == "syntax")
+
+    @property
+    def syntax_errors(self) -> tuple[Diagnostic, ...]:
+        """Why the code could not be parsed, and so not be checked either."""
+        return tuple(
+            item for item in self.diagnostics if item.kind == "syntax" and item.severity == "error"
+        )
 
     def render(self) -> str:
         """All diagnostics as text, errors first, or that there are none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,10 +132,12 @@ LONG_CODE_CHARS = 20_000
 """Code beyond this is checked in a thread: 300 lines take some 9 ms."""
 
 
-async def refuse(code: str, policy: Policy, workspace: Path) -> Failure | None:
+async def refuse(code: str, policy: Policy, workspace: Path, *, python: str = "") -> Failure | None:
     """The failure that stands for the policy's refusal, or None when the code may run.
 
-    Modules that lie in `workspace` may be imported.
+    Modules that lie in `workspace` may be imported. Text that does not parse cannot be checked and
+    is not run. A kernel with a newer `python` than the server's may know more syntax, so it parses
+    for itself; what the code then imports or commands meets the guard in the kernel.
     """
     if policy.allow_all:
         return None
@@ -142,10 +145,18 @@ async def refuse(code: str, policy: Policy, workspace: Path) -> Failure | None:
         report = await anyio.to_thread.run_sync(_check, code, policy, workspace)
     else:
         report = _check(code, policy, workspace)
-    if not report.refusals:
+    name, found = "PolicyError", report.refusals
+    if not found and not _newer(python):
+        name, found = "SyntaxError", report.syntax_errors
+    if not found:
         return None
-    text = replace(report, diagnostics=report.refusals).render()
-    return Failure("PolicyError", f"nothing was run.\n{text}", ())
+    text = replace(report, diagnostics=found).render()
+    return Failure(name, f"nothing was run.\n{text}", ())
+
+
+def _newer(python: str) -> bool:
+    """Whether a version such as `3.13.1` is of a later Python than the server's."""
+    return tuple(map(int, python.split(".")[:2])) > sys.version_info[:2] if python else False
 
 
 def _check(code: str, policy: Policy, workspace: Path) -> Report:
@@ -214,7 +225,12 @@ class CellRunner:
         if scope.cancelled_caught:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
         cell.run_after(self._lifecycle.ledger.place(cell.since))
-        refusal = await refuse(cell.code, kernel.policy, self._lifecycle.demand.workspace)
+        refusal = await refuse(
+            cell.code,
+            kernel.policy,
+            self._lifecycle.demand.workspace,
+            python=kernel.environment.version,
+        )
         if refusal is not None:
             return self._refused(cell, refusal)
         self._journal.begins(kernel.handle)
@@ -244,6 +260,8 @@ class CellRunner:
 
     def _refused(self, cell: Cell, refusal: Failure) -> Outcome:
         cell.take(refusal)
+        if refusal.name != "PolicyError":
+            return Outcome(Status.ERROR)
         self._journal.refused(cell, refusal.value)
         return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
 

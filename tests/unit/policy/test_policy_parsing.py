@@ -16,7 +16,7 @@ def test_empty_code_is_valid() -> None:
     assert check("\n\n  # only a comment", POLICY).valid
 
 
-def test_a_syntax_error_has_its_place_and_is_left_to_the_kernel() -> None:
+def test_a_syntax_error_has_its_place_and_is_no_refusal() -> None:
     report = check("x = 1\ny = (2", POLICY)
     (only,) = report.diagnostics
     assert not report.valid
