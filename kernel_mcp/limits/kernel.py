@@ -285,7 +285,6 @@ class KernelLimits:
     def _close_files(self) -> None:
         for quota in self.quotas:
             quota.close()
-        self._gauge.close()
 
     def _judge(self) -> None:
         """Stop what grows although it is too large."""

@@ -16,7 +16,6 @@ from kernel_mcp.barriers import Faults, absences
 from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.limits.deleted_files import opened
 from kernel_mcp.limits.group import KernelGroup, backstop
-from kernel_mcp.limits.segments import Segments
 from kernel_mcp.linux.proc import Meter, Usage, memory_lines
 
 # The memory of some processes as /proc tells it, for systems that do not limit it themselves.
@@ -135,7 +134,6 @@ class MemoryMeter:
         self.held = 0
         self.sharing = self.crowded = False
         self._processes = processes
-        self._segments = Segments()
         self._busy = False
         self._next = 0.0
         self._next_closely = 0.0
@@ -159,10 +157,6 @@ class MemoryMeter:
             if (took := now - begin) > LONG_S:
                 self._next = now + took * REST
 
-    def close(self) -> None:
-        """Give up what is open."""
-        self._segments.close()
-
     async def _weigh(self, most: int) -> bool:
         files, plain = await anyio.to_thread.run_sync(self._plainly)
         held = total(plain.values(), files)
@@ -182,8 +176,7 @@ class MemoryMeter:
         """What files in memory take, and the memory of each process as it sees it."""
         processes = self._processes()
         self.crowded = len(processes) > FEW_PROCESSES
-        files = files_in_memory(processes) + self._segments.held(processes)
-        return files, {pid: plainly(pid) for pid in processes}
+        return files_in_memory(processes), {pid: plainly(pid) for pid in processes}
 
     async def _closely(self, plain: dict[int, Memory]) -> dict[int, Memory]:
         """The share of each process in what it has in memory, as far as the system tells.
@@ -296,10 +289,6 @@ class Gauge:
             return f"the machine was out of memory{told}"
         told = f", peak {format_bytes(peak)}" if peak else ""
         return f"out of memory (limit {format_bytes(self._budget)}{told})"
-
-    def close(self) -> None:
-        """Give up what is open. Blocks."""
-        self._scales.close()
 
     def _usage(self) -> Usage:
         sample = self._group.sample() if self._group is not None else None

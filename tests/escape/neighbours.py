@@ -48,7 +48,8 @@ serve(socket.AF_UNIX, "\\0" + name)
 libc = ctypes.CDLL(None, use_errno=True)
 libc.shmat.restype = ctypes.c_void_p
 segment = libc.shmget({key}, 4096, 0o1666)
-ctypes.memmove(libc.shmat(segment, None, 0), marker.encode(), len(marker))
+if segment != -1:  # a sandbox refuses it
+    ctypes.memmove(libc.shmat(segment, None, 0), marker.encode(), len(marker))
 queue = libc.msgget({key}, 0o1666)
 libc.mq_open(("/" + name).encode(), os.O_CREAT | os.O_RDWR, 0o666, None)
 os.umask(0)

@@ -98,9 +98,9 @@ _GAPS = (
     ),
     (
         "does not work inside: internet and datagram sockets (not even to localhost), connecting "
-        "to Unix sockets, multiprocessing queues, pools and locks, System V IPC, terminals (pty), "
-        "new sessions and process groups, inotify, extended attributes, the passwd database, /proc "
-        "of child processes"
+        "to Unix sockets, multiprocessing queues, pools and locks, terminals (pty), new sessions "
+        "and process groups, inotify, extended attributes, the passwd database, /proc of child "
+        "processes"
     ),
 )
 _SHARED_USER_GAPS = (

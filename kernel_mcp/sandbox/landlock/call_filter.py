@@ -73,20 +73,9 @@ _REFUSED: _Table = {
     # leaving the process group would escape its end
     "setpgid": (109, 154),
     "setsid": (112, 157),
-    # the host's IPC namespace
+    # the host's message queues
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    "msgctl": (71, 187),
-    "msgget": (68, 186),
-    "msgrcv": (70, 188),
-    "msgsnd": (69, 189),
-    "semctl": (66, 191),
-    "semget": (64, 190),
-    "semop": (65, 193),
-    "semtimedop": (220, 192),
-    "shmat": (30, 196),
-    "shmctl": (31, 195),
-    "shmget": (29, 194),
     # other processes of the user
     "ioprio_set": (251, 30),
 }

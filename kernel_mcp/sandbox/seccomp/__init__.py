@@ -48,8 +48,8 @@ PR_SET_DUMPABLE = 4
 """<linux/prctl.h>."""
 SOL_SOCKET, SO_LINGER = 1, 13
 """<asm-generic/socket.h>."""
-MAP_HUGETLB, MFD_HUGETLB, SHM_HUGETLB = 0x40000, 0x4, 0o4000
-"""<asm-generic/mman-common.h>, <linux/memfd.h>, <linux/shm.h>."""
+MAP_HUGETLB, MFD_HUGETLB = 0x40000, 0x4
+"""<asm-generic/mman-common.h>, <linux/memfd.h>."""
 
 BUILDING = frozenset({"mount", "move_mount", "prctl", "setns", "sethostname", "umount2", "unshare"})
 """What it takes to build sandboxes for others, as a template does that has imported packages."""
@@ -127,7 +127,6 @@ def _rules(arch: Architecture) -> Rules:
         # no limit counts the pages that the machine has set aside
         "mmap": _without_bits(3, MAP_HUGETLB, errno.ENOMEM),
         "memfd_create": _without_bits(1, MFD_HUGETLB, errno.ENOMEM),
-        "shmget": _without_bits(2, SHM_HUGETLB, errno.ENOMEM),
     }
     return {arch.numbers[name]: rule for name, rule in special.items() if name in arch.numbers}
 

@@ -109,6 +109,22 @@ def queue_signals_without_end(_: Target) -> bool:
     return all(libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0 for _ in range(2000))
 
 
+@attack("anyone")
+def keep_memory_that_no_process_holds(_: Target) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    segment = libc.shmget(0, 2**20, 0o1600)  # IPC_PRIVATE, IPC_CREAT
+    libc.shmctl(segment, 0, None)  # IPC_RMID: without the sandbox it would stay
+    return bool(segment >= 0)
+
+
+@attack("anyone")
+def keep_memory_in_a_queue_of_messages(_: Target) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    queue = libc.msgget(0, 0o1600)
+    libc.msgctl(queue, 0, None)
+    return bool(queue >= 0)
+
+
 @attack()
 def make_message_queues_without_end(_: Target) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)

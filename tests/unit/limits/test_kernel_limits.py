@@ -24,7 +24,6 @@ from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.limits.meter import Memory
-from kernel_mcp.limits.segments import Segments
 from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux import proc as usage_module
 from kernel_mcp.linux.cgroupfs import find_hierarchies
@@ -148,7 +147,6 @@ class Processes:
         monkeypatch.setattr(meter, "plainly", lambda _pid: self._told(self.sees))
         monkeypatch.setattr(meter, "closely", lambda _pid: self._told(self.share))
         monkeypatch.setattr(meter, "files_in_memory", lambda _processes: 0)
-        monkeypatch.setattr(Segments, "held", lambda _self, _processes: 0)
         monkeypatch.setattr(kernel_module, "family", lambda _roots: [1, 2, 3, 4])
 
     def _told(self, size: int) -> Memory:

@@ -79,7 +79,7 @@ def test_extended_attributes_are_not_supported(answer: Answer, call: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "call", ["setsid", "setpgid", "shmget", "mq_open", "inotify_add_watch", "inotify_init1"]
+    "call", ["setsid", "setpgid", "mq_open", "inotify_add_watch", "inotify_init1"]
 )
 def test_what_leaves_the_group_or_the_session_is_refused(answer: Answer, call: str) -> None:
     assert answer(call) == EPERM
