@@ -37,7 +37,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy
-from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.delivery import Outbox
@@ -45,14 +45,9 @@ from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
 from kernel_mcp.sessions.memory import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.stdio import stdio_streams
-from kernel_mcp.tools.desk import Desk
+from kernel_mcp.tools import Post, Services, Toolbox, cells, files, packages, sessions
 from kernel_mcp.tools.instructions import instructions
-from kernel_mcp.tools.packagedesk import PackageDesk
-from kernel_mcp.tools.packagetools import register_packages
-from kernel_mcp.tools.resources import Library, ResourceServer
-from kernel_mcp.tools.telling import Post, Teller
-from kernel_mcp.tools.toolkit import Toolbox
-from kernel_mcp.tools.tools import register
+from kernel_mcp.tools.resources import ResourceServer
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +63,10 @@ TEMPLATE_KERNELS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Services):
     """What a running server consists of."""
 
-    settings: Settings
-    sandbox: Sandbox
-    factory: KernelFactory
     pool: WarmPool
-    manager: SessionManager
-    desk: Desk
-    packages: PackageDesk
-    report: SandboxReport
 
 
 @asynccontextmanager
@@ -146,15 +134,6 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             capacity=capacity,
         )
         await stack.enter_async_context(manager.running())
-        desk = Desk(
-            settings=settings,
-            manager=manager,
-            factory=factory,
-            sandbox=sandbox,
-            report=report,
-            clock=time.monotonic,
-            audit=audit,
-        )
         rules = InstallRules.of(settings)
         installer = Installer(
             settings=settings,
@@ -164,14 +143,18 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             factory=factory,
             scratch=run.path / "i",
         )
-        packages = PackageDesk(
+        yield Parts(
             settings=settings,
             manager=manager,
             factory=factory,
             installer=installer,
-            reader=ScriptReader(settings, rules, environments.interpreters),
+            scripts=ScriptReader(settings, rules, environments.interpreters),
+            sandbox=sandbox,
+            report=report,
+            audit=audit,
+            clock=time.monotonic,
+            pool=pool,
         )
-        yield Parts(settings, sandbox, factory, pool, manager, desk, packages, report)
 
 
 def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
@@ -214,19 +197,19 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
     return settings.warm if remapped else 0
 
 
-def build_mcp(built: Parts, post: Post) -> ResourceServer:
-    """The MCP server with all tools and resources of these parts; `post` delivers its answers."""
+def build_mcp(services: Services, post: Post) -> ResourceServer:
+    """The MCP server with all tools and resources; `post` delivers its answers."""
     mcp = ResourceServer(
         "kernel-mcp",
-        library=Library(built.manager),
+        manager=services.manager,
         title="kernel-mcp",
         version=__version__,
-        instructions=instructions(built.settings, built.report),
+        instructions=instructions(services.settings, services.report),
         log_level="WARNING",
     )
-    box = Toolbox(mcp, Teller(built.manager, post))
-    register(box, built.desk, built.settings)
-    register_packages(box, built.packages, built.settings)
+    box = Toolbox(mcp, services.manager, post)
+    for topic in (cells, sessions, files, packages):
+        topic.register(box, services)
     return mcp
 
 

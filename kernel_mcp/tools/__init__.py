@@ -1,1 +1,153 @@
-"""What a client sees: tools, resources, instructions, and the words of their answers."""
+"""What a client sees: tools, resources, instructions, and the words of their answers.
+
+Here stands what all tools share: what they work with, arguments, annotations, and how an answer is
+finished. The tools themselves are in `cells`, `sessions`, `files` and `packages`; their names and
+arguments are the public contract of the server.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ParamSpec, Protocol, cast
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.shared.exceptions import MCPError
+from mcp_types import ToolAnnotations
+from pydantic import BaseModel, Field
+
+from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.output.terminal import clean
+from kernel_mcp.output.text import guarded
+from kernel_mcp.packages.installer import Installer
+from kernel_mcp.packages.requirements import ScriptReader
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.cell import Report
+from kernel_mcp.sessions.delivery import Receipt, RequestId
+from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.tools.results import finished, refusal
+
+P = ParamSpec("P")
+AnyContext = Context[Any, Any]
+
+SessionArg = Annotated[str, Field(description="Session handle; empty for the default session")]
+CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
+PathArg = Annotated[str, Field(description="Path in the workspace, such as data/sales.csv")]
+WaitArg = Annotated[float, Field(description="Seconds to wait before answering `running`")]
+
+READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
+DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
+ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the tools of one server work with. `report` is what is in force, resources included."""
+
+    settings: Settings
+    manager: SessionManager
+    factory: KernelFactory
+    installer: Installer
+    scripts: ScriptReader
+    sandbox: Sandbox
+    report: SandboxReport
+    audit: Audit
+    clock: Clock
+
+
+class Post(Protocol):
+    """A transport's word on which answers have been delivered."""
+
+    def expect(self, request: RequestId | None) -> Receipt:
+        """The receipt of the answer to a request that has come in."""
+
+
+def progress_of(ctx: AnyContext) -> Report | None:
+    """Sends progress messages with a rising counter; None unless the client asked for them."""
+    if "progress_token" not in (ctx.request_context.meta or {}):
+        return None
+    count = 0
+
+    async def report(text: str) -> None:
+        nonlocal count
+        count += 1
+        await ctx.report_progress(count, message=guarded(clean(text)))
+
+    return report
+
+
+class Toolbox:
+    """Registers tools with `mcp` and finishes their answers; `post` tells which are delivered."""
+
+    def __init__(self, mcp: MCPServer[Any], manager: SessionManager, post: Post) -> None:
+        self._mcp = mcp
+        self._manager = manager
+        self._post = post
+        self._callers: dict[int, Caller] = {}
+
+    def caller(self, ctx: AnyContext) -> Caller:
+        """Who makes the call that a tool is working on."""
+        return self._callers[id(ctx)]
+
+    async def resolve(self, ctx: AnyContext, handle: str) -> tuple[Caller, Session]:
+        """Who makes that call, and the session it is about. Raises SessionNotFound."""
+        caller = self._callers[id(ctx)]
+        return caller, await self._manager.resolve(caller, handle)
+
+    def tool(
+        self,
+        *,
+        annotations: ToolAnnotations,
+        meta: dict[str, Any] | None = None,
+        structured_output: bool | None = None,
+    ) -> Callable[[Callable[P, Awaitable[BaseModel]]], None]:
+        """Registers the function it decorates, described by its docstring."""
+
+        def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
+            self._mcp.add_tool(
+                self._finished(function),
+                description=inspect.getdoc(function),
+                annotations=annotations,
+                meta=meta,
+                structured_output=structured_output,
+            )
+
+        return add
+
+    def _finished(
+        self, tool: Callable[P, Awaitable[BaseModel]]
+    ) -> Callable[P, Awaitable[BaseModel]]:
+        """The tool with whole answers, be they errors: our own in their words, others explained."""
+        about = "session" in inspect.signature(tool).parameters
+
+        @functools.wraps(tool)
+        async def call(*args: P.args, **kwargs: P.kwargs) -> BaseModel:
+            ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
+            caller = self._callers[id(ctx)] = Caller(reply=Reply(self._post.expect(ctx.request_id)))
+            try:
+                result = await tool(*args, **kwargs)
+            except KernelMcpError as error:
+                result = refusal(handle, error)
+            except MCPError:
+                raise
+            except Exception as error:  # noqa: BLE001  # logged, and told to the caller
+                doing = f"answering {tool.__name__}"
+                log_failure(error, doing, handle)
+                result = refusal(handle, explained(error, doing))
+            finally:
+                del self._callers[id(ctx)]
+            session = self._manager.find(caller, handle)
+            return finished(result, session, caller.reply, about=about)
+
+        return call

@@ -40,14 +40,39 @@ TEMPLATES = {
 }
 
 
-class Library:
-    """Reads resources by URI."""
+class ResourceServer(MCPServer[Any]):
+    """An MCP server whose resources are those of sessions: each has a MIME type of its own."""
 
-    def __init__(self, manager: SessionManager) -> None:
+    def __init__(self, *args: Any, manager: SessionManager, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._manager = manager
         self._one_notebook = anyio.CapacityLimiter(1)
 
-    async def read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
+    async def list_resource_templates(self) -> list[ResourceTemplate]:
+        """What can be read."""
+        return [
+            ResourceTemplate(uri_template=template, name=name, description=description)
+            for template, (name, description) in TEMPLATES.items()
+        ]
+
+    async def read_resource(
+        self, uri: Any, context: Context[Any, Any] | None = None
+    ) -> Iterable[ReadResourceContents]:
+        """Read a resource. Raises ResourceError."""
+        try:
+            content, mime = await self._read(Caller(), str(uri))
+            if isinstance(content, str) and mime != NOTEBOOK_MIME:
+                content = guarded_lines(content)
+        except (SessionNotFound, InputError) as error:
+            raise ResourceNotFoundError(guarded(str(error))) from error
+        except (ResourceError, ResourceNotFoundError):
+            raise
+        except Exception as error:
+            log_failure(error, "reading a resource")
+            raise ResourceError(guarded(str(explained(error, "reading a resource")))) from error
+        return [ReadResourceContents(content=content, mime_type=mime)]
+
+    async def _read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
         """The content behind a URI and its MIME type.
 
         Raises KernelMcpError when the caller has no such session, ResourceNotFoundError when the
@@ -113,35 +138,3 @@ def _output(cell: Cell, key: str) -> tuple[str | bytes, str]:
         raise ResourceNotFoundError(
             f"Output {key!r} of cell {cell.number} was not kept: {error}."
         ) from error
-
-
-class ResourceServer(MCPServer[Any]):
-    """An MCP server whose resources come from a `Library`: each has a MIME type of its own."""
-
-    def __init__(self, *args: Any, library: Library, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._library = library
-
-    async def list_resource_templates(self) -> list[ResourceTemplate]:
-        """What can be read."""
-        return [
-            ResourceTemplate(uri_template=template, name=name, description=description)
-            for template, (name, description) in TEMPLATES.items()
-        ]
-
-    async def read_resource(
-        self, uri: Any, context: Context[Any, Any] | None = None
-    ) -> Iterable[ReadResourceContents]:
-        """Read a resource. Raises ResourceError."""
-        try:
-            content, mime = await self._library.read(Caller(), str(uri))
-            if isinstance(content, str) and mime != NOTEBOOK_MIME:
-                content = guarded_lines(content)
-        except (SessionNotFound, InputError) as error:
-            raise ResourceNotFoundError(guarded(str(error))) from error
-        except (ResourceError, ResourceNotFoundError):
-            raise
-        except Exception as error:
-            log_failure(error, "reading a resource")
-            raise ResourceError(guarded(str(explained(error, "reading a resource")))) from error
-        return [ReadResourceContents(content=content, mime_type=mime)]

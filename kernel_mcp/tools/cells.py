@@ -1,0 +1,307 @@
+"""The tools that run code: execute, wait, interrupt, check_syntax, reset, run_script."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from typing import Annotated
+
+import anyio
+from mcp_types import CallToolResult, ContentBlock, ResourceLink, TextContent
+from pydantic import Field
+
+from kernel_mcp.errors import InputError, LaunchError, WorkspaceError
+from kernel_mcp.output.outputs import Position
+from kernel_mcp.packages.requirements import SCRIPT_FILE, expect_script, plain
+from kernel_mcp.policy import Report, check, own_modules
+from kernel_mcp.sessions.cell import Cell, Status, silence
+from kernel_mcp.sessions.lifecycle import lost_names
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools import (
+    ALWAYS_LOADED,
+    CHANGES,
+    DESTROYS,
+    DOWNLOADS,
+    READS,
+    AnyContext,
+    CodeArg,
+    Services,
+    SessionArg,
+    Toolbox,
+    WaitArg,
+    progress_of,
+)
+from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
+from kernel_mcp.tools.results import LOST_KEY, answer, lost_meta, said, say
+from kernel_mcp.tools.sessions import open_session
+
+MAX_CODE_CHARS = 1_000_000
+MAX_SECONDS = 7 * 24 * 3600.0
+SCRIPT_NAME = "script"
+MOST_FILES = 10
+
+
+def register(box: Toolbox, services: Services) -> None:
+    """Add these tools to `box`."""
+    tool, settings = box.tool, services.settings
+
+    def check_timeout(timeout: float) -> None:
+        if timeout != settings.timeout_s or timeout < 0:
+            check_seconds("timeout", timeout, least=0.001)
+
+    @tool(annotations=CHANGES, meta=ALWAYS_LOADED, structured_output=False)
+    async def execute(
+        code: CodeArg,
+        ctx: AnyContext,
+        session: SessionArg = "",
+        timeout: Annotated[
+            float, Field(description="Hard limit of the cell in seconds; it is interrupted then")
+        ] = settings.timeout_s,
+        wait: WaitArg = settings.wait_s,
+    ) -> CallToolResult:
+        """Run Python code in a persistent notebook session and return its output.
+
+        Variables, imports and functions stay for the next call. The value of the last expression
+        is shown, plots come back as pictures. If the cell takes longer than `wait` seconds the
+        answer has status `running` and the cell goes on: call `wait` to follow it, `interrupt` to
+        stop it. Every answer says so when variables were lost.
+        """
+        check_code(code)
+        check_timeout(timeout)
+        check_seconds("wait", wait, least=0)
+        caller, found = await box.resolve(ctx, session)
+        cell = found.submit(code, timeout)
+        try:
+            await found.follow(cell, wait, progress_of(ctx))
+        except anyio.get_cancelled_exc_class():
+            found.abandon(cell)
+            raise
+        return await answer(found, cell, caller.reply, since=Position())
+
+    @tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
+    async def wait(
+        ctx: AnyContext, session: SessionArg = "", wait: WaitArg = settings.wait_s
+    ) -> CallToolResult:
+        """Follow a running or queued cell: return the output since the last answer.
+
+        Answers as soon as the cell ends, at the latest after `wait` seconds. Giving up on this
+        call does not stop the cell.
+        """
+        check_seconds("wait", wait, least=0)
+        caller, found = await box.resolve(ctx, session)
+        cell = found.unreported
+        if cell is None:
+            return say(_nothing_runs(found))
+        await found.follow(cell, wait, progress_of(ctx))
+        result = await answer(found, cell, caller.reply, since=cell.reported)
+        if cell is not found.cells[-1]:
+            result.content.insert(0, said(_earlier(found, cell)))
+        return result
+
+    @tool(annotations=CHANGES, structured_output=False)
+    async def interrupt(ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
+        """Stop the running cell (KeyboardInterrupt) and return what it had printed.
+
+        Variables are kept. Code that does not react is killed with its kernel after a short
+        grace; the answer then says that variables are lost.
+        """
+        caller, found = await box.resolve(ctx, session)
+        cell = await found.interrupt()
+        if cell is None:
+            return say(_nothing_runs(found))
+        return await answer(found, cell, caller.reply, since=cell.reported)
+
+    @tool(annotations=READS)
+    async def check_syntax(
+        code: CodeArg, ctx: AnyContext, session: SessionArg = ""
+    ) -> SyntaxReport:
+        """Check code without running it: syntax errors, imports the policy refuses, unknown names.
+
+        Every finding has its position and source line.
+        """
+        _, found = await box.resolve(ctx, session)
+        look = partial(
+            check,
+            code,
+            services.factory.policy(found.demand),
+            known_names=await _known_names(found),
+            own_modules=own_modules(found.demand.workspace),
+            python=found.kernel.environment.version if found.kernel else "",
+        )
+        return _syntax(found, await anyio.to_thread.run_sync(look))
+
+    @tool(annotations=DESTROYS, structured_output=False)
+    async def reset(
+        ctx: AnyContext,
+        session: SessionArg = "",
+        packages: Annotated[bool, Field(description="Also drop the installed packages")] = False,
+        files: Annotated[bool, Field(description="Also empty the workspace")] = False,
+    ) -> CallToolResult:
+        """Replace the session's kernel by a fresh one; all variables are lost."""
+        caller, found = await box.resolve(ctx, session)
+        lost = await found.reset(packages=packages, files=files)
+        if lost is not None:
+            caller.reply.carry(found.ledger, [lost])
+        loss = lost.loss if lost is not None else None
+        names = lost_names(loss) if loss is not None else ""
+        place = "is now empty" if files else "is as it was"
+        dropped = " The packages that had been installed are gone too." if packages else ""
+        return say(
+            f"Session {found.handle} has a fresh kernel: all variables, imports and definitions "
+            f"are gone.{names} The workspace {place}.{dropped}",
+            meta={} if loss is None else {LOST_KEY: lost_meta(found.handle, [loss])},
+        )
+
+    @tool(annotations=DOWNLOADS, structured_output=False)
+    async def run_script(
+        script: Annotated[
+            str, Field(description="A whole Python script; may begin with a PEP 723 block")
+        ],
+        ctx: AnyContext,
+        dependencies: Annotated[
+            list[str], Field(description="Packages (PEP 508) beside those the script names")
+        ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        python: Annotated[str, Field(description="Python version; empty for one that fits")] = "",
+        timeout: Annotated[
+            float, Field(description="Hard limit of the script in seconds")
+        ] = settings.timeout_s,
+    ) -> CallToolResult:
+        """Run a script once, in a fresh session that is closed afterwards.
+
+        For work that needs no state: nothing of it stays, files neither. Dependencies are taken
+        from the script's `# /// script` block and from `dependencies`.
+        """
+        caller, report = box.caller(ctx), progress_of(ctx) or silence
+        script = plain(script)
+        check_code(script)
+        check_timeout(timeout)
+        needs = await services.scripts.needs(script, dependencies, python, report)
+        opened = await open_session(services, caller, SCRIPT_NAME, needs, report)
+        try:
+            await expect_script(opened)
+            cell = opened.submit(script, timeout)
+            await opened.follow(cell, float("inf"), report)
+            result = await answer(
+                opened, cell, caller.reply, since=Position(), closing=_script_end(cell)
+            )
+            files = await anyio.to_thread.run_sync(_files, opened)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await services.manager.close(opened)
+                services.manager.known_to_have_ended(opened.handle)
+        return _apart(result, opened, files)
+
+
+def check_code(code: str) -> None:
+    """Raise InputError for code that is empty or too long."""
+    if not code.strip():
+        raise InputError("The code is empty. Pass at least one statement or expression.")
+    if len(code) > MAX_CODE_CHARS:
+        raise InputError(
+            f"The code has {len(code):,} characters; a cell takes at most {MAX_CODE_CHARS:,}. Put "
+            "data into a file with write_file and read it from the code."
+        )
+
+
+def check_seconds(name: str, value: float, *, least: float) -> None:
+    """Raise InputError for a time that cannot be used."""
+    if not math.isfinite(value) or not least <= value <= MAX_SECONDS:
+        raise InputError(
+            f"{name}={value:g} is not usable: pass seconds from {least:g} to {MAX_SECONDS:,.0f}."
+        )
+
+
+def _earlier(session: Session, cell: Cell) -> str:
+    """A heading for an answer about a cell that is not the one that was started last."""
+    later = [other for other in session.cells.untold if other.number > cell.number]
+    others = [f"cell {other.number}" for other in later]
+    more = f". Call wait again for {', '.join(others)}" if others else ""
+    return f"This is cell {cell.number}, which an earlier call had started{more}"
+
+
+def _nothing_runs(session: Session) -> str:
+    if not session.cells:
+        return "Nothing is running: no cell has been executed in this session."
+    last = session.cells[-1]
+    if last.outcome is None:
+        return f"Nothing is left to tell: cell {last.number} was cancelled and is being stopped."
+    return (
+        f"Nothing is running. Cell {last.number} was the last; it ended with {last.status.value}."
+    )
+
+
+async def _known_names(session: Session) -> frozenset[str] | None:
+    """The names the session defines, or None while its kernel cannot tell."""
+    try:
+        found = await session.variables()
+    except LaunchError:
+        return None
+    if found["omitted"]:
+        return None
+    return frozenset(item["name"] for item in found["variables"])
+
+
+def _syntax(session: Session, report: Report) -> SyntaxReport:
+    return SyntaxReport(
+        session=session.handle,
+        valid=report.valid,
+        diagnostics=[
+            DiagnosticModel(
+                severity=item.severity,
+                kind=item.kind,
+                message=item.message,
+                line=item.line,
+                column=item.column,
+                source_line=item.source_line,
+            )
+            for item in report.diagnostics
+        ],
+        imports=[
+            ImportModel(name=item.name, line=item.line, allowed=item.allowed)
+            for item in report.imports
+        ],
+        summary=report.render(),
+    )
+
+
+def _files(session: Session) -> list[str]:
+    """The files a script has left, with their sizes."""
+    try:
+        listing = session.workspace.list_files()
+    except WorkspaceError:
+        return []
+    names = [
+        f"{entry.path} ({entry.size:,} bytes)"
+        for entry in listing.entries
+        if entry.path != SCRIPT_FILE
+    ]
+    more = len(names) - MOST_FILES
+    return [*names[:MOST_FILES], *([f"{more} more"] if more > 0 else [])]
+
+
+def _script_end(cell: Cell) -> str:
+    """How a script ended, when its output does not say it."""
+    if cell.outcome is None or cell.status in (Status.OK, Status.ERROR):
+        return ""
+    return f"{cell.status.value}: {cell.outcome.cause or 'stopped'}"
+
+
+def _apart(result: CallToolResult, session: Session, files: list[str]) -> CallToolResult:
+    """An answer whose session is gone: nothing in it may lead there."""
+    address = re.compile(rf"kernel://{re.escape(session.handle)}/[^\s\]]+")
+    content: list[ContentBlock] = [
+        block.model_copy(update={"text": address.sub("not kept", block.text)})
+        if isinstance(block, TextContent)
+        else block
+        for block in result.content
+        if not isinstance(block, ResourceLink)
+    ]
+    if files:
+        content.append(
+            said(
+                f"the script wrote {', '.join(files)}: gone with its session. Use execute and "
+                "read_file to keep files"
+            )
+        )
+    return result.model_copy(update={"content": content})

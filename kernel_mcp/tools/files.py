@@ -1,0 +1,167 @@
+"""The tools for a session's workspace: list_files, read_file, write_file, export_notebook."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime, timezone
+from functools import partial
+from typing import Annotated
+
+import anyio
+from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
+from pydantic import Field
+
+from kernel_mcp.errors import InputError
+from kernel_mcp.files.contents import Page, page_of
+from kernel_mcp.files.workspace import FileContent
+from kernel_mcp.output.images import ImageError, fit
+from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook
+from kernel_mcp.output.render import OUTPUT_CHARS, PICTURE_BYTES
+from kernel_mcp.output.text import visible
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools import (
+    CHANGES,
+    READS,
+    AnyContext,
+    PathArg,
+    Services,
+    SessionArg,
+    Toolbox,
+)
+from kernel_mcp.tools.models import FileEntry, FileList, Written
+from kernel_mcp.tools.resources import cell_of, cell_uri_number
+from kernel_mcp.tools.results import said, say
+
+
+def register(box: Toolbox, services: Services) -> None:
+    """Add these tools to `box`."""
+    tool, characters = box.tool, OUTPUT_CHARS
+    one_notebook = anyio.CapacityLimiter(1)
+
+    @tool(annotations=READS)
+    async def list_files(
+        ctx: AnyContext, session: SessionArg = "", path: PathArg = "."
+    ) -> FileList:
+        """List a folder of the session's workspace."""
+        _, found = await box.resolve(ctx, session)
+        listing = await anyio.to_thread.run_sync(found.workspace.list_files, path)
+        return FileList(
+            session=found.handle,
+            path=listing.path or ".",
+            entries=[
+                FileEntry(
+                    path=entry.path, kind=entry.kind, size=entry.size, modified=_iso(entry.modified)
+                )
+                for entry in listing.entries
+            ],
+            omitted=listing.omitted,
+        )
+
+    @tool(annotations=READS, structured_output=False)
+    async def read_file(
+        path: PathArg,
+        ctx: AnyContext,
+        session: SessionArg = "",
+        offset: Annotated[int, Field(description="First line to return, from 0")] = 0,
+        limit: Annotated[int, Field(description="Number of lines; 0 for as many as fit")] = 0,
+    ) -> CallToolResult:
+        """Read a file from the workspace: text by lines, images as images, other files as base64.
+
+        `kernel://SESSION/cells/N` reads the whole output of cell N in the same way.
+        """
+        _, found = await box.resolve(ctx, session)
+        if offset < 0 or limit < 0:
+            raise InputError("offset and limit count lines from 0 and cannot be negative.")
+        number = cell_uri_number(path, found.handle)
+        if number is None:
+            read = partial(found.workspace.read_file, path, offset=offset, limit=limit)
+            return await anyio.to_thread.run_sync(lambda: _file(read(characters=characters)))
+        text = cell_of(found, number).log.text()
+        page = partial(page_of, text, offset=offset, limit=limit, characters=characters)
+        return _page(await anyio.to_thread.run_sync(page))
+
+    @tool(annotations=CHANGES)
+    async def write_file(
+        path: PathArg,
+        content: Annotated[str, Field(description="The content, in the given encoding")],
+        ctx: AnyContext,
+        session: SessionArg = "",
+        encoding: Annotated[str, Field(description="utf-8 or base64")] = "utf-8",
+    ) -> Written:
+        """Write a file into the workspace, where code finds it under the same path."""
+        _, found = await box.resolve(ctx, session)
+        size = await anyio.to_thread.run_sync(_write, found, path, content, encoding)
+        note = f"Written. Code opens it as {path!r}."
+        return Written(session=found.handle, path=path, size=size, note=note)
+
+    @tool(annotations=CHANGES, structured_output=False)
+    async def export_notebook(
+        ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
+    ) -> CallToolResult:
+        """Save all cells with their outputs as a Jupyter notebook in the workspace."""
+        _, found = await box.resolve(ctx, session)
+        if not path.endswith(".ipynb"):
+            raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")
+        export = partial(_export, found, path)
+        size = await anyio.to_thread.run_sync(export, limiter=one_notebook)
+        result = say(f"Wrote {len(found.cells)} cells with their outputs to {path!r}.")
+        uri = f"kernel://{found.handle}/notebook"
+        link = ResourceLink(uri=uri, name=path, mime_type=NOTEBOOK_MIME, size=size)
+        result.content.append(link)
+        return result
+
+
+def _export(session: Session, path: str) -> int:
+    return _write(session, path, notebook(session))
+
+
+def _write(session: Session, path: str, content: str | bytes, encoding: str = "utf-8") -> int:
+    """Write a file into the workspace and the audit trail; its size in bytes."""
+    size = session.workspace.write_file(path, content, encoding=encoding)
+    session.journal.wrote(path, size, content, encoding)
+    return size
+
+
+def _page(page: Page) -> CallToolResult:
+    """A page of text, with the offset to read on at when there is more."""
+    text = page.text or "(empty)"
+    notes = []
+    if page.cut:
+        notes.append(f"{page.cut:,} characters of line {page.first} were left out")
+    if page.next is not None:
+        last = page.first + page.lines - 1
+        notes.append(
+            f"lines {page.first} to {last} of {page.total:,}; read on with offset={page.next}"
+        )
+    safe = visible(text)
+    if safe != text:
+        notes.append("characters that hide text are written as escapes here, not in the file")
+    if not notes:
+        return CallToolResult(content=[TextContent(text=safe)])
+    return CallToolResult(
+        content=[TextContent(text=safe.removesuffix("\n")), said("; ".join(notes))]
+    )
+
+
+def _file(found: FileContent) -> CallToolResult:
+    """A file as text, as a picture, or as base64; may take seconds for a large picture."""
+    if found.page is not None:
+        return _page(found.page)
+    about = f"{found.path}: {found.mime}, {found.size:,} bytes"
+    if found.mime.startswith("image/"):
+        try:
+            picture = fit(found.data, PICTURE_BYTES)
+        except ImageError as error:
+            return say(
+                f"{found.path} is {found.mime} of {found.size:,} bytes and not shown: {error}"
+            )
+        encoded = base64.b64encode(picture.data).decode()
+        change = f", {picture.change}" if picture.change else ""
+        image = ImageContent(data=encoded, mime_type=picture.mime)
+        return CallToolResult(content=[image, said(f"{about}{change}")])
+    encoded = base64.b64encode(found.data).decode()
+    return CallToolResult(content=[said(f"{about}, as base64"), TextContent(text=encoded)])
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")

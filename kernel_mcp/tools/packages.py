@@ -1,0 +1,105 @@
+"""The tools for a session's packages: install, list_packages."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import anyio
+from mcp_types import CallToolResult, TextContent
+from pydantic import Field
+
+from kernel_mcp.environments.layer import versions
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.packages.result import Outcome, all_versions
+from kernel_mcp.sessions.cell import silence
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools import (
+    DOWNLOADS,
+    READS,
+    AnyContext,
+    Services,
+    SessionArg,
+    Toolbox,
+    progress_of,
+)
+from kernel_mcp.tools.models import Installed, PackageEntry, PackageList, PackageState
+
+
+def register(box: Toolbox, services: Services) -> None:
+    """Add these tools to `box`."""
+    tool, installer = box.tool, services.installer
+
+    @tool(annotations=DOWNLOADS)
+    async def install(
+        packages: Annotated[
+            list[str], Field(description="Names with optional versions: ['polars', 'pandas>=2']")
+        ],
+        ctx: AnyContext,
+        session: SessionArg = "",
+    ) -> Annotated[CallToolResult, Installed]:
+        """Add packages to a session without losing its variables.
+
+        They are imported in the live session before this answers, so that the answer says what
+        works there. Either all are installed or nothing changes. Which packages may be added is
+        the operator's decision; list_packages tells.
+        """
+        _, found = await box.resolve(ctx, session)
+        started = time.monotonic()
+        try:
+            outcome = await installer.install(found, packages, progress_of(ctx) or silence)
+        except KernelMcpError as error:
+            found.journal.installed(packages, str(error))
+            raise
+        result = _installed(found, outcome, time.monotonic() - started)
+        found.journal.installed(packages, result.summary)
+        return CallToolResult(
+            content=[TextContent(text=result.summary)],
+            structured_content=result.model_dump(),
+            is_error=outcome.failed,
+        )
+
+    @tool(annotations=READS)
+    async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
+        """List the packages of a session with their versions, and what install may add."""
+        _, found = await box.resolve(ctx, session)
+        demand = found.demand
+        environment, _ = await services.factory.prepare(demand, progress_of(ctx) or silence)
+        there = await anyio.to_thread.run_sync(all_versions, environment, demand.layer)
+        base = versions(environment.packages)
+        entries = [
+            PackageEntry(
+                name=name,
+                version=version,
+                source="environment" if base.get(name) == version else "installed",
+            )
+            for name, version in there.items()
+        ]
+        return PackageList(
+            session=found.handle,
+            python=environment.version,
+            packages=entries,
+            installable=installer.rules.describe() or "nothing",
+        )
+
+
+def _installed(session: Session, outcome: Outcome, duration_s: float) -> Installed:
+    return Installed(
+        session=session.handle,
+        summary=outcome.summary(),
+        packages=[
+            PackageState(
+                name=each.name,
+                version=each.version,
+                previous=each.previous if each.changed else "",
+                requested=each.asked,
+                imports=list(each.modules),
+                state=each.state.value,
+                detail=each.detail,
+            )
+            for each in outcome.packages
+        ],
+        allowed_imports=list(outcome.permitted),
+        reset_needed=outcome.needs_reset,
+        duration_s=round(duration_s, 3),
+    )

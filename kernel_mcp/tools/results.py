@@ -1,0 +1,290 @@
+"""From a cell, a notice or an error to the answer a model reads.
+
+A notice of the server is a content block of its own, and nothing else in an answer can look like
+one. The answer of every tool carries what its session has to tell and no delivered answer has told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from mcp_types import CallToolResult, ContentBlock, ResourceLink, TextContent
+from pydantic import BaseModel
+
+from kernel_mcp.errors import KernelMcpError, SessionGone
+from kernel_mcp.output.outputs import Position
+from kernel_mcp.output.render import Rendered, render
+from kernel_mcp.output.terminal import clean
+from kernel_mcp.output.text import guarded, guarded_lines, notice, visible
+from kernel_mcp.sessions.cell import Cell, Status, StopReason
+from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
+from kernel_mcp.sessions.losses import Loss, Notice, Reply
+from kernel_mcp.sessions.session import Session
+
+CELL_KEY = "kernel-mcp/cell"
+LOST_KEY = "kernel-mcp/lost"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class NoticeContent(TextContent):
+    """A block that the server speaks in."""
+
+
+def spoken(text: str) -> str:
+    """A notice as a text of its own, for `said` and for the field `notices` of results."""
+    return notice(visible(text))
+
+
+def said(text: str) -> NoticeContent:
+    """A notice as a content block."""
+    return NoticeContent(text=spoken(text))
+
+
+def say(text: str, meta: dict[str, Any] | None = None) -> CallToolResult:
+    """A result that is one notice."""
+    return CallToolResult(content=[said(text)], _meta=meta or None)
+
+
+async def answer(
+    session: Session,
+    cell: Cell,
+    reply: Reply,
+    *,
+    since: Position,
+    closing: str | None = None,
+) -> CallToolResult:
+    """What `cell` has put out after `since`, and where it stands now: in the words of `closing`.
+
+    All that counts as told when `reply` is delivered. An error when the cell could not be run.
+    """
+    ended, unsaid = cell.finished.is_set(), cell.unsaid
+    items, position = cell.log.since(since), cell.log.position()
+    if closing is None:
+        closing = closing_line(session, cell)
+    remarks = len(cell.notices)
+    notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]
+    said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]
+    if cell.error is not None:
+        rendered = Rendered([TextContent(text=str(cell.error))], 0, [])
+    else:
+        rendered = await render(items, session=session.handle, cell=cell.number)
+    reply.carry(session.ledger, said)
+    if (own := cell.own) is not None and own in said:
+        reply.receipt.then(lambda: session.ledger.told_by_its_cell(own))
+    reply.receipt.then(
+        lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid)
+    )
+    meta = cell.meta(session.handle, omitted=rendered.omitted, outputs=rendered.mime_types)
+    anew = _made_anew(session, cell)
+    meta["lost"] = [name for name in meta["lost"] if name not in anew]
+    return CallToolResult(
+        content=with_notices(rendered.content, notices),
+        is_error=cell.error is not None,
+        _meta={CELL_KEY: meta},
+    )
+
+
+def closing_line(session: Session, cell: Cell) -> str:
+    """The sentence that says how things stand; empty when the output says it all."""
+    match cell.status:
+        case Status.QUEUED:
+            before = session.place(cell)
+            return (
+                f"queued: cell {cell.number} begins after {before} other "
+                f"{'cell' if before == 1 else 'cells'}. Call wait to follow, interrupt to stop "
+                "the cell that is running"
+            )
+        case Status.RUNNING:
+            return (
+                f"running: cell {cell.number} goes on. Call wait for more output, interrupt to "
+                "stop it"
+            )
+        case Status.INTERRUPTED:
+            return f"interrupted: {_cause(cell)}.{_kept(cell)}"
+        case Status.TIMEOUT:
+            return (
+                f"timeout: {_cause(cell)} and was interrupted.{_kept(cell)} Pass a larger timeout "
+                "if it needs longer"
+            )
+        case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
+            return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
+        case Status.KILLED if _run_since(session, cell):
+            return (
+                f"killed: {_cause(cell)}. All variables, imports and definitions made before are "
+                f"lost; {FILES_KEPT}. Later cells have run on a fresh kernel."
+                f"{_lost(cell, _made_anew(session, cell))}"
+            )
+        case Status.KILLED:
+            fresh = "is ready" if session.kernel is not None else "starts with the next cell"
+            return (
+                f"killed: {_cause(cell)}. All variables, imports and definitions of this session "
+                f"are lost; {FILES_KEPT}. A fresh kernel {fresh}.{_lost(cell)}"
+            )
+        case _:
+            return ""
+
+
+def _cause(cell: Cell) -> str:
+    return (cell.outcome.cause if cell.outcome else None) or "stopped"
+
+
+def _kept(cell: Cell) -> str:
+    return "" if cell.losses else " Variables are kept."
+
+
+def _lost(cell: Cell, but: Container[str] = ()) -> str:
+    if cell.own is None or cell.own.loss is None:
+        return ""
+    loss = cell.own.loss
+    return lost_names(replace(loss, names=tuple(name for name in loss.names if name not in but)))
+
+
+def _run_since(session: Session, cell: Cell) -> bool:
+    """Whether this is old news: a later cell has begun."""
+    last = session.cells[-1]
+    return last.number > cell.number and last.status is not Status.QUEUED
+
+
+def _made_anew(session: Session, cell: Cell) -> frozenset[str]:
+    """Names that later cells have made, which are no longer lost."""
+    if session.kernel is None or not cell.losses or not _run_since(session, cell):
+        return frozenset()
+    return frozenset(session.kernel.names)
+
+
+def finished(
+    result: BaseModel, session: Session | None, reply: Reply, *, about: bool = True
+) -> BaseModel:
+    """`result` with what the session has to tell, and everything else guarded.
+
+    Where the result is not `about` that session its notices say whose they are.
+    """
+    pending: tuple[Notice, ...] = ()
+    if session is not None:
+        pending = tuple(n for n in session.ledger.pending if not reply.carries(n))
+        reply.carry(session.ledger, pending)
+    if isinstance(result, CallToolResult):
+        result = _guarded_result(result)
+    else:
+        result = _guarded_model(result)
+    if session is None or not pending:
+        return result
+    return _with(result, session, pending, about=about)
+
+
+def refusal(handle: str, error: KernelMcpError) -> CallToolResult:
+    """The answer that an error is."""
+    text = _guarded(clean(str(error)))
+    result = CallToolResult(content=[TextContent(text=text)], is_error=True)
+    if isinstance(error, SessionGone):
+        loss = Loss("the session has ended", error.lost, error.more)
+        result.meta = {LOST_KEY: lost_meta(handle, [loss])}
+    return result
+
+
+def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[ContentBlock]:
+    """`content` with notices behind what is shown, before links to more of it."""
+    place = next((i for i, block in enumerate(content) if isinstance(block, ResourceLink)), None)
+    place = len(content) if place is None else place
+    return [*content[:place], *map(said, texts), *content[place:]]
+
+
+def _with(
+    result: BaseModel, session: Session, pending: Sequence[Notice], *, about: bool
+) -> CallToolResult:
+    whose = "" if about else f"Session {session.handle}: "
+    texts = [f"{whose}{each.text}" for each in pending]
+    losses = [each.loss for each in pending if each.loss is not None]
+    if not isinstance(result, CallToolResult):
+        if "notices" in type(result).model_fields:
+            result = result.model_copy(update={"notices": [spoken(text) for text in texts]})
+        result = CallToolResult(
+            content=[TextContent(text=result.model_dump_json(indent=2))],
+            structured_content=result.model_dump(mode="json"),
+        )
+    elif (structured := result.structured_content) is not None and "notices" in structured:
+        told = [*structured["notices"], *map(spoken, texts)]
+        result = result.model_copy(update={"structured_content": {**structured, "notices": told}})
+    meta = dict(result.meta or {})
+    key = CELL_KEY if about and CELL_KEY in meta else LOST_KEY
+    if losses:
+        before = cast(dict[str, Any], meta[key]) if key in meta else lost_meta(session.handle, [])
+        meta[key] = _marked(before, losses)
+    content = with_notices(result.content, texts)
+    return result.model_copy(update={"content": content, "meta": meta or None})
+
+
+def lost_meta(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:
+    """The machine-readable part of an answer that is not about a cell."""
+    return {
+        "session": handle,
+        "lost": names_of(losses),
+        "lost_omitted": sum(loss.more for loss in losses),
+        "state_kept": not losses,
+        "cause": losses[0].cause if losses else None,
+    }
+
+
+def _marked(outcome: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
+    """The outcome of a cell, or what stands for it, with losses that came after it began."""
+    return {
+        **outcome,
+        "state_kept": False,
+        "lost": list(dict.fromkeys([*outcome["lost"], *names_of(losses)])),
+        "lost_omitted": outcome["lost_omitted"] + sum(loss.more for loss in losses),
+        "cause": outcome["cause"] or losses[0].cause,
+    }
+
+
+def names_of(losses: Iterable[Loss]) -> list[str]:
+    """The names of all that was lost, each once."""
+    return list(dict.fromkeys(guarded(name) for loss in losses for name in loss.names))
+
+
+def _guarded_result(result: CallToolResult) -> CallToolResult:
+    content = [_guarded_block(block) for block in result.content]
+    structured = result.structured_content
+    if structured is not None:
+        structured = _guarded_value(structured)
+    return result.model_copy(update={"content": content, "structured_content": structured})
+
+
+def _guarded_block(block: ContentBlock) -> ContentBlock:
+    if isinstance(block, TextContent) and not isinstance(block, NoticeContent):
+        text = guarded_lines(visible(block.text))
+        return block if text is block.text else block.model_copy(update={"text": text})
+    if isinstance(block, ResourceLink):
+        return block.model_copy(update={"name": _guarded(block.name)})
+    return block
+
+
+def _guarded_model(model: M) -> M:
+    text = model.model_dump_json()
+    if _guarded(text) is text and not any(mark in text for mark in _ESCAPED_IN_JSON):
+        return model
+    return type(model).model_validate(_guarded_value(model.model_dump()))
+
+
+_ESCAPED_IN_JSON = ("\\u00", "\\b", "\\f", "\\r")
+"""How JSON writes control characters."""
+
+
+def _guarded(text: str) -> str:
+    """Text of others in which nothing is hidden, and nothing passes for a notice."""
+    return guarded(visible(text))
+
+
+def _guarded_value(value: Any) -> Any:
+    """`value` of a result, guarded but for `notices`, which the server alone has written."""
+    if isinstance(value, str):
+        return _guarded(value)
+    if isinstance(value, dict):
+        return {
+            key: each if key == "notices" else _guarded_value(each) for key, each in value.items()
+        }
+    if isinstance(value, list):
+        return [_guarded_value(each) for each in value]
+    return value

@@ -1,0 +1,207 @@
+"""The tools for sessions as a whole: create_session, list, close, list_variables, info."""
+
+from __future__ import annotations
+
+import platform
+from functools import partial
+from typing import Annotated
+
+import anyio
+from pydantic import Field
+
+from kernel_mcp import __version__
+from kernel_mcp.config.values import MIB
+from kernel_mcp.environments.uv import Progress
+from kernel_mcp.packages.requirements import Needs
+from kernel_mcp.packages.result import all_versions
+from kernel_mcp.sessions.cell import silence
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools import (
+    CHANGES,
+    DESTROYS,
+    READS,
+    AnyContext,
+    Services,
+    SessionArg,
+    Toolbox,
+    progress_of,
+)
+from kernel_mcp.tools.models import (
+    Closed,
+    LimitsModel,
+    ServerInfo,
+    SessionHandle,
+    SessionList,
+    SessionState,
+    Variable,
+    VariableList,
+)
+from kernel_mcp.tools.results import names_of, spoken
+
+FIRST_LINE_CHARS = 80
+HEAD_START_S = 0.002
+"""What the answer to create_session leaves its kernel, whose start takes longer than telling of it:
+a spare is there by then, a fork is on its way."""
+
+
+def register(box: Toolbox, services: Services) -> None:
+    """Add these tools to `box`."""
+    tool, settings, manager = box.tool, services.settings, services.manager
+
+    @tool(annotations=CHANGES)
+    async def create_session(
+        ctx: AnyContext,
+        name: Annotated[str, Field(description="A label for people")] = "",
+        packages: Annotated[
+            list[str], Field(description="Further packages (PEP 508) for its environment")
+        ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        python: Annotated[str, Field(description="Python version, such as 3.12")] = "",
+    ) -> SessionHandle:
+        """Open a further session with its own kernel, variables and workspace.
+
+        Not needed for ordinary work: tools called without `session` share a default session.
+        """
+        report, scripts = progress_of(ctx) or silence, services.scripts
+        needs = Needs(scripts.packages(packages), await scripts.python(python, report))
+        opened = await open_session(services, box.caller(ctx), name, needs, report)
+        if services.factory.prepared(opened.demand):
+            opened.begin()
+            with anyio.move_on_after(HEAD_START_S):
+                await opened.begun.wait()
+        note = "Pass the handle as `session`: it has its own kernel, variables and workspace."
+        return SessionHandle(session=opened.handle, name=name, note=note)
+
+    @tool(annotations=READS)
+    async def list_sessions(ctx: AnyContext) -> SessionList:
+        """List your sessions: state, what runs and for how long, idle time, memory."""
+        caller, now = box.caller(ctx), services.clock()
+        sessions = manager.owned_by(caller)
+        states = [_state(session, now) for session in sessions]
+        for session in sessions:
+            caller.reply.carry(session.ledger, session.ledger.pending)
+        return SessionList(sessions=states, limit=settings.max_sessions)
+
+    @tool(annotations=DESTROYS)
+    async def close_session(ctx: AnyContext, session: SessionArg = "") -> Closed:
+        """End a session: its kernel, its variables and its files."""
+        caller, found = await box.resolve(ctx, session)
+        await manager.close(found)
+        caller.reply.receipt.then(  # which may outlive the session
+            partial(manager.known_to_have_ended, found.handle),
+            partial(manager.not_known_to_have_ended, found.handle),
+        )
+        kept = "kept" if settings.workspace else "removed"
+        note = f"The session is closed; its variables are gone and its files were {kept}."
+        return Closed(session=found.handle, note=note)
+
+    @tool(annotations=READS)
+    async def list_variables(ctx: AnyContext, session: SessionArg = "") -> VariableList:
+        """List the session's variables with type, shape or length, size and a short preview.
+
+        Works while a cell is running.
+        """
+        caller, found = await box.resolve(ctx, session)
+        reply = await found.variables()
+        variables = [Variable.model_validate(item) for item in reply["variables"]]
+        note = "" if variables else "No variables have been defined in this session."
+        if found.sleep is not None:
+            note = found.sleep.remark()
+        if (again := found.ledger.again) is not None:
+            caller.reply.carry(found.ledger, [again])
+            note = f"{note} Told before: {again.text}".lstrip()
+        return VariableList(
+            session=found.handle, variables=variables, omitted=reply["omitted"], note=note
+        )
+
+    @tool(annotations=READS)
+    async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
+        """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
+        _, found = await box.resolve(ctx, session)
+        return await _info(services, found)
+
+
+async def open_session(
+    services: Services, caller: Caller, name: str, needs: Needs, report: Progress
+) -> Session:
+    """A session whose environment is there, or none. Raises EnvironmentBuildError."""
+    session = await services.manager.create(
+        caller, name=name, packages=needs.packages, python=needs.python
+    )
+    if not session.demand.ordinary:
+        try:
+            await services.factory.prepare(session.demand, report)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await services.manager.close(session)
+            raise
+    return session
+
+
+def _state(session: Session, now: float) -> SessionState:
+    """One line of `list_sessions`; `now` is a time of the session's clock."""
+    current, kernel = session.current, session.kernel
+    usage = kernel.handle.usage() if kernel is not None else None
+    running_s = None
+    if current is not None and current.started is not None:
+        running_s = round(now - current.started, 3)
+    return SessionState(
+        session=session.handle,
+        name=session.name,
+        state=session.state,
+        age_s=round(now - session.created, 3),
+        idle_s=0.0 if session.state == "busy" else round(now - session.last_used, 3),
+        memory_mb=round(usage.memory_bytes / MIB, 1) if usage else 0.0,
+        python=kernel.environment.version if kernel is not None else "",
+        cells=len(session.cells),
+        queued=session.queued,
+        running_cell=current.number if current is not None else None,
+        running_s=running_s,
+        last_cell=_last_cell(session),
+        notices=[spoken(each.text) for each in session.ledger.pending],
+        lost=names_of(each.loss for each in session.ledger.pending if each.loss is not None),
+    )
+
+
+def _last_cell(session: Session) -> str:
+    if not session.cells:
+        return ""
+    cell = session.cells[-1]
+    line = cell.code.strip().splitlines()[0]
+    shown = line if len(line) <= FIRST_LINE_CHARS else line[: FIRST_LINE_CHARS - 1] + "…"
+    return f"{cell.number} [{cell.status.value}] {shown}"
+
+
+async def _info(services: Services, session: Session) -> ServerInfo:
+    factory, report, settings = services.factory, services.report, services.settings
+    demand, limits = session.demand, settings.limits
+    environment, policy = await factory.prepare(demand, silence)
+    packages = await anyio.to_thread.run_sync(all_versions, environment, demand.layer)
+    found = list(session.kernel.handle.boundary) if session.kernel is not None else []
+    if refusal := factory.refusal(environment):
+        found.append(f"kernels are not forked, as their template was refused: {refusal}")
+    return ServerInfo(
+        session=session.handle,
+        server_version=__version__,
+        python=environment.version,
+        platform=f"{platform.system()} {platform.machine()}",
+        packages=[f"{name}=={version}" for name, version in packages.items()],
+        allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),
+        sandbox=report.backend,
+        sandbox_enforces=list(report.enforced),
+        sandbox_gaps=list(report.gaps),
+        sandbox_found=found,
+        audit_log=services.audit.state,
+        limits=LimitsModel(
+            memory_mb=limits.memory_bytes // MIB,
+            cpu_s=limits.cpu_seconds,
+            cpus=limits.cpus,
+            processes=limits.pids,
+            disk_mb=limits.disk_bytes // MIB,
+            cell_timeout_s=settings.timeout_s,
+            max_sessions=settings.max_sessions,
+            idle_timeout_s=settings.idle_timeout_s,
+        ),
+        workspace=services.sandbox.guest_paths(demand.workspace, demand.workspace).workspace,
+        ignored_settings=str(settings.refusal) if settings.refusal is not None else "",
+    )
