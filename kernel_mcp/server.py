@@ -23,7 +23,6 @@ from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentStore
-from kernel_mcp.environments.builder import builder_for
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
@@ -38,7 +37,6 @@ from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.delivery import Outbox
 from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
@@ -98,11 +96,10 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             )
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)
-        builder = builder_for(sandbox) if isinstance(sandbox, BwrapSandbox) else None
         environments = EnvironmentStore(
             settings.cache_dir,
             sources=sources(settings),
-            builder=builder,
+            builder=sandbox.builder(),
             most_bytes=settings.cache_bytes,
         )
         factory = KernelFactory(

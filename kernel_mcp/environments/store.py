@@ -27,7 +27,6 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.environments import folder as folders
-from kernel_mcp.environments.builder import Builder
 from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
@@ -44,6 +43,7 @@ from kernel_mcp.environments.workshop import (
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.folders import own_folder
+from kernel_mcp.sandbox.base import Builder
 
 AGENT_AGE_S = 30 * 86400.0
 """Environments made for agents that nobody used for so long are removed."""

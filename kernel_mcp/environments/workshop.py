@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 from packaging.requirements import Requirement
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.environments import folder as folders
-from kernel_mcp.environments.builder import Builder, BuildRequest, builder_for, cancel_on
 from kernel_mcp.environments.folder import exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.spending import Spending
@@ -27,7 +27,34 @@ from kernel_mcp.environments.uv import Progress, Uv, UvResult, run_command
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.sandbox.base import Builder, BuildRequest, SandboxCommand
+from kernel_mcp.sandbox.select import builder_for
+
+T = TypeVar("T")
+
+
+async def cancel_on(
+    event: Callable[[], Awaitable[object]], work: Callable[[], Awaitable[T]]
+) -> T | None:
+    """The result of `work`, or None when `event` comes first. Raises what `work` raises."""
+    result: T | None = None
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await event()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(stop)
+        try:
+            result = await work()
+        except Exception as error:  # noqa: BLE001  # raised again, outside of the task group
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return result
+
 
 # `Terms`: for whom an environment is built, and how much of the disk it may take.
 

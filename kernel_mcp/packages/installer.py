@@ -15,10 +15,15 @@ import anyio
 from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments.builder import cancel_on
 from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.environments.uv import Progress
-from kernel_mcp.environments.workshop import BASE_PACKAGES, INSTALL_TIMEOUT_S, LEFT_OUT, Workshop
+from kernel_mcp.environments.workshop import (
+    BASE_PACKAGES,
+    INSTALL_TIMEOUT_S,
+    LEFT_OUT,
+    Workshop,
+    cancel_on,
+)
 from kernel_mcp.errors import InputError, InstallError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
@@ -220,7 +225,8 @@ class Installer:
 
     async def _builds_allowed(self) -> bool:
         """Code of packages runs in a sandbox, or where the operator wants none at all."""
-        boundary = (await self._workshop.builder()).confined or self._sandbox.name == "none"
+        wanted = bool(self._sandbox.report().enforced)
+        boundary = (await self._workshop.builder()).confined or not wanted
         return self._settings.allow_source_builds and boundary
 
     def _folder(self) -> Path:

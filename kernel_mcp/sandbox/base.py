@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,38 @@ from kernel_mcp.linux.folders import Identity
 
 if TYPE_CHECKING:
     from kernel_mcp.sandbox.promise import Promise
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest:
+    """One run of an installer.
+
+    writable  host folders it may change, seen at the same place
+    readonly  host paths it needs, seen at the same place
+    hostile   whether it will run code of packages, or read it in ways that may go wrong
+    network   whether it has the host's network
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    writable: Sequence[Path]
+    readonly: Sequence[Path]
+    hostile: bool = False
+    network: bool = True
+
+
+class Builder(Protocol):
+    """Confines installers."""
+
+    confined: bool
+    """Whether there is a boundary at all."""
+
+    @asynccontextmanager
+    def owner(self, folders: Sequence[Path], *, hostile: bool) -> AsyncIterator[Identity | None]:
+        """Whom the folders belong to inside the block; afterwards they are the server's again."""
+
+    def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
+        """The host command for one run. Raises LaunchError for paths that cannot be bound."""
 
 
 BOOT_FOLDER = Path(kernel_specs.__file__).parent
@@ -154,6 +186,12 @@ class Sandbox(Protocol):
 
         `forked`: of one that was forked from a template instead of started cold.
         """
+
+    def builder(self) -> Builder | None:
+        """What confines installers in the same way, None where this backend has no such thing."""
+
+    def refusal(self, said: str) -> str:
+        """Why no process could be started, with the remedy; `said` is what the start wrote."""
 
     def report(self) -> SandboxReport:
         """What this backend enforces and what it does not."""

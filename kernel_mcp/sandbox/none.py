@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
+    Builder,
+    BuildRequest,
     GuestPaths,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
 )
+from kernel_mcp.sandbox.remedies import cannot_start
+
+
+class PlainBuilder:
+    """No confinement: for `--sandbox none` and backends without a builder of their own."""
+
+    confined = False
+
+    @asynccontextmanager
+    async def owner(
+        self, folders: Sequence[Path], *, hostile: bool
+    ) -> AsyncIterator[Identity | None]:
+        """Everything stays the server's."""
+        yield None
+
+    def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
+        """The command itself, whose life is tied to the server's where that is possible."""
+        return SandboxCommand(argv=[*tie_to_server(), *request.argv], pass_fds=(), env=request.env)
 
 
 class NoSandbox:
@@ -50,6 +72,14 @@ class NoSandbox:
     def promise(self, identity: Identity | None, *, forked: bool = False) -> None:
         """Nothing is promised."""
         return
+
+    def builder(self) -> Builder | None:
+        """None: bubblewrap confines installers where it can be had."""
+        return None
+
+    def refusal(self, said: str) -> str:
+        """Why no process could be started."""
+        return cannot_start(self.name, said)
 
     def report(self) -> SandboxReport:
         """Everything is a gap."""

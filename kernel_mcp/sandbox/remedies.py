@@ -46,14 +46,22 @@ def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
     return f"Install it with: sudo {command.format(package)}. {AT_OWN_RISK}"
 
 
-def diagnose(stderr: str) -> str:
-    """Why bubblewrap could not start a process and what to do about it."""
-    said = " ".join(stderr.split())[-400:] or "nothing"
+def cannot_start(name: str, said: str) -> str:
+    """Why a backend cannot start a process, which `said` this."""
+    return f"the {name} sandbox cannot start a process here (it said: {_end(said)}). {AT_OWN_RISK}"
+
+
+def diagnose(said: str) -> str:
+    """Why bubblewrap, which `said` this, could not start a process, and what to do about it."""
     first = AS_ORDINARY_USER if os.geteuid() == 0 else ""
     return (
-        f"bubblewrap cannot start a process here (it said: {said}). {first}{_remedy(stderr)} "
+        f"bubblewrap cannot start a process here (it said: {_end(said)}). {first}{_remedy(said)} "
         f"{AT_OWN_RISK}"
     )
+
+
+def _end(said: str) -> str:
+    return " ".join(said.split())[-400:]
 
 
 def _remedy(stderr: str) -> str:

@@ -8,11 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import MappingProxyType
 
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
-from kernel_mcp.sandbox.base import ContainerOptions, Sandbox
+from kernel_mcp.sandbox.base import (
+    Builder,
+    ContainerOptions,
+    Sandbox,
+)
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sandbox.none import NoSandbox
+from kernel_mcp.sandbox.none import NoSandbox, PlainBuilder
 from kernel_mcp.sandbox.probe import require_boundary, run_confined
-from kernel_mcp.sandbox.remedies import AT_OWN_RISK, diagnose
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,21 @@ BACKENDS: Mapping[str, Callable[[], Sandbox]] = MappingProxyType(
     }
 )
 """Every backend by the name that `--sandbox` takes."""
+
+
+def builder_for(sandbox: Sandbox | None = None) -> Builder:
+    """The builder that goes with a sandbox: bubblewrap wherever it works; blocks to find out."""
+    if sandbox is not None and (own := sandbox.builder()) is not None:
+        return own
+    try:
+        found = BwrapSandbox.detect()
+        _probe(found)
+        return found.builder()
+    except SandboxUnavailable as reason:
+        logger.warning(
+            "packages are unpacked without a sandbox, which runs none of their code: %s", reason
+        )
+        return PlainBuilder()
 
 
 def select_sandbox(
@@ -102,12 +120,8 @@ def _probe(sandbox: Sandbox) -> None:
     done = run_confined(sandbox, ["/bin/sh", "-c", "exit 0"])
     if done.returncode == 0:
         return
-    if isinstance(sandbox, BwrapSandbox):
-        raise SandboxUnavailable(diagnose(done.stderr))
-    said = " ".join(done.stderr.split())[-400:] or f"nothing, exit code {done.returncode}"
-    raise SandboxUnavailable(
-        f"the {sandbox.name} sandbox cannot start a process here (it said: {said}). {AT_OWN_RISK}"
-    )
+    said = done.stderr if done.stderr.strip() else f"nothing, exit code {done.returncode}"
+    raise SandboxUnavailable(sandbox.refusal(said))
 
 
 # The sandbox a server is going to use, chosen and proven while the rest is still being loaded.

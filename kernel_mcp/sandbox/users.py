@@ -9,6 +9,8 @@ from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.folders import Identity, private_folder, runtime_folder
+from kernel_mcp.sandbox.base import Builder
+from kernel_mcp.sandbox.remedies import cannot_start
 
 # Host user ids for kernels of a root server: one per session, unique on the machine.
 
@@ -119,11 +121,21 @@ class IdentityPool:
 class KernelUsers:
     """Host user ids for kernels of a root server; kernels of others are their server's user.
 
-    What a sandbox is made of: `identity` and `release` are its part of the `Sandbox` protocol.
+    What a sandbox is made of: its part of the `Sandbox` protocol.
     """
+
+    name: str
 
     def __init__(self, identities: IdentityPool | None) -> None:
         self._identities = identities
+
+    def builder(self) -> Builder | None:
+        """None: bubblewrap confines installers."""
+        return None
+
+    def refusal(self, said: str) -> str:
+        """Why no process could be started."""
+        return cannot_start(self.name, said)
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
         """Reserve a host user id of a root server: the same for all kernels of one workspace."""

@@ -10,10 +10,10 @@ from types import CodeType
 
 import pytest
 
-from kernel_mcp.environments.builder import PlainBuilder
 from kernel_mcp.environments.spending import Spending
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.environments.workshop import Workshop
+from kernel_mcp.sandbox.none import PlainBuilder
 
 pytestmark = [pytest.mark.anyio]
 

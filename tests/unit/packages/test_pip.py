@@ -11,12 +11,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.environments.builder import PlainBuilder
 from kernel_mcp.environments.uv import CACHE, Sources, Uv
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.packages.pip import ConfinedPip
+from kernel_mcp.sandbox.none import PlainBuilder
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.environments.builder import BuildRequest, BwrapBuilder, PlainBuilder, builder_for
 from kernel_mcp.sandbox import mounts
-from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sandbox.none import NoSandbox
+from kernel_mcp.sandbox.base import BuildRequest
+from kernel_mcp.sandbox.bwrap import BwrapBuilder, BwrapSandbox
+from kernel_mcp.sandbox.none import NoSandbox, PlainBuilder
+from kernel_mcp.sandbox.select import builder_for
 
 
 @pytest.fixture

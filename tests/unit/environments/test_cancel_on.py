@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from kernel_mcp.environments.builder import cancel_on
+from kernel_mcp.environments.workshop import cancel_on
 
 pytestmark = pytest.mark.anyio
 
