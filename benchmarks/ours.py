@@ -21,7 +21,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import Parts, build_mcp, parts
 from kernel_mcp.sessions.cell import Status
-from kernel_mcp.sessions.delivery import Outbox
+from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 

@@ -38,7 +38,7 @@ from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
-from kernel_mcp.sessions.delivery import Outbox
+from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
 from kernel_mcp.sessions.memory import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares

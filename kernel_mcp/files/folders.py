@@ -18,7 +18,7 @@ from typing import Literal
 
 from kernel_mcp.barriers import reason_of
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.linux.openat2 import Opener, open_beneath
+from kernel_mcp.linux.safe_tree import Opener, open_beneath
 from kernel_mcp.output.text import one_line
 
 MAX_LISTED = 1000

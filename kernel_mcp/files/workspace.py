@@ -36,8 +36,7 @@ from kernel_mcp.files.folders import (
     owner_of,
     replace_file,
 )
-from kernel_mcp.linux.openat2 import Opener, open_beneath
-from kernel_mcp.linux.safe_tree import empty_tree, remove_tree
+from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
 from kernel_mcp.linux.walk import Holding, entries_within, measure
 from kernel_mcp.output.images import sniff
 from kernel_mcp.output.text import one_line

@@ -27,7 +27,7 @@ from kernel_mcp.launch.base import (
     Launcher,
     LaunchRequest,
 )
-from kernel_mcp.launch.guest_files import compile_guest
+from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.model import profile_entries
 

@@ -12,7 +12,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch import guest_files
+from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import START_TIMEOUT_S, ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
@@ -85,7 +85,7 @@ class LocalLauncher:
             await process.ready(channel, self._start_timeout_s)
             paths = self._sandbox.guest_paths(request.workspace, folder)
             inspected = self._inspector.inspect(
-                process.pid, process.pidfd, identity, ceilings=guest_files.ceilings(request, paths)
+                process.pid, process.pidfd, identity, ceilings=rundir.ceilings(request, paths)
             )
             undo.callback(inspected.forget)
             limits.admit(process.pids)
@@ -121,8 +121,8 @@ class LocalLauncher:
             _furnish(folder, request, connection, paths, identity, inherited)
             command = self._sandbox.command(
                 SandboxRequest(
-                    argv=guest_files.argv(request, paths),
-                    env=guest_files.environment(request, paths),
+                    argv=rundir.argv(request, paths),
+                    env=rundir.environment(request, paths),
                     workspace=request.workspace,
                     sockets=folder,
                     readonly=(*request.environment.readonly, *unmoved),
@@ -148,10 +148,10 @@ def _furnish(
     inherited: tuple[int, int],
 ) -> None:
     contents = {
-        guest_files.CONNECTION_FILE: guest_files.connection_content(connection, paths),
-        guest_files.BOOT_FILE: guest_files.boot_content(request, paths, *inherited),
+        rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
+        rundir.BOOT_FILE: rundir.boot_content(request, paths, *inherited),
     }
-    guest_files.write_files(folder, contents, identity)
+    rundir.write_files(folder, contents, identity)
     if identity is not None:
         os.chown(folder, identity.uid, identity.gid)
 

@@ -22,8 +22,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo
-from kernel_mcp.launch.readiness import ReadinessChannel
-from kernel_mcp.launch.stderr_tail import StderrTail
+from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.pidfd import Watched
 from kernel_mcp.linux.proc import ExitStatus, Usage

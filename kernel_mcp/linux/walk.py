@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kernel_mcp.linux.openat2 import Opener, open_beneath
+from kernel_mcp.linux.safe_tree import Opener, open_beneath
 
 
 def everything(folder: Path) -> Iterator[os.DirEntry[str]]:

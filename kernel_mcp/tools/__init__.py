@@ -30,8 +30,7 @@ from kernel_mcp.packages.requirements import ScriptReader
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Report
-from kernel_mcp.sessions.delivery import Receipt, RequestId
-from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.losses import Receipt, Reply, RequestId
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.tools.results import finished, refusal

@@ -13,7 +13,7 @@ import pytest
 
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.linux.openat2 import Opener, by_walking, with_openat2
+from kernel_mcp.linux.safe_tree import Opener, by_walking, with_openat2
 
 ITERATIONS = 2000
 SECRET = "the secret outside"

@@ -17,7 +17,7 @@ from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import build_mcp, parts
-from kernel_mcp.sessions.delivery import Receipt
+from kernel_mcp.sessions.losses import Receipt
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
 from tests.integration.agent import Agent

@@ -1,9 +1,8 @@
 """`kernel-mcp doctor`: start real sandboxed kernels and report what holds.
 
-examine   one backend: the self-test from inside, then a kernel and what it may
+examine   one backend: the self-test from inside, then a kernel and what it may; the report
 trials    what a kernel is put through, one resource or boundary at a time
 orphan    a server that is killed, and the kernel that must not outlive it
-table     the report as text and as JSON
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     flags = vars(parser.parse_args(list(argv)))
     as_json = bool(flags.pop("json", False))
     settings = settings_from(flags)
-    from kernel_mcp.commands.doctor import table
+    from kernel_mcp.commands.doctor import examine
     from kernel_mcp.commands.doctor.examine import examine_all
 
     logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr)
@@ -44,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
     diagnosis = anyio.run(examine_all, settings, tell)
     if as_json:
-        print(json.dumps(table.as_json(diagnosis), indent=2))
+        print(json.dumps(examine.as_json(diagnosis), indent=2))
     else:
-        print(table.as_text(diagnosis, colour=sys.stdout.isatty()))
+        print(examine.as_text(diagnosis, colour=sys.stdout.isatty()))
     return 0 if diagnosis.holds else 1

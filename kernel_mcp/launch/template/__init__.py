@@ -18,7 +18,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import BoundaryBroken
-from kernel_mcp.launch import guest_files
+from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import (
     ConnectionInfo,
     KernelEnvironment,
@@ -28,13 +28,12 @@ from kernel_mcp.launch.base import (
 )
 from kernel_mcp.launch.cold import hand_over, remove_folder, seal
 from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, OutputRing
-from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
+from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.launch.template import outer
 from kernel_mcp.launch.template.kernel import READY_S, Forked, Prover
+from kernel_mcp.launch.template.outer import TemplateSupervisor
 from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
-from kernel_mcp.launch.template.supervisor import TemplateSupervisor
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox
@@ -265,7 +264,7 @@ class TemplateLauncher:
                 identity,
                 forked=True,
                 others=proof.namespaces,
-                ceilings=guest_files.ceilings(request, paths),
+                ceilings=rundir.ceilings(request, paths),
             )
             undo.callback(inspected.forget)
             await limits.settled()
@@ -324,7 +323,7 @@ class TemplateLauncher:
             *(
                 (layer, target, True)
                 for layer, target in zip(
-                    request.layers, guest_files.layer_paths(request, paths), strict=True
+                    request.layers, rundir.layer_paths(request, paths), strict=True
                 )
             ),
         ]
@@ -347,11 +346,11 @@ def _furnish(
     paths: GuestPaths,
     identity: Identity | None,
 ) -> None:
-    boot = guest_files.boot_content(request, paths, READY_FD, RECORDER_FD)
+    boot = rundir.boot_content(request, paths, READY_FD, RECORDER_FD)
     contents = {
-        guest_files.CONNECTION_FILE: guest_files.connection_content(connection, paths),
-        guest_files.BOOT_FILE: boot,
+        rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
+        rundir.BOOT_FILE: boot,
     }
-    guest_files.write_files(folder, contents, identity)
+    rundir.write_files(folder, contents, identity)
     if identity is not None:
         os.chown(folder, identity.uid, identity.gid)

@@ -15,9 +15,8 @@ from kernel_mcp.errors import BoundaryBroken, LaunchError
 from kernel_mcp.launch import cold
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import ConfinedProcess, OnEnd
-from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
+from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
-from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.launch.template.process import Fork, Proof, TemplateProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.pidfd import Watched, pid_of

@@ -16,8 +16,8 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
-from kernel_mcp.launch.stderr_tail import StderrTail
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.probe import Check
 from kernel_specs.template import linux

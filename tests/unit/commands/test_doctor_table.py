@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kernel_mcp.commands.doctor.examine import Diagnosis, Examination, _summed_up
-from kernel_mcp.commands.doctor.table import as_json, as_text
+from kernel_mcp.commands.doctor.examine import Diagnosis, Examination, _summed_up, as_json, as_text
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.probe import Check
 

@@ -21,7 +21,7 @@ from kernel_mcp.files import folders
 from kernel_mcp.files import workspace as workspace_module
 from kernel_mcp.files.workspace import BINARY_BYTES, Workspace
 from kernel_mcp.linux import walk
-from kernel_mcp.linux.openat2 import Opener, by_walking, with_openat2
+from kernel_mcp.linux.safe_tree import Opener, by_walking, with_openat2
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.kernels.connection import MAX_WAITING_BYTES, Connection
+from kernel_mcp.kernels.channels import MAX_WAITING_BYTES, Connection
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
 
 pytestmark = [pytest.mark.anyio]

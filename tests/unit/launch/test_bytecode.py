@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.guest_files import compile_guest
+from kernel_mcp.launch.rundir import compile_guest
 
 pytestmark = pytest.mark.anyio
 

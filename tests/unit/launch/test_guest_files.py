@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.launch import guest_files
+from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
@@ -28,7 +28,7 @@ REQUEST = LaunchRequest(
 
 
 def test_the_boot_file_is_what_the_kernel_reads() -> None:
-    boot = config.parse(json.loads(json.dumps(guest_files.boot_content(REQUEST, PATHS, 5))))
+    boot = config.parse(json.loads(json.dumps(rundir.boot_content(REQUEST, PATHS, 5))))
     assert boot.workspace == "/workspace"
     assert boot.ready_fd == 5
     assert boot.layers == ("/layer",)
@@ -40,7 +40,7 @@ def test_the_boot_file_is_what_the_kernel_reads() -> None:
 
 
 def test_the_connection_file_names_the_sockets_as_the_kernel_sees_them() -> None:
-    content = guest_files.connection_content(ConnectionInfo(ip="/host/k", key="secret"), PATHS)
+    content = rundir.connection_content(ConnectionInfo(ip="/host/k", key="secret"), PATHS)
     assert content["ip"] == "/run/kernel/k"
     assert content["transport"] == "ipc"
     assert [content[f"{name}_port"] for name in ("shell", "iopub", "stdin", "control", "hb")] == [
@@ -49,7 +49,7 @@ def test_the_connection_file_names_the_sockets_as_the_kernel_sees_them() -> None
 
 
 def test_the_command_line_isolates_the_interpreter() -> None:
-    assert guest_files.argv(REQUEST, PATHS) == [
+    assert rundir.argv(REQUEST, PATHS) == [
         "/env/bin/python",
         *("-I", "-B", "/opt/kernel_specs/restricted/boot.py"),
         *("-f", "/run/kernel/connection.json"),
@@ -58,16 +58,16 @@ def test_the_command_line_isolates_the_interpreter() -> None:
 
 def test_the_environment_holds_nothing_of_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
-    assert "hunter2" not in guest_files.environment(REQUEST, PATHS).values()
+    assert "hunter2" not in rundir.environment(REQUEST, PATHS).values()
 
 
 def test_the_files_are_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "boot.json").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError):
-        guest_files.write_files(tmp_path, {"boot.json": {}}, None)
+        rundir.write_files(tmp_path, {"boot.json": {}}, None)
 
 
 def test_the_kernel_may_read_its_files_and_not_change_them(tmp_path: Path) -> None:
-    guest_files.write_files(tmp_path, {"boot.json": {"a": 1}}, None)
+    rundir.write_files(tmp_path, {"boot.json": {"a": 1}}, None)
     assert (tmp_path / "boot.json").stat().st_mode & 0o777 == 0o440
     assert json.loads((tmp_path / "boot.json").read_text()) == {"a": 1}

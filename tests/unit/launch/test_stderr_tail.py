@@ -10,7 +10,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from kernel_mcp.launch.stderr_tail import BUDGET_BYTES, KEPT_BYTES, StderrTail
+from kernel_mcp.launch.readiness import BUDGET_BYTES, KEPT_BYTES, StderrTail
 
 pytestmark = pytest.mark.anyio
 

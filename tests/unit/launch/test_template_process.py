@@ -15,7 +15,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.process import ConfinedProcess
-from kernel_mcp.launch.stderr_tail import StderrTail
+from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.template import process as template_process
 from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.launch.template.process import TemplateError, TemplateProcess

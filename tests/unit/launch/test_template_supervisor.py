@@ -11,9 +11,8 @@ import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.template import supervisor as template_supervisor
-from kernel_mcp.launch.template.outer import Shared
-from kernel_mcp.launch.template.supervisor import MOST_FAILURES, TemplateSupervisor
+from kernel_mcp.launch.template import outer as template_supervisor
+from kernel_mcp.launch.template.outer import MOST_FAILURES, Shared, TemplateSupervisor
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.none import NoSandbox
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.linux import openat2
-from kernel_mcp.linux.openat2 import Opener, by_walking, open_beneath, with_openat2
+from kernel_mcp.linux import safe_tree
+from kernel_mcp.linux.safe_tree import Opener, by_walking, open_beneath, with_openat2
 
 
 @pytest.fixture(params=[with_openat2, by_walking], ids=["openat2", "walk"])
@@ -89,9 +89,9 @@ def test_without_openat2_the_walk_is_used(monkeypatch: pytest.MonkeyPatch, code:
     def refused(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    openat2._default_opener.cache_clear()
-    monkeypatch.setattr(openat2, "with_openat2", refused)
+    safe_tree._default_opener.cache_clear()
+    monkeypatch.setattr(safe_tree, "with_openat2", refused)
     try:
-        assert openat2._default_opener() is by_walking
+        assert safe_tree._default_opener() is by_walking
     finally:
-        openat2._default_opener.cache_clear()
+        safe_tree._default_opener.cache_clear()

@@ -13,8 +13,7 @@ import pytest
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import walk
-from kernel_mcp.linux.openat2 import open_beneath
-from kernel_mcp.linux.safe_tree import empty_tree
+from kernel_mcp.linux.safe_tree import empty_tree, open_beneath
 from kernel_mcp.linux.walk import measure
 
 PLENTY: dict[str, Any] = {"most_entries": 10**6, "most_bytes": 10**12}

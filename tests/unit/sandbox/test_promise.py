@@ -9,8 +9,15 @@ from dataclasses import replace
 import pytest
 
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.linux.mounts import in_sight
-from kernel_mcp.sandbox.promise import NAMESPACES, Facts, Promise, broken, gainable, read_facts
+from kernel_mcp.sandbox.promise import (
+    NAMESPACES,
+    Facts,
+    Promise,
+    broken,
+    gainable,
+    in_sight,
+    read_facts,
+)
 
 MOUNTS = """\
 20 1 0:41 /newroot / ro,nosuid - tmpfs tmpfs rw

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from mcp_types import ErrorData, JSONRPCError, JSONRPCNotification, JSONRPCResponse
 
-from kernel_mcp.sessions.delivery import MOST_RECENT, Outbox, RequestId
+from kernel_mcp.sessions.losses import MOST_RECENT, Outbox, RequestId
 
 
 def response(request: RequestId) -> JSONRPCResponse:
