@@ -93,9 +93,14 @@ class FolderQuota:
             return True
         if now < self._soonest:
             return False
-        # a quick writer is caught by what the file system has left
-        room = max(self._size - self.measured.bytes, SLACK_BYTES)
-        return self._free - self._free_now() > room // 2
+        if not self._in_use.acquire(blocking=False):
+            return False  # it is being looked at, or closed
+        try:
+            # a quick writer is caught by what the file system has left
+            room = max(self._size - self.measured.bytes, SLACK_BYTES)
+            return self._fd >= 0 and self._free - self._free_now() > room // 2
+        finally:
+            self._in_use.release()
 
     def look(self, processes: Callable[[], Iterable[int]] = tuple) -> None:
         """Measure the folder and the files of it that `processes` hold without a name. Blocks.

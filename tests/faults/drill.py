@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -116,10 +117,10 @@ class Drill:
         await self.call("execute", session=self._victim, code="while True: pass", timeout=0.2)
 
     async def die(self) -> None:
-        """The death of a kernel, and the next cell."""
+        """The death of a kernel by another's hand, and the next cell."""
         (session,) = [s for s in self._built.manager.sessions if s.handle == self._victim]
         if session.kernel is not None:
-            session.kernel.kill()
+            os.kill(session.kernel.handle.pid, signal.SIGKILL)
             await session.kernel.dead.wait()
         await self.call("execute", session=self._victim, code="1")
 

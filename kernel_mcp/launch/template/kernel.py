@@ -99,9 +99,9 @@ class Forked:
 
     def _on_kernel_end(self) -> None:
         if not self._over:
+            self._late = self._loop.call_later(STATUS_S, self._finish)
             self.kernel.continue_parent()
             self.init.continue_parent()
-            self._late = self._loop.call_later(STATUS_S, self._finish)
 
     def _finish(self) -> None:
         """The kernel has ended, and how is as well known as it will ever be."""

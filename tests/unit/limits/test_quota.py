@@ -160,9 +160,12 @@ def test_a_renamed_folder_is_still_the_same(folder: Path, watched: FolderQuota) 
     assert watched.full
 
 
-def test_nothing_is_looked_at_once_it_is_closed(watched: FolderQuota) -> None:
+def test_nothing_is_looked_at_once_it_is_closed(watched: FolderQuota, clock: Clock) -> None:
+    watched.look()
     watched.close()
     watched.look()
+    clock.now += 0.1
+    assert not watched.due()
     watched.close()
 
 
