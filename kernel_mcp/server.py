@@ -40,8 +40,8 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
-from kernel_mcp.sessions.memory import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
+from kernel_mcp.sessions.quota import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import Post, Services, Toolbox, cells, files, packages, sessions
 from kernel_mcp.tools.instructions import instructions

@@ -19,10 +19,9 @@ from anyio.streams.text import TextReceiveStream
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.linux.proc import tree
-from kernel_mcp.linux.process import search_path
+from kernel_mcp.linux.process import search_path, tie_to_server
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.sandbox.base import SandboxCommand
-from kernel_mcp.sandbox.none import tie_to_server
 
 # `Sources`: where packages come from, as the operator decides.
 

@@ -24,8 +24,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.linux.pidfd import Watched
-from kernel_mcp.linux.proc import ExitStatus, Usage
+from kernel_mcp.linux.proc import ExitStatus, Usage, Watched
 
 # The end of a kernel's output in shared memory: what a sudden death keeps from the channels.
 

@@ -16,7 +16,7 @@ from kernel_mcp.barriers import shortage
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.process import OnEnd
 from kernel_mcp.launch.readiness import StderrTail
-from kernel_mcp.linux.pidfd import Watched, parent_of
+from kernel_mcp.linux.proc import Watched, parent_of
 from kernel_mcp.sandbox.base import SandboxCommand
 
 

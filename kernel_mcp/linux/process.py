@@ -12,6 +12,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+
+def tie_to_server() -> list[str]:
+    """The words that have a command end with the server, where there is setpriv."""
+    setpriv = find_program("setpriv")
+    return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]
+
+
 # The C heap of this process: what is in use no more can go back to the system.
 #
 # As glibc does by itself, each thread gets a heap of its own, whose end it keeps, and it keeps ever

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,12 +13,166 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import GIB, MIB, format_bytes
 from kernel_mcp.errors import HibernationError, SessionLimitReached
 from kernel_mcp.limits.capacity import Capacity
+from kernel_mcp.linux import process
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.session import Clock, Session
 
+# What the server itself may hold: memory, and records on disk, of all sessions together.
+#
+# Where that is exceeded, the session that holds most gives way, and no other.
+
 logger = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+RELIEF_S = 10.0
+"""A pause after a look that found memory beyond the bound and nobody who holds much of it."""
+OWN_BYTES = 256 * MIB
+SESSION_BYTES = 48 * MIB
+"""What the server needs: for itself some 80 MiB, and as much again for what it is asked; for each
+session that runs a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
+NOTABLE_BYTES = 8 * MIB
+"""What the server has to have grown by to be worth a look at what it can give back."""
+REST_LOOKS = 10
+"""Looks without a session in use after which those that were closed have let go of all."""
+GUILTY_BYTES = 16 * MIB
+"""Who holds less than this is not made to give way."""
+RECORD_BYTES = 2 * GIB
+"""Cells and outputs on disk of all sessions: as much as the variables of those that sleep."""
+
+
+class OwnMemory:
+    """The private memory of this process in bytes, read without opening anything."""
+
+    def __init__(self) -> None:
+        self._fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._page = os.sysconf("SC_PAGE_SIZE")
+
+    def __call__(self) -> int:
+        """Raises OSError."""
+        _, resident, shared, *_ = map(int, os.pread(self._fd, 256, 0).split())
+        return (resident - shared) * self._page
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class ServerBounds:
+    """Keeps the server within its memory and its records, while `run` is running."""
+
+    def __init__(
+        self,
+        sessions: Callable[[], Iterable[Session]],
+        *,
+        memory: Callable[[], int],
+        most_memory: int,
+        most_records: int = RECORD_BYTES,
+    ) -> None:
+        """`memory` tells how much the server holds now, all in bytes."""
+        self._sessions = sessions
+        self._memory = memory
+        self._most_memory = most_memory
+        self._most_records = most_records
+        self._told = False
+        self._least = most_memory
+        self._quiet = 0
+        self._untidy = False
+
+    async def run(self) -> None:
+        """Look for ever; has to be run as a task."""
+        while True:
+            await anyio.sleep(PAUSE_S)
+            with Barrier("comparing the records of sessions with their bound"):
+                self.check_records()
+            relieved = True
+            with Barrier("comparing the server's memory with its bound"):
+                relieved = self.check_memory()
+            with Barrier("giving memory back to the system"):
+                self.tidy()
+            if not relieved:
+                await anyio.sleep(RELIEF_S)
+
+    def check_memory(self) -> bool:
+        """Have the session that holds most let go of it, if the server holds too much.
+
+        False when there is too much and no session that holds a notable part of it.
+        """
+        if self._memory() <= self._most_memory:
+            self._told = False
+            return True
+        process.trim()
+        if (held := self._memory()) <= self._most_memory:
+            return True
+        parts = {session: session.held for session in self._sessions()}
+        guilty = max(parts, key=lambda session: parts[session], default=None)
+        if guilty is None or parts[guilty] < GUILTY_BYTES:
+            if not self._told:
+                logger.error(
+                    "the server holds %s of memory, which is more than %s, and no session much of "
+                    "it: nothing was ended", format_bytes(held), format_bytes(self._most_memory),
+                )  # fmt: skip
+            self._told = True
+            return False
+        part = format_bytes(parts[guilty])
+        done = guilty.relieve(
+            f"the server's memory ran short (it holds {format_bytes(held)}, limit "
+            f"{format_bytes(self._most_memory)}), and this session held most of it: {part} of "
+            "outputs and code"
+        )
+        logger.warning(
+            "the server held %s of memory, limit %s: session %s, which held %s, %s",
+            format_bytes(held), format_bytes(self._most_memory), guilty.handle, part, done,
+        )  # fmt: skip
+        process.trim()
+        return True
+
+    def tidy(self) -> None:
+        """Give memory back to the system when no session is in use and there may be much to give.
+
+        Takes some 40 ms, so it is done again once when all has come to rest, and then not before
+        the server has grown by as much again.
+        """
+        held = self._memory()
+        self._least = min(self._least, held)
+        if any(session.state == "busy" for session in self._sessions()):
+            self._quiet = 0
+            return
+        self._quiet += 1
+        grown = held > self._least + NOTABLE_BYTES
+        if grown or (self._untidy and self._quiet >= REST_LOOKS):
+            process.trim()
+            self._least = self._memory()
+            self._untidy, self._quiet = grown, 0
+
+    def check_records(self) -> None:
+        """Have the sessions with the largest records remove their oldest outputs."""
+        sizes = {session: session.cells.disk_bytes for session in self._sessions()}
+        if sum(sizes.values()) <= self._most_records:
+            return
+        level = _level(sizes.values(), self._most_records)
+        for session in (session for session, size in sizes.items() if size > level):
+            logger.info("the oldest outputs of session %s make room for others", session.handle)
+            session.cells.make_room(level, before=len(session.cells) + 1)
+
+
+def memory_bound(sessions: int) -> int:
+    """Bytes of memory for a server with so many sessions that may run at once."""
+    return OWN_BYTES + sessions * SESSION_BYTES
+
+
+def _level(sizes: Iterable[int], most: int) -> int:
+    """What each may have at most so that all have `most` together, and who has less keeps it."""
+    ascending = sorted(sizes)
+    for place, size in enumerate(ascending):
+        fair = most // (len(ascending) - place)
+        if size > fair:
+            return fair
+        most -= size
+    return most
+
 
 ROOM_S = 30.0
 """How long a new session may wait until others have been hibernated for it."""

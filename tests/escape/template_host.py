@@ -29,7 +29,7 @@ from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sandbox.none import NoSandbox
+from kernel_mcp.sandbox.select import NoSandbox
 from tests.escape.host import FOLDER, LIMITS, prepared
 from tests.escape.inside import ATTACKS
 from tests.escape.neighbours import CLEANUP, VICTIM, Neighbour

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.linux.pidfd import parent_of
+from kernel_mcp.linux.proc import parent_of
 from tests.integration.landlock_kernel import Cell, Notebook
 
 Begin = Callable[[], AbstractAsyncContextManager[Notebook]]

@@ -24,7 +24,7 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sandbox.none import NoSandbox
+from kernel_mcp.sandbox.select import NoSandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -351,7 +351,7 @@ from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sandbox.none import NoSandbox
+from kernel_mcp.sandbox.select import NoSandbox
 from kernel_mcp.config.settings import Limits
 
 async def main(name, boot, workspace, base):

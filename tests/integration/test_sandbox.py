@@ -16,9 +16,8 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
-from kernel_mcp.sandbox.none import NoSandbox
 from kernel_mcp.sandbox.probe import quick_checks, require_boundary, run_confined, thorough_checks
-from kernel_mcp.sandbox.select import select_sandbox
+from kernel_mcp.sandbox.select import NoSandbox, select_sandbox
 from tests.integration.unprivileged import as_ordinary_user
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="compares root with an ordinary user")

@@ -13,7 +13,7 @@ import pytest
 
 from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError, ServerFailure
-from kernel_mcp.linux.pidfd import pid_of
+from kernel_mcp.linux.proc import pid_of
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup
@@ -51,7 +51,7 @@ def test_the_log_names_the_place_of_a_refusal_and_shows_the_trace_of_anything_el
     with Barrier("reading", "s-1"):
         raise ValueError("no refusal")
     assert caplog.text.count("Traceback") == 1
-    assert re.search(r"removed \(at linux/pidfd\.py:\d+\)", caplog.text)
+    assert re.search(r"removed \(at linux/proc\.py:\d+\)", caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template.process import Fork, Proof, TemplateProcess
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.linux.pidfd import Watched, pid_of
+from kernel_mcp.linux.proc import Watched, pid_of
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check, Probe, probing

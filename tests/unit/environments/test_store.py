@@ -20,7 +20,7 @@ from kernel_mcp.environments.metadata import note_file
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.sandbox.none import PlainBuilder
+from kernel_mcp.sandbox.select import PlainBuilder
 
 pytestmark = pytest.mark.anyio
 
@@ -189,7 +189,7 @@ async def killed_while_building(kit: Kit, gate: Gate, **environ: str) -> None:
         "from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore\n"
         "from kernel_mcp.environments.uv import Uv\n"
         "cache, uv = map(Path, sys.argv[1:])\n"
-        "from kernel_mcp.sandbox.none import PlainBuilder\n"
+        "from kernel_mcp.sandbox.select import PlainBuilder\n"
         "uv = Uv(str(uv), os.environ, cache.parent)\n"
         "store = EnvironmentStore(cache, uv=uv, builder=PlainBuilder())\n"
         "anyio.run(store.ensure, EnvironmentSpec(packages=('numpy',)))\n"

@@ -13,7 +13,7 @@ import pytest
 from kernel_mcp.environments.spending import Spending
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.environments.workshop import Workshop
-from kernel_mcp.sandbox.none import PlainBuilder
+from kernel_mcp.sandbox.select import PlainBuilder
 
 pytestmark = [pytest.mark.anyio]
 

@@ -12,8 +12,8 @@ import pytest
 from kernel_mcp.errors import BoundaryBroken, LaunchError
 from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox.none import NoSandbox
 from kernel_mcp.sandbox.promise import Promise, user_of
+from kernel_mcp.sandbox.select import NoSandbox
 
 
 class Sandbox(NoSandbox):

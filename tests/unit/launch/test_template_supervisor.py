@@ -14,7 +14,7 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template import outer as template_supervisor
 from kernel_mcp.launch.template.outer import MOST_FAILURES, Shared, TemplateSupervisor
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox.none import NoSandbox
+from kernel_mcp.sandbox.select import NoSandbox
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.packages.pip import ConfinedPip
-from kernel_mcp.sandbox.none import PlainBuilder
+from kernel_mcp.sandbox.select import PlainBuilder
 
 pytestmark = pytest.mark.anyio
 

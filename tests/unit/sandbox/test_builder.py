@@ -10,8 +10,7 @@ import pytest
 from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import BuildRequest
 from kernel_mcp.sandbox.bwrap import BwrapBuilder, BwrapSandbox
-from kernel_mcp.sandbox.none import NoSandbox, PlainBuilder
-from kernel_mcp.sandbox.select import builder_for
+from kernel_mcp.sandbox.select import NoSandbox, PlainBuilder, builder_for
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.sandbox.base import SandboxRequest
-from kernel_mcp.sandbox.none import NoSandbox
+from kernel_mcp.sandbox.select import NoSandbox
 
 
 def test_temporary_files_and_settings_are_not_looked_for_where_others_can_write(

@@ -11,9 +11,9 @@ import pytest
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.linux import process
 from kernel_mcp.output.items import Stream
-from kernel_mcp.sessions import memory as bounds
+from kernel_mcp.sessions import quota as bounds
 from kernel_mcp.sessions.cell import Outcome, Status
-from kernel_mcp.sessions.memory import OwnMemory, ServerBounds
+from kernel_mcp.sessions.quota import OwnMemory, ServerBounds
 from kernel_mcp.sessions.runner import CellQueue
 from kernel_mcp.sessions.session import size_of
 from tests.integration.memory import status_bytes

@@ -7,7 +7,7 @@ import pytest
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
-from kernel_mcp.sandbox.none import NoSandbox
+from kernel_mcp.sandbox.select import NoSandbox
 from kernel_mcp.tools.instructions import instructions
 
 WHOLE = SandboxReport("bwrap", ("everything",), ())
