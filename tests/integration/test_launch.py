@@ -346,7 +346,7 @@ async def test_a_server_that_is_killed_leaves_no_process(
 SERVER = """
 import sys, anyio
 from pathlib import Path
-from kernel_mcp.launch.base import KernelEnvironment, KernelRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
@@ -361,7 +361,7 @@ async def main(name, boot, workspace, base):
     )
     with RunDirectory.create(Path(base) / "b") as runs:
         await LocalLauncher(sandbox, runs).launch(
-            KernelRequest("s", environment, Policy.for_allow(()), Limits(), Path(workspace))
+            LaunchRequest("s", environment, Policy.for_allow(()), Limits(), Path(workspace))
         )
         print("ready", flush=True)
         await anyio.sleep_forever()
