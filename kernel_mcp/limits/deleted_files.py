@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kernel_mcp.barriers import absences
 from kernel_mcp.config.values import MIB
-from kernel_mcp.linux.proc import tables, threads
+from kernel_mcp.linux.proc import threads
 from kernel_mcp.linux.walk import BLOCK, File
 
 MOST_FILES = 50_000
@@ -83,14 +83,18 @@ class _Look:
             raise _TooMuch
 
     def _open_files(self, pid: int) -> None:
-        for thread in tables(pid):
+        """All threads have the same; one that has ended, or ends meanwhile, shows none."""
+        for thread in threads(pid):
+            self._spend(1)
             folder = f"/proc/{thread}/fd"
             with absences:
                 names = os.listdir(folder)  # noqa: PTH208  # hostile code may have many
-                self._spend(1 + len(names))
+                self._spend(len(names))
                 for name in names:
                     with absences:
                         self._note(os.stat(f"{folder}/{name}"))  # noqa: PTH116  # the same
+                if names and os.path.lexists(f"{folder}/{names[-1]}"):
+                    return
 
     def _running(self, pid: int) -> None:
         """The program of a process; the mappings of it can be undone."""

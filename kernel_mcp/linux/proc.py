@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import platform
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -18,7 +15,6 @@ from threading import Lock
 import anyio
 
 from kernel_mcp.barriers import absences
-from kernel_mcp.linux.syscalls import architecture
 
 # Processes held by pidfd: watched on the event loop, signalled and reaped.
 
@@ -128,54 +124,16 @@ def _stat(pid: int) -> list[bytes]:
     return stat.rpartition(b")")[2].split()
 
 
-# Which threads of a process show what it holds: not always the first, and not always one alone.
-#
-# An entry of /proc shows what belongs to one thread. A first thread that has ended shows nothing of
-# what the others go on with, and a thread can have open files of its own.
-
-_KCMP_FILES = 2
-
-
 def threads(pid: int) -> list[int]:
-    """All threads of a process, the first one first; none when it is gone."""
+    """All threads of a process, the first one first; none when it is gone.
+
+    An entry of /proc shows what belongs to one thread, and that of a first thread which has ended
+    shows nothing of what the others go on with: their memory, and their one table of open files.
+    """
     with absences:
         found = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  # called for each process
         return sorted(found, key=lambda thread: thread != pid)
     return []
-
-
-def tables(pid: int) -> Iterator[int]:
-    """Threads that together show all open files of a process: one for each table of them.
-
-    All threads where the system does not tell which of them share theirs.
-    """
-    first, *others = threads(pid) or [0]
-    if not first:
-        return
-    yield first
-    latest = first
-    for thread in others:
-        if not (_share_files(thread, first) or _share_files(thread, latest)):
-            latest = thread
-            yield thread
-
-
-def _share_files(one: int, other: int) -> bool:
-    """Whether two threads are known to have the same table of open files."""
-    return one == other or _compare()(one, other) == 0
-
-
-@cache
-def _compare() -> Callable[[int, int], int]:
-    """kcmp(2) for tables of open files: 0 when they are the same, -1 when nobody tells."""
-    arch = architecture(platform.machine())
-    if arch is None:
-        return lambda _one, _other: -1
-    number = arch.numbers["kcmp"]
-    call = ctypes.CDLL(None).syscall
-    call.restype = ctypes.c_long
-    call.argtypes = [ctypes.c_long] * 6
-    return lambda one, other: int(call(number, one, other, _KCMP_FILES, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)

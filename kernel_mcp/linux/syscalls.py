@@ -111,6 +111,7 @@ _CHECKED: _Table = {
     "chmod": (90, None),
     "clone": (56, 220),
     "clone3": (435, 435),
+    "close_range": (436, 436),
     "creat": (85, None),
     "fallocate": (285, 47),
     "fchmod": (91, 52),

@@ -23,6 +23,10 @@ X32_BIT = 0x40000000
 
 NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET of <linux/sched.h>."""
+CLONE_FILES, CLONE_THREAD = 0x400, 0x10000
+"""<linux/sched.h>."""
+CLOSE_RANGE_UNSHARE = 2
+"""<linux/close_range.h>."""
 AF_UNIX, INTERNET_FAMILIES = 1, (2, 10)
 """With AF_INET and AF_INET6: the network namespace is empty, so that they reach nothing."""
 INTERNET_PROTOCOLS = (0, 6, 17)
@@ -90,7 +94,9 @@ def _rules(arch: Architecture) -> Rules:
         # ENOSYS makes libc fall back to clone, whose flags a filter can read
         "clone3": bpf.give(fail(errno.ENOSYS)),
         "clone": _argument(0)
-        + bpf.branch(bpf.JUMP_SET, NAMESPACE_FLAGS, then=refuse, otherwise=bpf.give(ALLOW)),
+        + bpf.branch(bpf.JUMP_SET, NAMESPACE_FLAGS, then=refuse, otherwise=_threads()),
+        # as with clone: what is measured of a process is what one of its threads has open
+        "close_range": _without_bits(2, CLOSE_RANGE_UNSHARE, errno.EINVAL),
         "personality": _argument(0)
         + bpf.branch(bpf.JUMP_EQ, 0, then=bpf.give(ALLOW), otherwise=refuse),
         **dict.fromkeys(("socket", "socketpair"), _sockets()),
@@ -146,6 +152,13 @@ def _intervals(rules: Rules) -> list[tuple[int, bpf.Program]]:
 def _argument(index: int) -> bpf.Program:
     """Load the low word of a system call's argument."""
     return bpf.load(16 + 8 * index)
+
+
+def _threads() -> bpf.Program:
+    """Refuse a thread, by the flags of clone, that has a table of open files of its own."""
+    allow, refuse = bpf.give(ALLOW), bpf.give(fail(errno.EPERM))
+    shares = bpf.branch(bpf.JUMP_SET, CLONE_FILES, then=allow, otherwise=refuse)
+    return bpf.branch(bpf.JUMP_SET, CLONE_THREAD, then=shares, otherwise=allow)
 
 
 def _sockets() -> bpf.Program:

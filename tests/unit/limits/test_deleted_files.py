@@ -16,8 +16,7 @@ import pytest
 from kernel_mcp.config.values import MIB
 from kernel_mcp.limits import deleted_files
 from kernel_mcp.limits.deleted_files import opened, unlinked
-from kernel_mcp.linux import proc as threads_module
-from kernel_mcp.linux.proc import tables, threads
+from kernel_mcp.linux.proc import threads
 from kernel_mcp.linux.walk import BLOCK
 
 BEGIN = """
@@ -43,13 +42,6 @@ os.close(fd)
 threading.Thread(target=wait).start()
 """
 FIRST_THREAD_ENDS_MAPPED = MAPPED_IN_PART + "libc.syscall(60, 0)"
-OWN_TABLE = """
-def hold():
-    assert libc.unshare(0x400) == 0
-    file()
-    wait()
-threading.Thread(target=hold).start()
-"""
 
 
 @contextmanager
@@ -98,20 +90,11 @@ AS_ROOT = pytest.mark.skipif(
         FIRST_THREAD_ENDS,
         pytest.param(MAPPED_IN_PART, marks=AS_ROOT),
         pytest.param(FIRST_THREAD_ENDS_MAPPED, marks=AS_ROOT),
-        OWN_TABLE,
     ],
 )
 def test_no_thread_hides_a_file(code: str, tmp_path: Path) -> None:
     with holder(code, tmp_path) as pid:
         assert on(tmp_path, unlinked([pid])) == [MIB]
-
-
-def test_threads_count_all_where_the_system_does_not_compare_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads_module, "_compare", lambda: lambda _one, _other: -1)
-    with holder(OWN_TABLE, tmp_path) as pid:
-        assert on(tmp_path, opened([pid])) == [MIB]
 
 
 def test_a_program_that_runs_counts_when_it_has_been_deleted(tmp_path: Path) -> None:
@@ -143,14 +126,17 @@ def test_a_file_that_may_not_be_looked_at_keeps_the_size_it_had(
         assert on(tmp_path, unlinked([pid], known)) == [MIB]
 
 
-def test_threads_that_share_their_files_are_looked_at_once() -> None:
+def test_threads_are_looked_at_only_until_one_shows_its_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done = threading.Event()
     others = [threading.Thread(target=done.wait) for _ in range(64)]
     for thread in others:
         thread.start()
     try:
         assert len(threads(os.getpid())) >= 65
-        assert list(tables(os.getpid())) == [os.getpid()]
+        monkeypatch.setattr(deleted_files, "MOST_FILES", 64)
+        assert opened([os.getpid()]).complete
     finally:
         done.set()
         for thread in others:
@@ -170,5 +156,5 @@ def test_too_many_mappings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_processes_that_are_gone_hold_nothing() -> None:
-    assert list(tables(2**22 + 1)) == []
+    assert threads(2**22 + 1) == []
     assert unlinked([2**22 + 1]) == deleted_files.DeletedFiles()

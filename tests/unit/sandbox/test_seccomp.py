@@ -78,6 +78,20 @@ def test_clone_is_refused_with_any_namespace_flag(
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_threads_share_one_table_of_open_files(answer: Answer, arch: Architecture) -> None:
+    thread, files, memory = 0x10000, 0x400, 0x900  # CLONE_VM, CLONE_SIGHAND
+    assert answer(arch, "clone", thread | memory) == EPERM
+    assert answer(arch, "clone", 1 << 32 | thread | memory) == EPERM
+    assert answer(arch, "clone", thread | memory | files) == seccomp.ALLOW
+    assert answer(arch, "clone", memory) == seccomp.ALLOW
+    assert answer(arch, "unshare", files) == EPERM
+    for flags in (0, 4):  # CLOSE_RANGE_CLOEXEC
+        assert answer(arch, "close_range", 3, 0xFFFFFFFF, flags) == seccomp.ALLOW
+        own = answer(arch, "close_range", 3, 0xFFFFFFFF, flags | 2)
+        assert own == seccomp.fail(errno.EINVAL)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
 def test_clone3_does_not_exist_because_its_flags_cannot_be_read(
     answer: Answer, arch: Architecture
 ) -> None:
