@@ -15,9 +15,9 @@ from kernel_mcp.errors import InputError
 from kernel_mcp.files.contents import Page, page_of
 from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
-from kernel_mcp.output.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.output.render import OUTPUT_CHARS, PICTURE_BYTES
 from kernel_mcp.output.text import visible
+from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
     CHANGES,
@@ -112,7 +112,7 @@ def register(box: Toolbox, services: Services) -> None:
 
 
 def _export(session: Session, path: str) -> int:
-    return _write(session, path, notebook(session))
+    return _write(session, path, notebook(session.cells))
 
 
 def _write(session: Session, path: str, content: str | bytes, encoding: str = "utf-8") -> int:

@@ -18,10 +18,10 @@ from mcp_types import ResourceTemplate
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
-from kernel_mcp.output.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.output.text import guarded, guarded_lines
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.sessions.session import Session
 
 MAX_TEXT_CHARS = 8_000_000
@@ -88,7 +88,7 @@ class ResourceServer(MCPServer[Any]):
             path = unquote(match["path"])
             return await anyio.to_thread.run_sync(session.workspace.read_resource, path)
         if match["notebook"]:
-            write = partial(notebook, session, RESOURCE_BYTES)
+            write = partial(notebook, session.cells, RESOURCE_BYTES)
             text = await anyio.to_thread.run_sync(write, limiter=self._one_notebook)
             return text.decode(), NOTEBOOK_MIME
         cell = cell_of(session, int(match["cell"]))

@@ -14,12 +14,12 @@ import pytest
 from kernel_mcp.output import displays
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
-from kernel_mcp.output.notebook import notebook
 from kernel_mcp.output.outputs import EVICTED, OutputLog
 from kernel_mcp.output.render import render
 from kernel_mcp.sessions import history
 from kernel_mcp.sessions.cell import Cell, Outcome, Status
 from kernel_mcp.sessions.history import BATCH, History
+from kernel_mcp.sessions.notebook import notebook
 
 pytestmark = [pytest.mark.anyio]
 
@@ -59,10 +59,6 @@ class Cells:
         cell.told = told
         return cell
 
-    @property
-    def cells(self) -> History:
-        return self.history
-
     def _log(self, number: int) -> OutputLog:
         return OutputLog(self._folder, number, index=self.displays)
 
@@ -90,11 +86,11 @@ async def test_a_cell_on_disk_reads_as_it_did_in_memory(cells: Cells) -> None:
         cells.run(*events)
     cells.run()
     before = [await seen(cell) for cell in cells.history]
-    book = notebook(cells)
+    book = notebook(cells.history)
     cells.history.settle()
     assert cells.history.in_memory == 1
     assert [await seen(cell) for cell in cells.history] == before
-    assert notebook(cells) == book
+    assert notebook(cells.history) == book
     assert cells.history[-2].code == "cell 11"
     assert [cell.number for cell in cells.history[1:4]] == [2, 3, 4]
 
@@ -188,7 +184,7 @@ async def test_the_oldest_rows_make_room_when_there_are_too_many(
     assert "".join(first.log.text()) == f"{EVICTED}\n"
     assert (first.code, first.status) == ("", Status.ERROR)
     assert last.code == "cell 100"
-    source = [cell["source"] for cell in json.loads(notebook(cells))["cells"]]
+    source = [cell["source"] for cell in json.loads(notebook(cells.history))["cells"]]
     assert len(source) == 100
     assert source[-1] == "cell 100"
 
@@ -233,4 +229,4 @@ async def test_a_record_that_cannot_be_read_says_so(
     assert lost.status is Status.ERROR
     why = "No such file or directory" if damage == "gone" else "its row is not whole"
     assert why in "".join(lost.log.text())
-    assert len(json.loads(notebook(cells))["cells"]) == 2
+    assert len(json.loads(notebook(cells.history))["cells"]) == 2

@@ -5,62 +5,37 @@ import json
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
-from kernel_mcp.output import notebook
 from kernel_mcp.output.items import Display, Event, Failure, Stream
 from kernel_mcp.output.markup import JSON_DEPTH, Shape
-from kernel_mcp.output.notebook import JSON_VALUES
-from kernel_mcp.output.notebook import notebook as notebook_file
 from kernel_mcp.output.outputs import LogCaps, OutputLog
+from kernel_mcp.sessions import notebook
+from kernel_mcp.sessions.cell import Cell, Outcome, Status
+from kernel_mcp.sessions.notebook import JSON_VALUES
+from kernel_mcp.sessions.notebook import notebook as notebook_file
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20_000)).decode()
 
 
-class Word(Enum):
-    OK = "ok"
-    KILLED = "killed"
-    RUNNING = "running"
-
-
-@dataclass
-class Ended:
-    execution_count: int | None = 1
-    cause: str | None = None
-
-
-@dataclass
-class FakeCell:
-    number: int
-    code: str
-    log: OutputLog
-    status: Word = Word.OK
-    outcome: Ended | None = field(default_factory=Ended)
-
-
-@dataclass
-class FakeSession:
-    cells: list[FakeCell]
-
-
-def cell(
-    folder: Path, number: int, code: str, *events: Event, caps: LogCaps | None = None
-) -> FakeCell:
+def cell(folder: Path, number: int, code: str, *events: Event, caps: LogCaps | None = None) -> Cell:
     log = OutputLog(folder, number, caps=caps)
     for event in events:
         log.add(event)
     log.close()
-    return FakeCell(number, code, log)
+    return ended(number, code, log)
 
 
-def written(*cells: FakeCell, most: int = 48_000_000) -> dict[str, Any]:
-    data = notebook_file(FakeSession(list(cells)), most)
+def ended(number: int, code: str, log: OutputLog) -> Cell:
+    return Cell.ended(number, code, log, Outcome(Status.OK, execution_count=1), 0.0)
+
+
+def written(*cells: Cell, most: int = 48_000_000) -> dict[str, Any]:
+    data = notebook_file(cells, most)
     assert len(data) <= most
     text = data.decode("utf-8")
     untyped: Any = nbformat
@@ -107,8 +82,9 @@ def test_a_session_without_cells_is_a_valid_notebook() -> None:
 
 def test_how_a_cell_ended_is_kept_in_its_metadata(tmp_path: Path) -> None:
     killed = cell(tmp_path, 1, "boom()")
-    killed.status, killed.outcome = Word.KILLED, Ended(None, "killed by SIGSEGV")
-    running = FakeCell(2, "loop()", OutputLog(tmp_path, 2), Word.RUNNING, None)
+    killed.outcome = Outcome(Status.KILLED, False, "killed by SIGSEGV")
+    running = Cell(2, "loop()", 0.0, OutputLog(tmp_path, 2))
+    running.begin(0.0)
     first, second = written(killed, running)["cells"]
     assert first["metadata"]["kernel-mcp"] == {"status": "killed", "cause": "killed by SIGSEGV"}
     assert second["metadata"]["kernel-mcp"] == {"status": "running"}
@@ -228,7 +204,7 @@ def test_memory_for_a_notebook_does_not_grow_with_the_values_in_it(
     made = cell(tmp_path, 1, "x", *[crowd] * 100)
     tracemalloc.start()
     try:
-        notebook_file(FakeSession([made]))
+        notebook_file([made])
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -251,14 +227,14 @@ def test_an_update_of_another_cell_is_shown_in_that_cell_only(tmp_path: Path) ->
     first = cell(tmp_path, 1, "a", Display({"text/plain": "old"}, {}, "id"))
     log = OutputLog(tmp_path, 2, index=first.log._index)
     log.add(Display({"text/plain": "new"}, {}, "id", update=True))
-    document = written(first, FakeCell(2, "b", log))
+    document = written(first, ended(2, "b", log))
     assert document["cells"][0]["outputs"][0]["data"] == {"text/plain": "new"}
     assert document["cells"][1]["outputs"] == []
 
 
 def test_nbformat_and_pillow_are_not_loaded_before_they_are_needed() -> None:
     code = (
-        "import sys, kernel_mcp.output.notebook, kernel_mcp.output.render\n"
+        "import sys, kernel_mcp.sessions.notebook, kernel_mcp.output.render\n"
         "print({'nbformat', 'PIL'} & set(sys.modules))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

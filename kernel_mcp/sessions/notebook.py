@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
 from io import BytesIO
 from itertools import islice
-from typing import Protocol
 
 from kernel_mcp.output.bundles import Part
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
 from kernel_mcp.output.text import omission
+from kernel_mcp.sessions.cell import Cell
 
 NOTEBOOK_MIME = "application/x-ipynb+json"
 FILE_BYTES = 48_000_000
@@ -34,70 +33,19 @@ _JSON = re.compile(r"application/(.*\+)?json")
 _FULL = "the notebook is full"
 
 
-class OutputRecord(Protocol):
-    """The log of a cell's output."""
-
-    def since(self, position: None = None, limit: int = ...) -> Sequence[Item]:
-        """All of it, with at most `limit` characters of text at either end."""
-
-
-class OutcomeRecord(Protocol):
-    """How a cell ended."""
-
-    @property
-    def execution_count(self) -> int | None:
-        """IPython's number for it, None when it never ran."""
-
-    @property
-    def cause(self) -> str | None:
-        """Why it ended early, if it did."""
-
-
-class CellRecord(Protocol):
-    """What the notebook needs of a cell."""
-
-    @property
-    def number(self) -> int:
-        """Its number in the session, from 1."""
-
-    @property
-    def code(self) -> str:
-        """Its source."""
-
-    @property
-    def status(self) -> Enum:
-        """Where it stands; the value is the word."""
-
-    @property
-    def outcome(self) -> OutcomeRecord | None:
-        """How it ended, None as long as it has not."""
-
-    @property
-    def log(self) -> OutputRecord:
-        """Its output."""
-
-
-class NotebookSource(Protocol):
-    """Something with cells: a session."""
-
-    @property
-    def cells(self) -> Sequence[CellRecord]:
-        """All cells in order."""
-
-
-def notebook(source: NotebookSource, most: int = FILE_BYTES) -> bytes:
+def notebook(cells: Sequence[Cell], most: int = FILE_BYTES) -> bytes:
     """The notebook as an .ipynb file of at most `most` bytes; takes a moment, so use a thread."""
     written = BytesIO()
-    for piece in _pieces(source, most):
+    for piece in _pieces(cells, most):
         written.write(piece)
     return written.getvalue()
 
 
-def _pieces(source: NotebookSource, most: int) -> Iterator[bytes]:
+def _pieces(cells: Sequence[Cell], most: int) -> Iterator[bytes]:
     yield b'{"cells":[\n'
     writer = _Writer(most - _END_BYTES)
-    count, written = len(source.cells), 0
-    for cell in islice(source.cells, count):
+    count, written = len(cells), 0
+    for cell in islice(cells, count):
         pieces = writer.cell(cell)
         if pieces is None:
             break
@@ -128,12 +76,12 @@ class _Writer:
         self._outputs_left = most // 2
         self._values_left = JSON_VALUES
 
-    def cell(self, cell: CellRecord) -> list[bytes] | None:
+    def cell(self, cell: Cell) -> list[bytes] | None:
         """One code cell with its outputs; None when there is no room for it."""
         outcome = cell.outcome
         count = outcome.execution_count if outcome else None
         outputs = self._outputs(cell, count)
-        remarks = {"status": str(cell.status.value), "cause": outcome.cause if outcome else None}
+        remarks = {"status": cell.status.value, "cause": outcome.cause if outcome else None}
         head = {
             "id": f"cell-{cell.number}",
             "cell_type": "code",
@@ -148,7 +96,7 @@ class _Writer:
         self._left -= sum(map(len, pieces)) + 2
         return pieces if self._left >= 0 else None
 
-    def _outputs(self, cell: CellRecord, count: int | None) -> list[list[bytes]]:
+    def _outputs(self, cell: Cell, count: int | None) -> list[list[bytes]]:
         outputs: list[list[bytes]] = []
         stream: StreamName = "stdout"
         missing = 0
