@@ -171,8 +171,8 @@ class Drill:
 
     async def inspect(self, what: str) -> None:
         """The witness has its variables, the server answers, the victim works again."""
-        text, _ = await self.call("execute", session=self._witness, code="x")
-        if text != "41":
+        text, _ = await self.call("execute", session=self._witness, code="print(x)")
+        if text.strip() != "41":  # not shown as a value: of a thousand IPython speaks
             self.problems.append(f"after {what}: the second session says {text[:300]}")
             await self.call("execute", session=self._witness, code="x = 41")
         for _ in range(ROUNDS):
