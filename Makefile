@@ -31,7 +31,7 @@ sandbox:
 	@.ci/setup sandbox
 
 demo: $(READY) sandbox ## Analyse a CSV through a real server and show the transcript
-	@$(BIN)/kernel-mcp demo $(ARGS)
+	@$(BIN)/python examples/analyse_csv.py $(ARGS)
 
 test: $(READY) sandbox ## Run the tests
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)

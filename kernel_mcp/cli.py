@@ -39,7 +39,6 @@ not named may only narrow what code may do; what it wants beyond that is ignored
 
 _COMMANDS_HELP = """\
 other commands:
-  kernel-mcp demo           analyse a CSV through a real server and show the transcript
   kernel-mcp doctor         start a sandboxed kernel and report what holds and what does not
   kernel-mcp env list       kernel environments in the cache
   kernel-mcp env build      build the environment of --allow and --python now
@@ -90,12 +89,6 @@ def _serve(argv: Sequence[str]) -> int:
     return serve(settings, sandbox)
 
 
-def _demo(argv: Sequence[str]) -> int:
-    from kernel_mcp.demo import main as demo
-
-    return demo(argv)
-
-
 def _doctor(argv: Sequence[str]) -> int:
     from kernel_mcp.commands.doctor import main as doctor
 
@@ -116,7 +109,6 @@ def _image(argv: Sequence[str]) -> int:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
-    "demo": _demo,
     "doctor": _doctor,
     "env": _env,
     "image": _image,

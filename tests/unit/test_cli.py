@@ -31,7 +31,7 @@ def test_help_names_every_flag_and_command(capsys: pytest.CaptureFixture[str]) -
     for option in OPTIONS:
         assert option.flag in text
         assert option.default in " ".join(text.split())
-    assert "kernel-mcp demo" in text
+    assert "kernel-mcp doctor" in text
     assert "KERNEL_MCP_IDLE_TIMEOUT" in text
 
 
@@ -60,7 +60,7 @@ def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
     [
         (["--memroy", "2G"], "there is no flag --memroy; did you mean --memory?"),
         (["--memroy=2G"], "there is no flag --memroy=2G; did you mean --memory?"),
-        (["dmo"], "there is no command dmo; did you mean demo?"),
+        (["doctr"], "there is no command doctr; did you mean doctor?"),
         (["--memory", "2X"], "--memory 2X: expected a size such as 512M or 2G (0 for no limit)"),
         (["--timeout", "-5"], "--timeout -5: expected a time"),
         (["--memory"], "argument --memory: expected one argument"),
