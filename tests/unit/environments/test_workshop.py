@@ -1,4 +1,4 @@
-"""What is compiled ahead, and under which name."""
+"""What is compiled ahead and under which name, and work that something else may end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from types import CodeType
 
+import anyio
 import pytest
 
 from kernel_mcp.environments.spending import Spending
 from kernel_mcp.environments.uv import Uv
-from kernel_mcp.environments.workshop import Workshop
+from kernel_mcp.environments.workshop import Workshop, cancel_on
 from kernel_mcp.sandbox.select import PlainBuilder
 
 pytestmark = [pytest.mark.anyio]
@@ -49,3 +50,41 @@ async def test_every_source_is_compiled_under_the_name_that_kernels_see(
     )
     place = known_as or str(folder)
     assert names(folder) == {name: f"{place}/{path}" for name, path in sources.items()}
+
+
+async def five() -> int:
+    await anyio.lowlevel.checkpoint()
+    return 5
+
+
+async def test_work_that_ends_first_gives_its_result() -> None:
+    assert await cancel_on(anyio.sleep_forever, five) == 5
+
+
+async def test_an_event_that_comes_first_ends_the_work() -> None:
+    ended = anyio.Event()
+
+    async def work() -> int:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+        return 5
+
+    with anyio.fail_after(60):
+        assert await cancel_on(five, work) is None
+    assert ended.is_set()
+
+
+async def test_an_error_of_the_work_comes_out_as_it_is() -> None:
+    async def work() -> int:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await cancel_on(anyio.sleep_forever, work)
+
+
+async def test_cancelling_the_whole_cancels_the_work() -> None:
+    with anyio.move_on_after(0.01) as scope:
+        await cancel_on(anyio.sleep_forever, anyio.sleep_forever)
+    assert scope.cancelled_caught

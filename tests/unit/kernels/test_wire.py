@@ -19,6 +19,7 @@ from kernel_mcp.kernels.wire import (
     whole_number,
 )
 from kernel_mcp.output.items import Clear, Display, Failure, Stream
+from tests.unit.json_values import JSON
 
 KEY = "k" * 32
 DELIM = b"<IDS|MSG>"
@@ -110,13 +111,6 @@ def test_random_frames_never_crash_the_decoder(parts: list[bytes]) -> None:
         Wire(KEY).decode(parts)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
 KINDS = st.sampled_from(
     ["stream", "display_data", "execute_result", "update_display_data", "clear_output", "error"]
 )

@@ -1,8 +1,11 @@
-"""What the kernel finds at boot."""
+"""What the kernel finds at boot, and the bytecode of it."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import GuestPaths
 from kernel_specs.restricted import config
@@ -71,3 +75,48 @@ def test_the_kernel_may_read_its_files_and_not_change_them(tmp_path: Path) -> No
     rundir.write_files(tmp_path, {"boot.json": {"a": 1}}, None)
     assert (tmp_path / "boot.json").stat().st_mode & 0o777 == 0o440
     assert json.loads((tmp_path / "boot.json").read_text()) == {"a": 1}
+
+
+pytestmark = pytest.mark.anyio
+
+HERE = KernelEnvironment(Path(sys.executable), (), version=platform.python_version())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.py").write_text("A = 1\n")
+    (tmp_path / "inner" / "b.py").write_text("B = 2\n")
+    return tmp_path
+
+
+def compiled(folder: Path) -> dict[str, float]:
+    return {path.name.split(".")[0]: path.stat().st_mtime for path in folder.rglob("*.pyc")}
+
+
+async def test_all_sources_are_compiled_once(folder: Path) -> None:
+    await compile_guest(HERE, folder)
+    before = compiled(folder)
+    assert set(before) == {"a", "b"}
+    await compile_guest(HERE, folder)
+    assert compiled(folder) == before
+
+
+async def test_a_changed_source_is_compiled_again(folder: Path) -> None:
+    await compile_guest(HERE, folder)
+    source = folder / "a.py"
+    source.write_text("A = 'changed'\n")
+    later = source.stat().st_mtime + 10
+    os.utime(source, (later, later))
+    await compile_guest(HERE, folder)
+    (bytecode,) = (folder / "__pycache__").iterdir()
+    assert b"changed" in bytecode.read_bytes()
+
+
+async def test_what_cannot_be_compiled_is_no_failure(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "__pycache__").write_text("in the way")
+    with caplog.at_level("INFO"):
+        await compile_guest(HERE, folder)
+    assert "compile their own start" in caplog.text

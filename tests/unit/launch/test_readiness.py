@@ -1,18 +1,22 @@
-"""The kernel's word that it is ready."""
+"""The kernel's word that it is ready, and the inspection of its sandbox."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import anyio
 import pytest
 
-from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.readiness import ReadinessChannel
+from kernel_mcp.errors import BoundaryBroken, LaunchError
+from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.promise import Promise, user_of
+from kernel_mcp.sandbox.select import NoSandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -60,3 +64,90 @@ async def test_a_long_error_is_cut() -> None:
         with pytest.raises(LaunchError) as failure:
             await made.wait()
     assert len(str(failure.value)) < 2100
+
+
+class Sandbox(NoSandbox):
+    """Promises a user, and what namespaces the test says."""
+
+    namespaces: tuple[str, ...] = ()
+
+    def promise(  # type: ignore[override]
+        self, identity: Identity | None, *, forked: bool = False
+    ) -> Promise | None:
+        return Promise(user_of(identity), filters=0, namespaces=self.namespaces, inherits=False)
+
+
+@contextmanager
+def process() -> Iterator[tuple[int, int]]:
+    """A process with a network namespace of its own, without new privileges, under no filter."""
+    words = ["unshare", "--user", "--net", "--", "setpriv", "--no-new-privs", "--"]
+    with subprocess.Popen(
+        [*words, "/bin/sh", "-c", "echo; exec sleep 60"], stdout=subprocess.PIPE
+    ) as made:
+        assert made.stdout is not None
+        made.stdout.readline()
+        pidfd = os.pidfd_open(made.pid)
+        try:
+            yield made.pid, pidfd
+        finally:
+            made.kill()
+            made.wait()
+            os.close(pidfd)
+
+
+def test_a_namespace_is_nobody_elses_while_its_kernel_lives() -> None:
+    sandbox = Sandbox()
+    sandbox.namespaces = ("net",)
+    inspector = Inspector(sandbox)
+    with process() as (pid, pidfd):
+        first = inspector.inspect(pid, pidfd, None)
+        assert "namespaces of its own: net" in first.words
+        second = os.pidfd_open(pid)
+        try:
+            with pytest.raises(BoundaryBroken, match="shares namespaces with others: net"):
+                inspector.inspect(pid, second, None)
+            first.forget()
+            inspector.inspect(pid, second, None)
+        finally:
+            os.close(second)
+
+
+def test_a_number_of_a_namespace_that_is_gone_may_come_again() -> None:
+    sandbox = Sandbox()
+    sandbox.namespaces = ("net",)
+    inspector = Inspector(sandbox)
+    with process() as (pid, pidfd):
+        inspector.inspect(pid, pidfd, None)
+        facts = inspector._living[pidfd][1]
+    ended = os.pidfd_open(os.getpid())
+    try:
+        with process() as (pid, pidfd):
+            inspector._living = {ended: (2**22 - 1, facts)}  # nobody has this number any more
+            inspector.inspect(pid, pidfd, None)
+    finally:
+        os.close(ended)
+
+
+def test_the_servers_own_namespaces_and_those_of_the_template_are_not_the_kernels() -> None:
+    sandbox = Sandbox()
+    inspector = Inspector(sandbox)
+    with process() as (pid, pidfd):
+        sandbox.namespaces = ("net", "mnt")
+        with pytest.raises(BoundaryBroken, match="with others: mnt"):
+            inspector.inspect(pid, pidfd, None)
+        sandbox.namespaces = ("net",)
+        own = os.readlink(f"/proc/{pid}/ns/net")  # noqa: PTH115
+        with pytest.raises(BoundaryBroken, match="with others: net"):
+            inspector.inspect(pid, pidfd, None, forked=True, others={own})
+
+
+def test_a_kernel_that_has_ended_is_not_called_unconfined() -> None:
+    with process() as (pid, pidfd):
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        with pytest.raises(LaunchError, match="ended right after"):
+            Inspector(Sandbox()).inspect(pid, pidfd, None)
+
+
+def test_nothing_is_looked_at_where_nothing_is_promised() -> None:
+    assert "nothing was promised" in Inspector(NoSandbox()).inspect(1, -1, None).words[0]

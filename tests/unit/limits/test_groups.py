@@ -12,7 +12,7 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
 from kernel_mcp.linux.cgroupfs import find_hierarchies
-from tests.unit.conftest import FakeGroups
+from tests.unit.fake_cgroups import FakeGroups
 
 NAME = "kernel-mcp-1-abcd"
 LIMITS = Limits(memory_bytes=GIB, pids=99, cpus=1.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kernel_mcp.linux.cgroupfs import Hierarchy, find_hierarchies
-from tests.unit.conftest import FakeGroups
+from tests.unit.fake_cgroups import FakeGroups
 
 
 def test_version_1_has_a_tree_per_controller(groups: FakeGroups) -> None:

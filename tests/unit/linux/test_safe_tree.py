@@ -1,4 +1,4 @@
-"""Removing and handing over what hostile code has built."""
+"""Removing, handing over and exchanging what hostile code has built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree
+from kernel_mcp.linux import safe_tree
+from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree, take_place
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to change owners")
 
@@ -139,3 +140,51 @@ def test_a_private_folder_does_not_take_over_the_group_of_a_shared_one(tmp_path:
     tmp_path.chmod(0o2775)
     make_private(tmp_path / "a" / "b")
     assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    newcomer, place = tmp_path / "newcomer", tmp_path / "place"
+    newcomer.mkdir()
+    place.mkdir()
+    (newcomer / "own").touch()
+    return newcomer, place
+
+
+def test_the_folder_that_was_there_is_found_under_the_other_name(
+    folders: tuple[Path, Path],
+) -> None:
+    newcomer, place = folders
+    (place / "before").touch()
+    assert take_place(newcomer, place) == newcomer
+    assert (place / "own").exists()
+    assert (newcomer / "before").exists()
+
+
+def test_without_exchange_an_empty_folder_is_replaced(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomer, place = folders
+    monkeypatch.setattr(safe_tree, "_renameat2", safe_tree._without)
+    assert take_place(newcomer, place) is None
+    assert (place / "own").exists()
+    assert not newcomer.exists()
+
+
+def test_without_exchange_a_full_folder_stays(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newcomer, place = folders
+    (place / "before").touch()
+    monkeypatch.setattr(safe_tree, "_renameat2", safe_tree._without)
+    with pytest.raises(OSError, match="not empty"):
+        take_place(newcomer, place)
+    assert (place / "before").exists()
+
+
+def test_a_place_that_does_not_exist_is_named(folders: tuple[Path, Path]) -> None:
+    newcomer, place = folders
+    place.rmdir()
+    with pytest.raises(FileNotFoundError, match="place"):
+        take_place(newcomer, place)
+    assert (newcomer / "own").exists()

@@ -1,8 +1,10 @@
-"""The reserve hands over spares with their folders, and never a dead one."""
+"""The reserve hands over spares with their folders, and clears what a killed server left."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +13,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from kernel_mcp.errors import ConfigError
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.sessions.pool import WarmPool
+from kernel_mcp.sessions.pool import WarmPool, spare_folder
 from tests.unit.fake_kernels import FakeSource
 
 pytestmark = [pytest.mark.anyio]
@@ -164,3 +167,60 @@ async def test_a_spare_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     assert list((tmp_path / "p").iterdir()) == []
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from kernel_mcp.sessions.pool import spare_folder
+with spare_folder(Path(sys.argv[1])) as folder:
+    (folder / ("0f" * 8) / "x").mkdir(parents=True)
+    print(folder, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def killed(parent: Path) -> Path:
+    """What a killed server leaves."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, parent], capture_output=True, text=True, check=False
+    )
+    return Path(done.stdout.strip())
+
+
+def test_nothing_of_it_stays(tmp_path: Path) -> None:
+    with spare_folder(tmp_path) as folder:
+        (folder / ("0f" * 8)).mkdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_server_left_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
+    left = killed(tmp_path)
+    assert list(left.iterdir())
+    with spare_folder(tmp_path) as living:
+        assert not left.exists()
+        with spare_folder(tmp_path):
+            assert living.exists()
+
+
+def test_what_may_be_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    with_file = killed(tmp_path)
+    (with_file / "thesis.txt").write_text("mine")
+    unlocked = tmp_path / ".kernel-mcp-00000000"
+    unlocked.mkdir()
+    other = tmp_path / ".kernel-mcp-notes"
+    other.mkdir()
+    (other / "lock").touch()
+    (tmp_path / ".kernel-mcp-11111111").symlink_to(with_file)
+    with spare_folder(tmp_path):
+        pass
+    assert (with_file / "thesis.txt").read_text() == "mine"
+    assert {unlocked, other, with_file, tmp_path / ".kernel-mcp-11111111"} == set(
+        tmp_path.iterdir()
+    )
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--workspace"), spare_folder(tmp_path / "missing"):
+        pass

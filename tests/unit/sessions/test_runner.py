@@ -1,4 +1,4 @@
-"""What a restrictive policy says of a cell before it runs."""
+"""Cells take turns in the order they came; a restrictive policy speaks before one runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,78 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.output.items import Stream
 from kernel_mcp.policy import Policy
-from kernel_mcp.sessions.runner import refuse
+from kernel_mcp.sessions import runner
+from kernel_mcp.sessions.cell import Outcome, Status, StopReason
+from kernel_mcp.sessions.losses import Ledger, Loss
+from kernel_mcp.sessions.runner import CellQueue, refuse
+from tests.unit.fake_kernels import FakeClock
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio]
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> CellQueue:
+    return CellQueue(tmp_path, FakeClock())
+
+
+async def test_cells_begin_in_the_order_they_came(cells: CellQueue) -> None:
+    first, second = cells.add("1", 1.0), cells.add("2", 1.0)
+    assert [cells.place(cell) for cell in (first, second)] == [0, 1]
+    assert cells.begin() is first
+    assert (cells.current, len(cells)) == (first, 1)
+    assert [cells.place(cell) for cell in (first, second)] == [0, 1]
+    cells.end(first)
+    assert cells.begin() is second
+    cells.end(second)
+    assert cells.begin() is None
+    assert not cells.busy
+    assert [cell.number for cell in cells.cells] == [1, 2]
+
+
+async def test_a_cell_that_waits_is_abandoned_at_once_a_running_one_stopped(
+    cells: CellQueue,
+) -> None:
+    running, waiting = cells.add("1", 1.0), cells.add("2", 1.0)
+    cells.begin()
+    cells.abandon(waiting)
+    cells.abandon(running)
+    assert waiting.outcome == Outcome(Status.INTERRUPTED, cause="it was cancelled before it began")
+    assert waiting.told
+    assert running.outcome is None
+    assert running.stop_reason is StopReason.CANCEL
+    assert len(cells) == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"), [(StopReason.RESET, "reset"), (StopReason.CLOSE, "closed")]
+)
+async def test_a_halt_ends_every_cell(cells: CellQueue, reason: StopReason, word: str) -> None:
+    running, *waiting = (cells.add("1", 1.0) for _ in range(3))
+    cells.begin()
+    lost = Ledger().add("gone", Loss("halt", ("x",)))
+    cells.halt(reason, lost)
+    assert running.stop_reason is reason
+    cause = f"the session was {word} before this cell began"
+    assert [cell.outcome for cell in waiting] == [Outcome(Status.INTERRUPTED, cause=cause)] * 2
+    assert [cell.meta("s", omitted=0, outputs=[])["lost"] for cell in (running, *waiting)] == [
+        ["x"]
+    ] * 3
+
+
+async def test_the_end_of_a_cell_makes_room_for_its_output(
+    cells: CellQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "RECORD_BYTES", 0)
+    for _ in range(2):
+        cell = cells.add("1", 1.0)
+        cells.begin()
+        cell.take(Stream("stdout", "x" * 20_000))
+        cell.finish(Outcome(Status.OK), 0.0)
+        cells.end(cell)
+    assert [cell.log.disk_bytes for cell in cells.cells] == [0, 20_000]
+
 
 POLICY = Policy.for_allow(["numpy"])
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}.7"

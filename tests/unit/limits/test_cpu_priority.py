@@ -6,7 +6,7 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.kernel import LONG_S, CpuPriority
 from kernel_mcp.linux.cgroupfs import find_hierarchies
-from tests.unit.conftest import FakeGroups
+from tests.unit.fake_cgroups import FakeGroups
 
 
 def test_time_that_has_passed_counts_where_processor_time_is_not_told(groups: FakeGroups) -> None:

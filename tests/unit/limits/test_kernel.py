@@ -30,7 +30,7 @@ from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.linux.walk import Holding
 from kernel_mcp.sandbox.base import SandboxCommand, SandboxReport
-from tests.unit.conftest import FakeGroups
+from tests.unit.fake_cgroups import FakeGroups
 
 pytestmark = pytest.mark.anyio
 

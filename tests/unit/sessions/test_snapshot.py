@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernel_mcp.sessions.snapshot import MAX_DESCRIBED, descriptions
 from kernel_mcp.tools.models import Variable
-from tests.unit.kernels.test_wire import JSON
+from tests.unit.json_values import JSON
 
 
 @given(
