@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
-from jupyter_client._version import protocol_version
-from jupyter_client.session import DELIM
-
 from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
-from kernel_specs.restricted.wire.session import pack
 
+PROTOCOL_VERSION = "5.4"
+"""Of the requests sent, as `jupyter_client._version.protocol_version`."""
+DELIM = b"<IDS|MSG>"
+"""Between routing identities and signature, as `jupyter_client.session.DELIM`: that package and
+what it imports, 6 MB, stay out of the server's memory."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """Largest message accepted from a kernel: decoding one holds up other sessions by some 50 ms."""
 MAX_HEADER_BYTES = 64 * 1024
@@ -36,6 +37,7 @@ MAX_COUNT = 2**53
 
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _decode = json.JSONDecoder(parse_constant=lambda _word: None).decode
 """NaN and its kin, which are no JSON, become null as in Jupyter's front ends."""
 
@@ -81,9 +83,9 @@ class Wire:
             "username": "kernel-mcp",
             "session": self._name,
             "date": datetime.now(timezone.utc).isoformat(),
-            "version": protocol_version,
+            "version": PROTOCOL_VERSION,
         }
-        parts = [pack(header), b"{}", b"{}", pack(content)]
+        parts = [_pack(header), b"{}", b"{}", _pack(content)]
         return msg_id, [DELIM, self._sign(parts), *parts]
 
     def decode(self, frames: Sequence[bytes]) -> Message:
@@ -176,6 +178,11 @@ def whole_number(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < MAX_COUNT else None
+
+
+def _pack(value: dict[str, Any]) -> bytes:
+    """One message part as JSON; lone surrogates become question marks."""
+    return _encode(value).encode("utf-8", "replace")
 
 
 def _check_values(content: bytes) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jupyter_client._version import protocol_version
+from jupyter_client.session import Session
 
 from kernel_mcp.kernels.wire import (
     MAX_VALUES,
@@ -43,6 +45,19 @@ def test_a_request_is_read_back_by_the_other_end() -> None:
     assert message.kind == "execute_request"
     assert message.content == {"code": "1"}
     assert msg_id
+
+
+def test_jupyters_own_session_reads_a_request() -> None:
+    msg_id, sent = Wire(KEY).request("execute_request", {"code": "'\ud800' + 'é'"})
+    session = Session(key=KEY.encode())
+    identities, parts = session.feed_identities(sent)
+    message = session.deserialize(parts)
+    assert identities == []
+    assert message["msg_id"] == msg_id
+    assert message["msg_type"] == "execute_request"
+    assert message["content"] == {"code": "'?' + 'é'"}
+    assert message["header"]["version"] == protocol_version
+    assert message["parent_header"] == message["metadata"] == {}
 
 
 def test_a_message_of_the_right_shape_is_decoded() -> None:
