@@ -245,7 +245,6 @@ SEAMS = frozenset(
         "kernel_specs.template.linux.close_all",
         "kernel_specs.template.linux.receive",
         "kernel_specs.template.linux.send",
-        "libc",
         "libc.prctl",
         "libc.syscall",
         "open",
