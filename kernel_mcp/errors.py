@@ -8,12 +8,10 @@ KernelMcpError
 │   └── KernelGone             a kernel had ended before it took a cell
 │   └── BoundaryBroken         it started without what its sandbox promises, and was ended
 ├── InputError                 an argument of a tool call cannot be used
-│   ├── PolicyError            the code asks for something the policy refuses
 │   └── WorkspaceError         a path or file in the workspace cannot be used
 ├── SessionNotFound            unknown, foreign or expired handle
 │   └── SessionGone            a handle of the caller's own whose session has ended
 ├── SessionLimitReached        the quota of sessions is used up
-├── SessionBusy                the request needs an idle kernel and a cell is running
 ├── InstallError               packages could not be added to the session
 ├── HibernationError           a session's variables could not be saved or brought back
 └── ServerFailure              the system refused the server something that it needs
@@ -57,10 +55,6 @@ class InputError(KernelMcpError):
     """An argument of a tool call is unusable; nothing was changed."""
 
 
-class PolicyError(InputError):
-    """Code was refused before it ran; the text names the place and the flag that allows it."""
-
-
 class WorkspaceError(InputError):
     """A file operation in a workspace was refused or failed."""
 
@@ -80,10 +74,6 @@ class SessionGone(SessionNotFound):
 
 class SessionLimitReached(KernelMcpError):
     """No further session may be opened."""
-
-
-class SessionBusy(KernelMcpError):
-    """The request needs an idle kernel while a cell is running."""
 
 
 class InstallError(KernelMcpError):

@@ -188,7 +188,7 @@ class Channels:
         self._debt = 0.0
         self._settled = perf_counter()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self.received = self.malformed = 0
+        self.received = 0
         self.unread: set[Channel] = set()
         """Channels that the kernel has closed before it had read all of them."""
         self._open("shell", b"DEALER", connection.path(connection.shell_port))
@@ -339,7 +339,7 @@ class Channels:
         except Overload as error:
             self._on_refused(str(error))
         except WireError:
-            self.malformed += 1
+            pass  # not of the protocol's shape
 
     def _on_end(self, channel: Channel) -> None:
         self._hang_up(channel)

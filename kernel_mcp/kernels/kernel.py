@@ -132,11 +132,6 @@ class Kernel:
         """The cell that has been sent and has not ended."""
         return self._run if self._run is not None and not self._run.finished.is_set() else None
 
-    @property
-    def malformed(self) -> int:
-        """Messages dropped so far because they were not of the protocol's shape."""
-        return self._channels.malformed
-
     async def watch(self) -> None:
         """Return when the kernel has ended, after delivering what it still sent."""
         await self.handle.wait()

@@ -51,10 +51,6 @@ class ConnectionInfo:
     hb_port: int = 5
     signature_scheme: str = "hmac-sha256"
 
-    def url(self, port: int) -> str:
-        """The ZMQ address of one channel."""
-        return f"ipc://{self.path(port)}"
-
     def path(self, port: int) -> str:
         """The socket of one channel on the host."""
         return f"{self.ip}-{port}"

@@ -153,10 +153,6 @@ class OutputLog:
             items.append(NoteItem(f"[… {dropped:,} more displays dropped: a cell keeps {kept} …]"))
         return items
 
-    def progress_line(self) -> str:
-        """The newest line that is not blank."""
-        return self._streams.newest_line
-
     def news(self, position: Position, limit: int) -> str:
         """The end of the stream text that came after `position`, at most `limit` characters."""
         items = self.since(position, limit)

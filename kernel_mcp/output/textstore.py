@@ -26,7 +26,7 @@ from kernel_mcp.output.items import (
     add_text,
 )
 from kernel_mcp.output.terminal import Screen
-from kernel_mcp.output.text import stripped, tail_of
+from kernel_mcp.output.text import stripped
 
 BLOCK_CHARS = 64 * 1024
 """Characters of one write to the file, and of one entry of its index."""
@@ -303,8 +303,6 @@ class Transcript:
 
 WORK_S = 0.05
 """Time that one event may take; of what is left of it, control codes are dropped unread."""
-LINE_CHARS = 500
-"""A progress line is at most this long."""
 
 
 class Streams:
@@ -319,12 +317,6 @@ class Streams:
     def shown(self) -> tuple[str, str]:
         """The live rows of stdout and of stderr."""
         return self._screens["stdout"].live, self._screens["stderr"].live
-
-    @property
-    def newest_line(self) -> str:
-        """The newest line that is not blank."""
-        live = self._screens[self._current].live
-        return tail_of(live.rstrip().rpartition("\n")[2].strip(), LINE_CHARS)
 
     def live(self, name: StreamName) -> str:
         """The live rows of one stream."""

@@ -295,17 +295,6 @@ def test_the_whole_text_puts_displays_and_tracebacks_on_lines_of_their_own(tmp_p
     assert "".join(log.text()) == "no newline\ntable\nframe\nE: v\n"
 
 
-def test_progress_is_the_newest_line(tmp_path: Path) -> None:
-    log = OutputLog(tmp_path, 1)
-    assert log.progress_line() == ""
-    log.add(out("first\nsecond\n\n"))
-    assert log.progress_line() == "second"
-    log.add(err("\r 10%"))
-    assert log.progress_line() == "10%"
-    log.add(out("x" * 10_000))
-    assert log.progress_line() == "x" * 500
-
-
 def test_news_is_the_end_of_what_came_since(tmp_path: Path) -> None:
     log = OutputLog(tmp_path, 1)
     log.add(out("one\n"))
