@@ -34,23 +34,12 @@ from kernel_mcp.config.settings import Settings  # noqa: E402
 from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
 from kernel_mcp.server import Parts, _warm_up, build_mcp, parts  # noqa: E402
 from kernel_mcp.sessions.manager import Reaper  # noqa: E402
+from tests.unit.fake_kernels import Handed  # noqa: E402
 
 PATIENCE_S = 40.0
 """How long an action may take on a busy machine before it counts as stuck."""
 ROUNDS = 3
 """How often a session that has suffered may be told to reset before it has to work again."""
-
-
-class Handed:
-    """A post whose answers are with the client at once."""
-
-    def expect(self, request: object) -> Handed:
-        return self
-
-    def then(
-        self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
-    ) -> None:
-        delivered()
 
 
 class Drill:

@@ -17,11 +17,11 @@ from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import build_mcp, parts
-from kernel_mcp.sessions.losses import Receipt
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
 from tests.integration.agent import Agent
 from tests.integration.test_losses import lost, notices
+from tests.unit.fake_kernels import Handed
 
 pytestmark = [pytest.mark.anyio]
 
@@ -32,18 +32,6 @@ FIRST: dict[str, dict[str, Any]] = {
     "wait": {},
 }
 Cause = Callable[[Session, pytest.MonkeyPatch], Awaitable[None]]
-
-
-class Handed(Receipt):
-    """A post whose answers are with the client at once."""
-
-    def expect(self, request: object) -> Handed:
-        return self
-
-    def then(
-        self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
-    ) -> None:
-        delivered()
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,11 @@ from typing import Any, cast
 import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.errors import LaunchError
+from kernel_mcp.environments import EnvironmentSpec
+from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.workshop import Terms
+from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames
@@ -21,15 +25,19 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage
+from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Folders, SessionManager
 from kernel_mcp.sessions.session import Session
 
+IN_CELL = "Cell In[1], line 1"
+
 
 class FakeKernel:
-    """Runs `name = value` and, until it is interrupted, `wait`."""
+    """Runs `name = value`, `say text`, `raise text`, and, until it is interrupted, `wait`."""
 
+    boundary = ("the kernel is a fake",)
     environment = KernelEnvironment(Path("python"), ())
     policy = Policy(frozenset(), allow_all=True)
 
@@ -102,12 +110,31 @@ class FakeKernel:
         if code == "wait":
             self._waiting = run
             return run
+        word, _, text = code.partition(" ")
+        if word == "say":
+            sink(Stream("stdout", text))
+        if word == "raise":
+            failure = {"status": "error", "ename": "Error", "evalue": text, "traceback": [IN_CELL]}
+            run.on_reply(failure)
+            sink(Failure("Error", text, (IN_CELL,)))
+        if word in ("say", "raise"):
+            run.on_reply({"status": "ok", "execution_count": 1})
+            run.on_idle()
+            return run
         name, _, value = code.partition(" = ")
         self.variables[name] = value
         self.names.add([name])
         run.on_reply({"status": "ok", "execution_count": len(self.variables)})
         run.on_idle()
         return run
+
+    async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        self._source.asked.append(kind)
+        if self._source.mute or self.exit is not None:
+            raise LaunchError("The kernel did not answer.")
+        if kind == "kernel_mcp_variables_request":
+            return {"variables": _described(self.variables), "omitted": self._source.omitted}
+        return {}
 
     @contextmanager
     def asking(
@@ -145,7 +172,7 @@ class FakeKernel:
             "copies": self._source.copies,
             "files": self._source.files,
             "lost": lost,
-            "variables": [{"name": name, "type": "str", "preview": kept[name]} for name in kept],
+            "variables": _described(kept),
         }
         self._answer(answer, reply)
 
@@ -200,6 +227,10 @@ class FakeKernel:
         self._pending = None
 
 
+def _described(variables: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "type": "str", "preview": text} for name, text in variables.items()]
+
+
 class FakeSource:
     """Makes fake kernels and decides how they behave."""
 
@@ -214,6 +245,9 @@ class FakeSource:
         self.copies: list[str] = []
         self.files: list[str] = []
         self.dump = self.load = ""
+        self.mute = False
+        """Whether kernels answer no question."""
+        self.omitted = 0
         self.size = 0
         self.refuse = ""
         self.mortal = 0
@@ -231,6 +265,48 @@ class FakeSource:
     def living(self) -> int:
         """Kernels that have not been closed."""
         return sum(not kernel.closed for kernel in self.kernels)
+
+
+class FakeStore:
+    """Has one environment for every spec, and notes what it was asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.python = folder / "bin" / "python"
+        self.asked: list[tuple[str, ...]] = []
+        self.terms: list[Terms] = []
+        self.released: list[tuple[str, ...]] = []
+        self.failure: EnvironmentBuildError | None = None
+        self.python.parent.mkdir(parents=True)
+        self.python.touch()
+        manifest = {"modules": {"pillow": ["PIL"], "numpy": ["numpy"]}}
+        note_file(folder).write_text(json.dumps(manifest))
+
+    async def ensure(
+        self, spec: EnvironmentSpec, progress: Progress, terms: Terms
+    ) -> KernelEnvironment:
+        self.asked.append(spec.packages)
+        self.terms.append(terms)
+        if self.failure is not None:
+            raise self.failure
+        return KernelEnvironment(self.python, (), packages=("ipykernel==7.0",))
+
+    def release(self, spec: EnvironmentSpec) -> None:
+        self.released.append(spec.packages)
+
+    def size(self, environment: KernelEnvironment) -> int:
+        return 1000
+
+
+class Handed:
+    """A post whose answers are with the client at once."""
+
+    def expect(self, request: object) -> Handed:
+        return self
+
+    def then(
+        self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
+    ) -> None:
+        delivered()
 
 
 def deliver(session: Session, cell: Cell) -> None:

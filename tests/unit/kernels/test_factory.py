@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
-from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.kernels import factory as module
 from kernel_mcp.kernels.factory import KernelFactory, KernelRequest
-from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy import Policy
+from tests.unit.fake_kernels import FakeStore
 
 pytestmark = pytest.mark.anyio
 
 NOWHERE = cast(Any, None)
 
 
-class Store:
-    """Gives every spec one environment, and notes what it was asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.python = folder / "bin" / "python"
-        self.asked: list[tuple[str, ...]] = []
-        self.terms: list[Terms] = []
-        self.released: list[tuple[str, ...]] = []
-        self.python.parent.mkdir(parents=True)
-        self.python.touch()
-        manifest = {"modules": {"pillow": ["PIL"], "numpy": ["numpy"]}}
-        note_file(folder).write_text(json.dumps(manifest))
-
-    async def ensure(
-        self, spec: EnvironmentSpec, _progress: object, terms: Terms
-    ) -> KernelEnvironment:
-        self.asked.append(spec.packages)
-        self.terms.append(terms)
-        return KernelEnvironment(self.python, ())
-
-    def release(self, spec: EnvironmentSpec) -> None:
-        self.released.append(spec.packages)
-
-    def size(self, _environment: KernelEnvironment) -> int:
-        return 1000
-
-
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "env")
+def store(tmp_path: Path) -> FakeStore:
+    return FakeStore(tmp_path / "env")
 
 
 @pytest.fixture
@@ -61,7 +32,7 @@ def demands() -> list[KernelRequest]:
 
 
 @pytest.fixture
-def factory(store: Store, demands: list[KernelRequest]) -> KernelFactory:
+def factory(store: FakeStore, demands: list[KernelRequest]) -> KernelFactory:
     return KernelFactory(
         settings=Settings(allow=("pillow",), install_bytes=500, cache_bytes=9000),
         policy=Policy.for_allow(("pillow",)),
@@ -76,7 +47,7 @@ def demand(*packages: str) -> KernelRequest:
 
 
 async def test_an_environment_in_use_is_not_looked_up_again(
-    factory: KernelFactory, store: Store
+    factory: KernelFactory, store: FakeStore
 ) -> None:
     for _ in range(2):
         environment, policy = await factory.environment(demand(), print)
@@ -85,7 +56,9 @@ async def test_an_environment_in_use_is_not_looked_up_again(
     assert len(store.asked) == 1
 
 
-async def test_other_packages_are_another_environment(factory: KernelFactory, store: Store) -> None:
+async def test_other_packages_are_another_environment(
+    factory: KernelFactory, store: FakeStore
+) -> None:
     await factory.environment(demand(), print)
     _, policy = await factory.environment(demand("numpy"), print)
     assert policy.allows("numpy")
@@ -94,7 +67,7 @@ async def test_other_packages_are_another_environment(factory: KernelFactory, st
 
 
 async def test_an_environment_that_was_removed_is_looked_up_again(
-    factory: KernelFactory, store: Store
+    factory: KernelFactory, store: FakeStore
 ) -> None:
     await factory.environment(demand(), print)
     store.python.unlink()
@@ -103,7 +76,7 @@ async def test_an_environment_that_was_removed_is_looked_up_again(
 
 
 async def test_the_store_hears_of_long_use(
-    factory: KernelFactory, store: Store, monkeypatch: pytest.MonkeyPatch
+    factory: KernelFactory, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await factory.environment(demand(), print)
     monkeypatch.setattr(module, "FRESH_S", 0.0)
@@ -112,7 +85,7 @@ async def test_the_store_hears_of_long_use(
 
 
 async def test_agents_may_add_to_what_the_operator_has_and_the_operator_may_fill_the_cache(
-    factory: KernelFactory, store: Store
+    factory: KernelFactory, store: FakeStore
 ) -> None:
     await factory.environment(demand("numpy"), print)
     assert store.asked == [("pillow",), ("numpy", "pillow")]
@@ -123,7 +96,7 @@ async def test_agents_may_add_to_what_the_operator_has_and_the_operator_may_fill
 
 
 async def test_environments_of_closed_sessions_are_let_go_and_no_others(
-    factory: KernelFactory, store: Store, demands: list[KernelRequest]
+    factory: KernelFactory, store: FakeStore, demands: list[KernelRequest]
 ) -> None:
     demands += [demand("numpy"), demand("polars")]
     for each in list(demands):

@@ -1,0 +1,222 @@
+"""The tools that run code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kernel_mcp.sessions.cell import Status, StopReason
+from kernel_mcp.tools.cells import MAX_CODE_CHARS
+from tests.unit.fake_kernels import FakeSource
+from tests.unit.tools.served import BESIDE, served
+
+pytestmark = [pytest.mark.anyio]
+
+
+async def test_execute_answers_with_what_the_cell_has_put_out(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        answer = await server.call("execute", code="say hello")
+        assert (answer.text, answer.status, answer.failed) == ("hello", "ok", False)
+        assert answer.cell["state_kept"]
+        assert answer.cell["session"] == server.session.handle
+        failed = await server.call("execute", code="raise trouble")
+        assert "Error: trouble" in failed.text
+        assert (failed.status, failed.failed) == ("error", False)
+        assert len(server.source.kernels) == 1
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "words"),
+    [
+        ("execute", {"code": " \n"}, "The code is empty"),
+        ("execute", {"code": "1" * (MAX_CODE_CHARS + 1)}, "takes at most 1,000,000"),
+        ("execute", {"code": "1", "timeout": 0}, "timeout=0 is not usable"),
+        ("execute", {"code": "1", "timeout": -1}, "timeout=-1 is not usable"),
+        ("execute", {"code": "1", "wait": 1e9}, "wait=1e+09 is not usable"),
+        ("execute", {"code": "1", "wait": "long"}, "should be a valid number"),
+        ("execute", {}, "Field required"),
+        ("wait", {"wait": -1}, "wait=-1 is not usable"),
+        ("reset", {"files": "perhaps"}, "should be a valid boolean"),
+        ("check_syntax", {}, "Field required"),
+        ("run_script", {"script": ""}, "The code is empty"),
+        ("run_script", {"script": "1", "timeout": -1}, "timeout=-1 is not usable"),
+        ("run_script", {"script": "1", "dependencies": ["rich"]}, "--allow-install rich"),
+        ("run_script", {"script": "1", "python": "2.7"}, "python='2.7'"),
+        ("run_script", {"script": "# /// script\n# dependencies = 1\n# ///"}, "dependencies"),
+    ],
+)
+async def test_what_cannot_be_used_is_refused_before_anything_is_begun(
+    tmp_path: Path, tool: str, arguments: dict[str, Any], words: str
+) -> None:
+    async with served(tmp_path) as server:
+        answer = await server.call(tool, **arguments)
+        assert answer.failed
+        assert words in answer.text
+        assert not server.manager.sessions
+
+
+async def test_a_cell_that_takes_longer_is_followed_and_interrupted(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.hanging()
+        waited = await server.call("wait", wait=0)
+        assert waited.status == "running"
+        assert "Call wait for more output, interrupt to stop it" in waited.text
+        second = await server.call("execute", code="x = 1", wait=0)
+        assert "queued: cell 2 begins after 1 other cell." in second.text
+        earlier = await server.call("wait", wait=0)
+        assert "This is cell 1, which an earlier call had started" in earlier.text
+        assert "Call wait again for cell 2" in earlier.text
+        stopped = await server.call("interrupt")
+        assert (stopped.status, stopped.cell["cell"]) == ("interrupted", 1)
+        assert "Variables are kept." in stopped.text
+        last = await server.call("wait")
+        assert (last.status, last.cell["cell"]) == ("ok", 2)
+
+
+async def test_there_is_nothing_to_follow_or_stop_where_nothing_runs(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        for tool in ("wait", "interrupt"):
+            assert "no cell has been executed" in (await server.call(tool)).text
+        await server.call("execute", code="x = 1")
+        for tool in ("wait", "interrupt"):
+            answer = await server.call(tool)
+            assert answer.text.startswith("[kernel-mcp] Nothing is running. Cell 1 was the last")
+            assert "kernel-mcp/cell" not in (answer.result.meta or {})
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "reason"),
+    [("execute", {"code": "wait"}, StopReason.CANCEL), ("wait", {}, None)],
+)
+async def test_a_call_that_is_given_up_stops_the_cell_it_has_started_and_no_other(
+    tmp_path: Path, tool: str, arguments: dict[str, Any], reason: StopReason | None
+) -> None:
+    async with served(tmp_path) as server:
+        if tool == "wait":
+            await server.hanging()
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(lambda: server.call(tool, **arguments))
+            cell = await server.running()
+            calls.cancel_scope.cancel()
+        for _ in range(10):  # for the word of it to arrive
+            await server.call("list_sessions")
+        assert cell.stop_reason is reason
+        if reason is None:
+            assert cell.status is Status.RUNNING
+        else:
+            await cell.finished.wait()
+            assert cell.status is Status.INTERRUPTED
+
+
+async def test_output_is_reported_to_whoever_asks_for_progress(tmp_path: Path) -> None:
+    told: list[str | None] = []
+    async with served(tmp_path) as server:
+        await server.agent.call(
+            "execute", code="say hello", on_progress=lambda _n, _of, text: told.append(text)
+        )
+    assert told == ["hello"]
+
+
+async def test_check_syntax_knows_what_the_session_defines(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        assert (await server.call("check_syntax", code="x")).data["diagnostics"] == []
+        (unknown,) = (await server.call("check_syntax", code="\nx + y")).data["diagnostics"]
+        assert (unknown["severity"], unknown["line"], unknown["column"]) == ("warning", 2, 5)
+        for broken in ("def f(:", "import socket"):
+            assert not (await server.call("check_syntax", code=broken)).data["valid"]
+        assert len(server.session.cells) == 1
+
+
+@pytest.mark.parametrize("told", ["nothing", "not all"])
+async def test_check_syntax_calls_no_name_unknown_where_the_kernel_does_not_tell_all(
+    tmp_path: Path, told: str
+) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        server.source.mute, server.source.omitted = told == "nothing", 3
+        assert (await server.call("check_syntax", code="x + y")).data["diagnostics"] == []
+
+
+async def test_reset_names_what_is_lost_and_keeps_files_unless_told(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        await server.call("write_file", path="a.txt", content="a")
+        answer = await server.call("reset")
+        assert "has a fresh kernel" in answer.text
+        assert "Lost: x." in answer.text
+        assert (answer.result.meta or {})["kernel-mcp/lost"]["lost"] == ["x"]
+        assert server.session.workspace.list_files().entries
+        answer = await server.call("reset", files=True, packages=True)
+        assert "The workspace is now empty. The packages" in answer.text
+        assert not server.session.workspace.list_files().entries
+        assert "Lost" not in answer.text
+
+
+async def test_a_reset_that_cannot_start_a_kernel_changes_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        server.source.refuse = "beside"
+        answer = await server.call("reset")
+        assert answer.failed
+        assert "no kernel today" in answer.text
+        assert [v["name"] for v in (await server.call("list_variables")).data["variables"]] == ["x"]
+
+
+async def test_a_script_has_a_session_for_itself_which_is_gone_afterwards(tmp_path: Path) -> None:
+    class Writing(FakeSource):
+        """Its kernels are in a workspace with a file."""
+
+        async def start(self, demand: Any, tell: Any) -> Any:
+            (demand.workspace / "out.txt").write_text("1234")
+            return await super().start(demand, tell)
+
+    async with served(tmp_path, Writing()) as server:
+        answer = await server.call("run_script", script="\ufeffsay hello")
+        assert answer.text.startswith("hello")
+        assert "the script wrote out.txt (4 bytes): gone with its session" in answer.text
+        assert not server.manager.sessions
+        assert server.source.asked == ["kernel_mcp_script_request"]
+        again = await server.call("list_files", session=answer.cell["session"])
+        assert "never yours" in again.text
+
+
+async def test_nothing_in_the_answer_about_a_script_leads_to_its_session(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        answer = await server.call("run_script", script=f"say {'line ' * 20_000}")
+        assert answer.cell["omitted"] > 0
+        assert "not kept" in answer.text
+        assert not answer.links
+        assert "kernel://" not in answer.text
+
+
+async def test_a_script_that_cannot_be_run_leaves_no_session(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        server.source.refuse = "own"
+        answer = await server.call("run_script", script="say hello")
+        assert answer.failed
+        assert "no kernel today" in answer.text
+        assert not server.manager.sessions
+
+
+async def test_the_packages_of_a_script_are_there_before_it_runs(tmp_path: Path) -> None:
+    script = f"# /// script\n# dependencies = ['{BESIDE}']\n# ///\nsay hello"
+    async with served(tmp_path) as server:
+        assert (await server.call("run_script", script=script)).status == "ok"
+        assert server.store.asked[-1] == (BESIDE,)
+        assert server.source.demands[0].packages == (BESIDE,)
+
+
+async def test_the_cell_after_a_death_runs_on_a_fresh_kernel_and_tells_it(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        await server.died()
+        answer = await server.call("execute", code="say again")
+        assert answer.text.startswith("again")
+        assert "Lost: x." in answer.text
+        assert (answer.cell["lost"], answer.cell["state_kept"]) == (["x"], False)
+        answer = await server.call("execute", code="say more")
+        assert (answer.text, answer.cell["lost"]) == ("more", [])

@@ -1,0 +1,174 @@
+"""The tools for sessions as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_mcp import __version__
+from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.sessions.manager import Reaper
+from tests.unit.tools.served import BESIDE, served
+
+pytestmark = [pytest.mark.anyio]
+
+
+async def test_a_further_session_has_variables_of_its_own(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        made = (await server.call("create_session", name="second")).data
+        assert made["name"] == "second"
+        await server.call("execute", code="y = 2", session=made["session"])
+        names = []
+        for handle in ("", made["session"]):
+            listed = (await server.call("list_variables", session=handle)).data["variables"]
+            names.append([each["name"] for each in listed])
+        assert names == [["x"], ["y"]]
+
+
+async def test_a_kernel_is_started_ahead_where_its_environment_is_there(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("create_session")
+        assert not server.source.kernels
+        await server.call("list_packages")  # which has the environment built
+        await server.call("create_session")
+        await server.session.begun.wait()
+        assert len(server.source.kernels) == 1
+        assert not server.session.cells
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "n" * 101}, "more than 100 characters"),
+        ({"packages": ["rich"]}, "--allow-install rich"),
+        ({"packages": ["https://host/x"]}, "names a place"),
+        ({"packages": "beside"}, "should be a valid list"),
+        ({"python": "2.7"}, "from 3.10 to 3.14"),
+        ({"python": "/bin/python"}, "a path is the operator's choice"),
+    ],
+)
+async def test_a_session_that_may_not_be_is_not_made(
+    tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    async with served(tmp_path) as server:
+        answer = await server.call("create_session", **arguments)
+        assert answer.failed
+        assert words in answer.text
+        assert not server.manager.sessions
+
+
+async def test_a_session_whose_environment_cannot_be_built_is_closed_again(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        server.store.failure = EnvironmentBuildError("nothing fits")
+        answer = await server.call("create_session", packages=[BESIDE])
+        assert (answer.failed, answer.text) == (True, "nothing fits")
+        assert not server.manager.sessions
+
+
+async def test_more_sessions_than_the_operator_lets_run_are_refused(tmp_path: Path) -> None:
+    async with served(tmp_path, max_sessions=1) as server:
+        await server.hanging()
+        answer = await server.call("create_session")
+        assert answer.failed
+        assert "--max-sessions" in answer.text
+
+
+async def test_the_list_says_what_each_session_does(tmp_path: Path) -> None:
+    async with served(tmp_path, max_sessions=8) as server:
+        assert (await server.call("list_sessions")).data == {"sessions": [], "limit": 8}
+        await server.call("execute", code=f"say {'long ' * 30}\nand more")
+        server.clock.now += 5
+        (idle,) = (await server.call("list_sessions")).data["sessions"]
+        assert (idle["state"], idle["age_s"], idle["idle_s"], idle["cells"]) == ("idle", 5, 5, 1)
+        assert idle["last_cell"].startswith("1 [ok] say long")
+        assert idle["last_cell"].endswith("…")
+        assert "more" not in idle["last_cell"]
+        await server.hanging()
+        await server.call("execute", code="x = 1", wait=0)
+        server.clock.now += 3
+        (busy,) = (await server.call("list_sessions")).data["sessions"]
+        assert (busy["state"], busy["idle_s"], busy["queued"]) == ("busy", 0, 1)
+        assert (busy["running_cell"], busy["running_s"]) == (2, 3)
+
+
+async def test_the_list_tells_the_losses_of_all_sessions_once(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.opened()
+        await server.call("create_session")
+        await server.call("execute", code="x = 1", session=server.session.handle)
+        await server.died()
+        first, second = (await server.call("list_sessions")).data["sessions"]
+        assert (first["notices"], first["lost"]) == ([], [])
+        assert "Lost: x." in second["notices"][0]
+        assert second["lost"] == ["x"]
+        again = (await server.call("list_sessions")).data["sessions"]
+        assert [each["notices"] for each in again] == [[], []]
+
+
+async def test_a_closed_session_is_gone_with_its_kernel_and_its_files(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        await server.call("write_file", path="a.txt", content="a")
+        session = server.session
+        answer = await server.call("close_session")
+        assert answer.data["session"] == session.handle
+        assert "its files were removed" in answer.data["note"]
+        assert not server.source.living
+        assert not session.workspace.root.exists()
+        assert "never yours" in await server.agent.refused("close_session", session=session.handle)
+
+
+async def test_variables_are_listed_and_said_to_be_none(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        none = (await server.call("list_variables")).data
+        assert (none["variables"], none["note"]) == (
+            [], "No variables have been defined in this session.",
+        )  # fmt: skip
+        await server.call("execute", code="x = 1")
+        server.source.omitted = 7
+        some = (await server.call("list_variables")).data
+        (x,) = some["variables"]
+        assert (x["name"], x["type"], x["preview"]) == ("x", "str", "1")
+        assert (some["omitted"], some["note"]) == (7, "")
+        server.source.mute = True
+        assert "did not answer" in await server.agent.refused("list_variables")
+
+
+async def test_the_list_of_variables_repeats_a_loss_once_and_remarks_on_hibernation(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        await server.died()
+        assert "Lost: x." in (await server.call("list_files")).text
+        assert "Told before: " in (await server.call("list_variables")).data["note"]
+        assert "Told before: " not in (await server.call("list_variables")).data["note"]
+        await server.call("execute", code="y = 2")
+        server.clock.now += 10
+        await Reaper(server.manager, 5.0, server.clock).collect()
+        asleep = (await server.call("list_variables")).data
+        assert [each["name"] for each in asleep["variables"]] == ["y"]
+        assert "hibernated" in asleep["note"]
+        assert (await server.call("list_sessions")).data["sessions"][0]["state"] == "hibernated"
+
+
+async def test_info_describes_server_environment_and_kernel(tmp_path: Path) -> None:
+    async with served(tmp_path, timeout_s=7.0) as server:
+        found = (await server.call("info")).data
+        assert found["server_version"] == __version__
+        assert (found["sandbox"], found["sandbox_enforces"]) == ("none", [])
+        assert "nothing is enforced" in found["sandbox_gaps"][0]
+        assert (found["packages"], found["sandbox_found"]) == (["ipykernel==7.0"], [])
+        assert "math" in found["allowed_imports"]
+        assert found["limits"]["cell_timeout_s"] == 7
+        assert found["workspace"] == str(server.session.workspace.root)
+        assert (found["audit_log"], found["ignored_settings"]) == ("off", "")
+        await server.call("execute", code="x = 1")
+        found = (await server.call("info")).data
+        assert found["sandbox_found"] == ["the kernel is a fake"]
+        server.store.python.unlink()
+        server.store.failure = EnvironmentBuildError("nothing fits")
+        assert await server.agent.refused("info") == "nothing fits"
