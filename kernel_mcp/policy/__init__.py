@@ -11,8 +11,7 @@ A guard rail for well-meaning code. The boundary is the sandbox.
 """
 
 from kernel_mcp.policy.check import check, own_modules
-from kernel_mcp.policy.diagnostics import Diagnostic, ImportUse, Report
-from kernel_mcp.policy.model import Policy
+from kernel_mcp.policy.model import Diagnostic, ImportUse, Policy, Report
 from kernel_mcp.policy.source import ScriptMetadata, ScriptMetadataError, script_metadata
 
 __all__ = [

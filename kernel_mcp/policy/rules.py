@@ -10,8 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kernel_mcp.policy.diagnostics import Diagnostic, ImportUse, Kind, Severity
-from kernel_mcp.policy.model import HANDED_OUT, HANDED_OUT_BY_STDLIB, Policy, words
+from kernel_mcp.policy.model import (
+    HANDED_OUT,
+    HANDED_OUT_BY_STDLIB,
+    Diagnostic,
+    ImportUse,
+    Kind,
+    Policy,
+    Severity,
+    words,
+)
 from kernel_mcp.policy.source import Source
 
 # Which names of a cell stand for modules, and which for anything else.

@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.policy.diagnostics import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
+from kernel_mcp.policy.model import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
 
 # Inline script metadata (PEP 723): the `# /// script` block at the top of a script.
 

@@ -1,8 +1,7 @@
 """`kernel-mcp doctor`: start real sandboxed kernels and report what holds.
 
 examine   one backend: the self-test from inside, then a kernel and what it may; the report
-trials    what a kernel is put through, one resource or boundary at a time
-orphan    a server that is killed, and the kernel that must not outlive it
+trials    what a kernel is put through, one resource or boundary at a time; a server that is killed
 """
 
 from __future__ import annotations

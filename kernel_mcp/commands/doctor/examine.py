@@ -15,8 +15,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp import __version__
-from kernel_mcp.commands.doctor.orphan import killed_server
-from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Patient, Trial
+from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Patient, Trial, killed_server
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.uv import sources

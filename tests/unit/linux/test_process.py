@@ -57,7 +57,7 @@ def test_programs_of_a_project_are_not_found_by_its_whole_name_either(
         assert find_program("tool") == str(project / "bin" / "tool")
 
 
-@pytest.mark.parametrize("module", ["kernel_mcp", "kernel_mcp.commands.doctor.orphan"])
+@pytest.mark.parametrize("module", ["kernel_mcp", "kernel_mcp.commands.doctor.trials"])
 def test_modules_of_the_current_folder_do_not_pass_for_this_project(
     tmp_path: Path, module: str
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kernel_mcp.policy import Policy, Report, check, own_modules
-from kernel_mcp.policy.diagnostics import Diagnostic
+from kernel_mcp.policy.model import Diagnostic
 
 POLICIES = [
     Policy.for_allow([]),

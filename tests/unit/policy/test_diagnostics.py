@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from kernel_mcp.policy import Diagnostic, Policy, Report, check
-from kernel_mcp.policy.diagnostics import Kind, Severity
+from kernel_mcp.policy.model import Kind, Severity
 
 POLICY = Policy.for_allow([])
 
