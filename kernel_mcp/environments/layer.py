@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
+from kernel_mcp.config.values import parse_entry
 from kernel_mcp.environments.metadata import installed_modules, installed_versions, note_file
 from kernel_mcp.linux.safe_tree import empty_tree, remove_tree
 from kernel_mcp.linux.walk import everything
@@ -115,7 +115,7 @@ class Generation:
     permitted  modules that code may import since
     """
 
-    requested: tuple[str, ...]
+    requested: tuple[Requirement, ...]
     packages: tuple[str, ...] = ()
     modules: Mapping[str, Sequence[str]] | None = None
     permitted: tuple[str, ...] = ()
@@ -164,13 +164,11 @@ class Layer:
             found |= {name: tuple(names) for name, names in (generation.modules or {}).items()}
         return found
 
-    def requested(self) -> tuple[str, ...]:
+    def requested(self) -> tuple[Requirement, ...]:
         """What was asked for so far; the last word on a package counts."""
-        found: dict[str, str] = {}
+        found: dict[str, Requirement] = {}
         for generation in reversed(self.generations()):
-            found |= {
-                canonicalize_name(Requirement(text).name): text for text in generation.requested
-            }
+            found |= {each.name: each for each in generation.requested}
         return tuple(found.values())
 
     def permitted(self) -> frozenset[str]:
@@ -188,7 +186,7 @@ class Layer:
         """Remove what has been staged."""
         remove_tree(self.folder / STAGING)
 
-    def describe(self, requested: tuple[str, ...]) -> Generation:
+    def describe(self, requested: tuple[Requirement, ...]) -> Generation:
         """What has been staged; nothing may change it afterwards."""
         staging = self.folder / STAGING
         for name in _LEFTOVERS:
@@ -207,7 +205,9 @@ class Layer:
     def commit(self, generation: Generation) -> None:
         """Let what has been staged become part of the layer, in one step."""
         staging = self.folder / STAGING
-        content = json.dumps({**asdict(generation), "modules": dict(generation.modules or {})})
+        requested = [str(each) for each in generation.requested]
+        modules = dict(generation.modules or {})
+        content = json.dumps({**asdict(generation), "requested": requested, "modules": modules})
         place = self.folder / self.next_name
         note_file(place).write_text(content, encoding="utf-8")
         staging.chmod(0o555)
@@ -249,7 +249,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 def _load(folder: Path) -> Generation:
     content = json.loads(note_file(folder).read_text(encoding="utf-8"))
     return Generation(
-        requested=tuple(content["requested"]),
+        requested=tuple(map(parse_entry, content["requested"])),
         packages=tuple(content["packages"]),
         modules=content["modules"],
         permitted=tuple(content["permitted"]),

@@ -20,8 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from kernel_mcp.environments.module_distributions import packages_for, requirement_for
-from kernel_mcp.errors import InputError
+from kernel_mcp.environments.module_distributions import packages_for
 from kernel_mcp.launch.base import KernelEnvironment
 
 # `EnvironmentSpec`: what an environment is asked to hold.
@@ -31,29 +30,24 @@ from kernel_mcp.launch.base import KernelEnvironment
 class EnvironmentSpec:
     """A Python (version, path, or empty for the server's own) and packages.
 
-    `packages` are PEP 508 requirements by name, without URLs.
+    `packages` have the names of distributions, each once and sorted.
     """
 
     python: str = ""
-    packages: tuple[str, ...] = ()
+    packages: tuple[Requirement, ...] = ()
 
     @classmethod
     def for_allow(
-        cls, allow: Iterable[str], *, python: str = "", packages: Iterable[str] = ()
+        cls, allow: Iterable[str], *, python: str = "", packages: Iterable[Requirement] = ()
     ) -> EnvironmentSpec:
         """The operator's `--allow` entries and the packages one session asks for on top.
 
-        Raises ConfigError for a bad entry, InputError for a bad package.
+        Raises ConfigError for a bad entry.
         """
-        wanted = set(packages_for(allow))
-        for text in packages:
-            try:
-                requirement = requirement_for(text)
-            except ValueError as error:
-                raise InputError(f"packages: {error}") from None
-            if requirement is not None:
-                wanted.add(str(requirement))
-        return cls(python, tuple(sorted(wanted)))
+        return cls(python, tuple(sorted({*packages_for(allow), *packages}, key=str)))
+
+    def __hash__(self) -> int:  # that of a requirement takes as long as parsing it
+        return hash((self.python, *(each.name for each in self.packages)))
 
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
@@ -68,9 +62,8 @@ def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str
 
     `pillow` gives `PIL`; what those packages depend on gives nothing.
     """
-    wanted = {str(canonicalize_name(Requirement(text).name)) for text in spec.packages}
     provided = provided_modules(env)
-    return frozenset(name for dist in wanted for name in provided.get(dist, ()))
+    return frozenset(name for each in spec.packages for name in provided.get(each.name, ()))
 
 
 def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:

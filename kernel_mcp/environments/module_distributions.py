@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from copy import copy
 from types import MappingProxyType
 
 from packaging.requirements import Requirement
@@ -147,30 +148,24 @@ _STDLIB = sys.stdlib_module_names | _REMOVED_STDLIB
 _DISTRIBUTIONS_FOLDED = {name.casefold(): dist for name, dist in DISTRIBUTIONS.items()}
 
 
-def packages_for(allow: Iterable[str]) -> tuple[str, ...]:
-    """The requirements that bring the modules of `--allow` entries, sorted, without duplicates.
+def packages_for(entries: Iterable[str], flag: str = "--allow") -> tuple[Requirement, ...]:
+    """What to install for the operator's entries, in their order.
 
-    Modules of the standard library and `*` need none. Raises ConfigError as `parse_entry` does.
+    Modules of the standard library and `*` need nothing. Raises ConfigError, naming `flag`.
     """
-    found = set()
-    for entry in allow:
-        if entry.strip() in ("", "*"):
-            continue
-        try:
-            requirement = requirement_for(entry)
-        except ValueError as error:
-            raise ConfigError(f"--allow: {error}") from None
-        if requirement is not None:
-            found.add(str(requirement))
-    return tuple(sorted(found))
+    try:
+        found = [requirement_for(entry) for entry in entries if entry.strip() not in ("", "*")]
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    return tuple(each for each in found if each is not None)
 
 
-def requirement_for(entry: str) -> Requirement | None:
+def requirement_for(entry: str | Requirement) -> Requirement | None:
     """What to install for a module or package name, None when Python itself brings it.
 
     Raises ValueError as `parse_entry` does.
     """
-    requirement = parse_entry(entry)
+    requirement = parse_entry(entry) if isinstance(entry, str) else copy(entry)
     name = distribution_for(requirement.name)
     if name is None:
         return None
@@ -192,13 +187,3 @@ def distribution_for(name: str) -> str | None:
     if parts[0] in _STDLIB:
         return None
     return str(canonicalize_name(name if shared else parts[0]))
-
-
-def normalise(requirements: Iterable[str]) -> tuple[str, ...]:
-    """Requirements in one spelling and order, so that equal sets name one environment."""
-    result = set()
-    for text in requirements:
-        requirement = parse_entry(text)
-        requirement.name = str(canonicalize_name(requirement.name))
-        result.add(str(requirement))
-    return tuple(sorted(result))

@@ -30,7 +30,6 @@ from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
-from kernel_mcp.environments.module_distributions import normalise
 from kernel_mcp.environments.uv import Progress, Sources, Uv
 from kernel_mcp.environments.workshop import (
     BASE_PACKAGES,
@@ -103,12 +102,8 @@ class EnvironmentStore:
 
         `progress` is awaited with short lines while it is built. Raises EnvironmentBuildError.
         """
-        try:
-            packages = normalise(spec.packages)
-        except ValueError as error:
-            raise EnvironmentBuildError(str(error)) from None
         interpreter = await self.interpreters.find(spec.python, progress)
-        folder = self._envs / _name(interpreter, packages)
+        folder = self._envs / _name(interpreter, spec)
         built = False
         try:
             self._envs.mkdir(parents=True, exist_ok=True)
@@ -116,7 +111,7 @@ class EnvironmentStore:
             while (ready := self._leased(spec, folder, interpreter, terms)) is None:
                 with exclusive_now(_lock_file(folder)) as lock:
                     if lock is not None and folders.load(folder, interpreter) is None:
-                        build = Build(self.workshop, interpreter, packages, terms)
+                        build = Build(self.workshop, interpreter, spec.packages, terms)
                         await build.run(folder, progress, lock)
                         built = True
                     elif lock is None:
@@ -249,8 +244,9 @@ def _lock_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
-def _name(interpreter: Interpreter, packages: tuple[str, ...]) -> str:
+def _name(interpreter: Interpreter, spec: EnvironmentSpec) -> str:
     """The folder of an environment: its Python for people, then a hash of all that shapes it."""
+    packages = [str(each) for each in spec.packages]
     shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, BASE_PACKAGES, LEFT_OUT])
     return f"python-{interpreter.version}-{sha256(shape.encode()).hexdigest()[:20]}"
 

@@ -254,11 +254,16 @@ class Build:
     """One environment to be made. Whoever runs it holds the lock on its folder alone."""
 
     def __init__(
-        self, workshop: Workshop, interpreter: Interpreter, packages: tuple[str, ...], terms: Terms
+        self,
+        workshop: Workshop,
+        interpreter: Interpreter,
+        packages: tuple[Requirement, ...],
+        terms: Terms,
     ) -> None:
         self._workshop = workshop
         self._interpreter = interpreter
-        self._packages = packages
+        self._packages = tuple(map(str, packages))
+        self._excludes = sorted(set(LEFT_OUT) - {each.name for each in packages})
         self._terms = terms
 
     async def run(self, folder: Path, progress: Progress | None, lock: int) -> None:
@@ -290,9 +295,8 @@ class Build:
     async def _fill(self, folder: Path, progress: Progress | None, lock: int) -> None:
         """Install and compile."""
         interpreter = self._interpreter
-        asked = {Requirement(package).name for package in self._packages}
         excludes = folder / _EXCLUDES
-        excludes.write_text("\n".join(sorted(set(LEFT_OUT) - asked)), encoding="utf-8")
+        excludes.write_text("\n".join(self._excludes), encoding="utf-8")
         spending = Spending(self._terms.most_bytes, [folder])
         result = await self._workshop.run(
             [

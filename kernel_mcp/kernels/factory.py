@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
+from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
@@ -49,7 +50,7 @@ class KernelRequest:
     session: str
     workspace: Path
     python: str = ""
-    packages: tuple[str, ...] = ()
+    packages: tuple[Requirement, ...] = ()
     beside: bool = False
     layer: Path | None = None
 
@@ -180,9 +181,9 @@ class KernelFactory:
                 return await self._environments.ensure(spec, progress, Terms(True, most))
         except TimeoutError:
             raise EnvironmentBuildError(
-                f"Building an environment with {', '.join(demand.packages)} was not done after "
-                f"{INSTALL_TIMEOUT_S:g} s and was stopped. What has been downloaded is kept: try "
-                "again, or ask for fewer packages."
+                f"Building an environment with {', '.join(map(str, demand.packages))} was not done "
+                f"after {INSTALL_TIMEOUT_S:g} s and was stopped. What has been downloaded is kept: "
+                "try again, or ask for fewer packages."
             ) from None
 
     def _release_unused(self) -> None:
@@ -215,7 +216,7 @@ class KernelFactory:
         spec = self.spec(demand)
         built = self._built.get(spec)
         if built is None:
-            return self._policy.with_modules(spec.packages)
+            return self._policy.with_modules(each.name for each in spec.packages)
         return _fitting(built.policy, demand)
 
     async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:

@@ -82,7 +82,7 @@ class Installer:
         return done
 
     async def _in_time(
-        self, session: Session, asked: tuple[str, ...], progress: Progress
+        self, session: Session, asked: tuple[Requirement, ...], progress: Progress
     ) -> Outcome:
         environment, _ = await self._factory.prepare(session.demand, progress)
         try:
@@ -103,7 +103,7 @@ class Installer:
         self,
         session: Session,
         environment: KernelEnvironment,
-        asked: tuple[str, ...],
+        asked: tuple[Requirement, ...],
         progress: Progress,
     ) -> tuple[Present, Generation]:
         """Make the next generation of the layer; what there was before, and what it brings."""
@@ -113,11 +113,11 @@ class Installer:
         staging = await anyio.to_thread.run_sync(layer.stage)
         try:
             fetched: dict[str, str] = {}
-            if not all(present.satisfies(text) for text in asked):
+            if not all(present.satisfies(each) for each in asked):
                 fetched = await self._fetch(session, environment, layer, asked, present, progress)
             generation = await anyio.to_thread.run_sync(layer.describe, asked)
             modules = {**present.modules, **(generation.modules or {})}
-            names = [Requirement(text).name for text in asked]
+            names = [each.name for each in asked]
             permitted = tuple(sorted({name for each in names for name in modules.get(each, ())}))
             generation = replace(generation, permitted=permitted)
             brought = versions(generation.packages)
@@ -148,16 +148,16 @@ class Installer:
         session: Session,
         environment: KernelEnvironment,
         layer: Layer,
-        asked: tuple[str, ...],
+        asked: tuple[Requirement, ...],
         present: Present,
         progress: Progress,
     ) -> dict[str, str]:
         """Resolve what is asked for together with all that is there, and install what differs."""
-        names = {Requirement(text).name for text in asked}
-        earlier = [text for text in present.requested if Requirement(text).name not in names]
+        names = {each.name for each in asked}
+        earlier = [each for each in present.requested if each.name not in names]
         own = self._factory.spec(session.demand).packages
         pins = [f"{name}=={present.versions[name]}" for name in PINNED if name in present.versions]
-        named = names | {Requirement(text).name for text in (*own, *earlier)}
+        named = names | {each.name for each in (*own, *earlier)}
         opened = ConfinedPip.opened(
             self._workshop,
             environment,
@@ -167,8 +167,8 @@ class Installer:
         )
         async with opened as pip:
             resolved = await pip.resolve(
-                wanted=[*BASE_PACKAGES, *own, *earlier, *asked],
-                earlier=earlier,
+                wanted=[*BASE_PACKAGES, *map(str, (*own, *earlier, *asked))],
+                earlier=[str(each) for each in earlier],
                 present=present.versions,
                 constraints=[*pins, *self.rules.constraints],
                 excludes=sorted(set(LEFT_OUT) - named),

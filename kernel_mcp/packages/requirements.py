@@ -15,8 +15,8 @@ from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.config.values import python as read_python
 from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.interpreters import Interpreters
-from kernel_mcp.environments.module_distributions import requirement_for
-from kernel_mcp.errors import ConfigError, EnvironmentBuildError, InputError, InstallError
+from kernel_mcp.environments.module_distributions import packages_for, requirement_for
+from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError
 from kernel_mcp.policy import ScriptMetadata, model, script_metadata
 
 if TYPE_CHECKING:
@@ -44,16 +44,9 @@ class InstallRules:
 
         Raises ConfigError.
         """
-        found: dict[str, str] = {}
-        for entry in (*model.profile_entries(settings), *settings.allow_install):
-            if entry == "*":
-                continue
-            try:
-                requirement = requirement_for(entry)
-            except ValueError as error:
-                raise ConfigError(f"--allow-install: {error}") from None
-            if requirement is not None:
-                found[requirement.name] = str(requirement.specifier)
+        entries = (*model.profile_entries(settings), *settings.allow_install)
+        named = packages_for(entries, "--allow-install")
+        found = {each.name: str(each.specifier) for each in named}
         return cls(MappingProxyType(found), everything="*" in settings.allow_install)
 
     @property
@@ -61,31 +54,33 @@ class InstallRules:
         """The operator's version specifiers as requirements."""
         return tuple(f"{name}{spec}" for name, spec in self.permitted.items() if spec)
 
-    def admit(self, packages: Iterable[str], *, standard_library: bool = True) -> tuple[str, ...]:
+    def admit(
+        self, packages: Iterable[str | Requirement], *, standard_library: bool = True
+    ) -> tuple[Requirement, ...]:
         """The requirements behind what was asked for, modules turned into their packages.
 
         With `standard_library` its modules are passed over, else refused. Raises InputError for
         what is not the name of a package, InstallError for what the operator does not permit.
         """
-        texts = list(packages)
-        if len(texts) > MAX_PACKAGES:
+        asked = list(packages)
+        if len(asked) > MAX_PACKAGES:
             raise InputError(
-                f"{len(texts)} packages at once are too many: pass at most {MAX_PACKAGES}."
+                f"{len(asked)} packages at once are too many: pass at most {MAX_PACKAGES}."
             )
-        admitted: dict[str, str] = {}
+        admitted: dict[str, Requirement] = {}
         refused: list[str] = []
-        for text in texts:
-            requirement = _read(text)
+        for each in asked:
+            requirement = _read(each)
             if requirement is None:
                 if not standard_library:
                     raise InputError(
-                        f"{text.strip()!r} is part of Python itself and needs no installation; "
-                        "whether code may import it is up to the operator (--allow)."
+                        f"{str(each).strip()!r} is part of Python itself and needs no "
+                        "installation; whether code may import it is up to the operator (--allow)."
                     )
                 continue
             if not self.everything and requirement.name not in self.permitted:
                 refused.append(requirement.name)
-            admitted[requirement.name] = str(requirement)
+            admitted[requirement.name] = requirement
         if refused:
             raise InstallError(self._refusal(refused))
         return tuple(admitted.values())
@@ -108,10 +103,10 @@ class InstallRules:
         )
 
 
-def _read(text: str) -> Requirement | None:
+def _read(asked: str | Requirement) -> Requirement | None:
     """Raises InputError for options, URLs, paths and anything that is not PEP 508."""
     try:
-        return requirement_for(text)
+        return requirement_for(asked)
     except ValueError as error:
         raise InputError(
             f"{error}. Packages are given by name, such as polars or 'pandas>=2,<3'; nothing was "
@@ -135,7 +130,7 @@ Progress = Callable[[str], Awaitable[None]]
 class Needs:
     """A demand without a session: both empty where the server's own environment will do."""
 
-    packages: tuple[str, ...]
+    packages: tuple[Requirement, ...]
     python: str
 
 
@@ -161,11 +156,11 @@ class ScriptReader:
             return Needs(packages, await self.python(python, progress))
         return Needs(packages, await self._fitting(metadata.requires_python, python, progress))
 
-    def packages(self, wanted: Sequence[str]) -> tuple[str, ...]:
+    def packages(self, wanted: Sequence[str | Requirement]) -> tuple[Requirement, ...]:
         """The packages to add to the server's own. Raises InputError, InstallError."""
         admitted = self._rules.admit(wanted)
         own = EnvironmentSpec.for_allow(model.profile_entries(self._settings)).packages
-        return tuple(sorted(set(admitted) - set(own)))
+        return tuple(sorted(set(admitted) - set(own), key=str))
 
     async def python(self, wanted: str, progress: Progress) -> str:
         """A version or path, checked; empty for the server's own choice.

@@ -30,7 +30,7 @@ class Present:
 
     versions: Mapping[str, str]
     modules: Mapping[str, tuple[str, ...]]
-    requested: tuple[str, ...] = ()
+    requested: tuple[Requirement, ...] = ()
     permitted: frozenset[str] = frozenset()
     folders: tuple[Path, ...] = ()
 
@@ -46,9 +46,8 @@ class Present:
             folders=tuple(layer.folders()),
         )
 
-    def satisfies(self, text: str) -> bool:
+    def satisfies(self, requirement: Requirement) -> bool:
         """Whether a requirement is certain to be met; with extras or markers it never is."""
-        requirement = Requirement(text)
         version = self.versions.get(requirement.name)
         if version is None or requirement.extras or requirement.marker is not None:
             return False

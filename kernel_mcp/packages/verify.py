@@ -120,7 +120,7 @@ DETAIL_CHARS = 500
 
 async def verify_live(
     session: Session,
-    asked: Sequence[str],
+    asked: Sequence[Requirement],
     *,
     present: Present,
     generation: Generation,
@@ -130,7 +130,7 @@ async def verify_live(
 
     `confined` says whether the installer was in a sandbox.
     """
-    names = {Requirement(text).name for text in asked}
+    names = {each.name for each in asked}
     brought = versions(generation.packages)
     modules = {**present.modules, **(generation.modules or {})}
     found = {**present.versions, **brought}

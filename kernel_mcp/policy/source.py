@@ -7,9 +7,10 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import InputError
 from kernel_mcp.policy.model import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
 
@@ -27,9 +28,9 @@ _TOML_PLACE = re.compile(r"(?P<reason>.*?) \(at (?:line (?P<line>\d+), column \d
 
 @dataclass(frozen=True, slots=True)
 class ScriptMetadata:
-    """What a script says it needs. `dependencies` are PEP 508 strings, each known to parse."""
+    """What a script says it needs."""
 
-    dependencies: tuple[str, ...] = ()
+    dependencies: tuple[Requirement, ...] = ()
     requires_python: str | None = None
 
 
@@ -110,12 +111,11 @@ def _metadata(block: _Block) -> ScriptMetadata:
             "`dependencies` must be a list of strings, for example "
             'dependencies = ["pandas>=2", "matplotlib"]',
         )
-    for entry in dependencies:
-        _check_requirement(block, entry)
+    packages = tuple(_requirement(block, entry) for entry in dependencies)
     requires = table.get("requires-python")
     if requires is not None:
         _check_python(block, requires)
-    return ScriptMetadata(tuple(dependencies), requires)
+    return ScriptMetadata(packages, requires)
 
 
 def _toml(block: _Block) -> dict[str, Any]:
@@ -135,18 +135,17 @@ def _toml(block: _Block) -> dict[str, Any]:
     return table
 
 
-def _check_requirement(block: _Block, entry: object) -> None:
+def _requirement(block: _Block, entry: object) -> Requirement:
     if not isinstance(entry, str):
         raise ScriptMetadataError(
             _line_of_key(block, "dependencies"),
             f"`dependencies` holds {entry!r}, which is not a string",
         )
     try:
-        Requirement(entry)
-    except InvalidRequirement as error:
-        reason = str(error).partition("\n")[0]
+        return parse_entry(entry)
+    except ValueError as error:
         raise ScriptMetadataError(
-            block.line_of(entry), f"{entry!r} is not a valid requirement: {reason}"
+            block.line_of(entry), f"`dependencies` has what is not a valid requirement: {error}"
         ) from None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+from packaging.requirements import Requirement
 
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.config.settings import Settings
@@ -134,7 +135,12 @@ class SessionManager:
         return [s for s in self._sessions.values() if s.owner == caller.principal]
 
     async def create(
-        self, caller: Caller, *, name: str = "", packages: tuple[str, ...] = (), python: str = ""
+        self,
+        caller: Caller,
+        *,
+        name: str = "",
+        packages: tuple[Requirement, ...] = (),
+        python: str = "",
     ) -> Session:
         """Open a session, for which the longest idle one may have to hibernate.
 
@@ -146,7 +152,7 @@ class SessionManager:
             return await self._open(caller, name, packages, python)
 
     async def _open(
-        self, caller: Caller, name: str, packages: tuple[str, ...], python: str
+        self, caller: Caller, name: str, packages: tuple[Requirement, ...], python: str
     ) -> Session:
         handle = "s-" + secrets.token_urlsafe(9)
         folder = self._folders.workspaces / handle
@@ -172,7 +178,7 @@ class SessionManager:
             journal=self._audit.journal(caller.principal, handle),
         )
         self._sessions[handle] = session
-        session.journal.opened(name=name, packages=packages, python=python)
+        session.journal.opened(name=name, packages=map(str, packages), python=python)
         assert self._tasks is not None
         await self._tasks.start(self._serve, session)
         return session

@@ -132,7 +132,7 @@ async def test_a_source_distribution_runs_no_code_of_its_own(tmp_path: Path) -> 
         tmp_path / "cache", uv=Uv(uv.find_uv_bin(), environ, tmp_path / "links")
     )
     with pytest.raises(EnvironmentBuildError, match="no wheel"):
-        await store.ensure(EnvironmentSpec(packages=("kernel-mcp-hostile-example",)))
+        await store.ensure(EnvironmentSpec.for_allow(["kernel-mcp-hostile-example"]))
     assert not mark.exists()
     assert store.stored() == []
 
@@ -140,7 +140,7 @@ async def test_a_source_distribution_runs_no_code_of_its_own(tmp_path: Path) -> 
 async def test_a_package_nobody_published_is_named(cache: Path) -> None:
     with pytest.raises(EnvironmentBuildError, match="no package 'kernel-mcp-no-such-package'"):
         await EnvironmentStore(cache).ensure(
-            EnvironmentSpec(packages=("kernel-mcp-no-such-package",))
+            EnvironmentSpec.for_allow(["kernel-mcp-no-such-package"])
         )
 
 

@@ -284,14 +284,14 @@ class FakeStore:
     async def ensure(
         self, spec: EnvironmentSpec, progress: Progress, terms: Terms
     ) -> KernelEnvironment:
-        self.asked.append(spec.packages)
+        self.asked.append(tuple(map(str, spec.packages)))
         self.terms.append(terms)
         if self.failure is not None:
             raise self.failure
         return KernelEnvironment(self.python, (), packages=("ipykernel==7.0",))
 
     def release(self, spec: EnvironmentSpec) -> None:
-        self.released.append(spec.packages)
+        self.released.append(tuple(map(str, spec.packages)))
 
     def size(self, environment: KernelEnvironment) -> int:
         return 1000

@@ -10,7 +10,7 @@ import pytest
 
 from kernel_mcp.environments.folder import tree_size
 from kernel_mcp.environments.layer import STAGING, Generation, Layer, retarget, versions
-from tests.unit.packages.wheels import wheel
+from tests.unit.packages.wheels import requirements, wheel
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def add(layer: Layer, name: str, version: str, tmp_path: Path, **more: tuple[str
     staging = layer.stage()
     with zipfile.ZipFile(wheel(tmp_path / "wheels", name, version)) as archive:
         archive.extractall(staging)
-    found = layer.describe((f"{name}=={version}",))
+    found = layer.describe(requirements(f"{name}=={version}"))
     layer.commit(
         Generation(found.requested, found.packages, found.modules, more.get("permitted", ()))
     )
@@ -42,7 +42,7 @@ def test_a_committed_generation_is_there_and_sealed(layer: Layer, tmp_path: Path
     add(layer, "one", "1.0", tmp_path, permitted=("one",))
     assert layer.packages() == {"one": "1.0"}
     assert layer.modules() == {"one": ("one",)}
-    assert layer.requested() == ("one==1.0",)
+    assert layer.requested() == requirements("one==1.0")
     assert layer.permitted() == {"one"}
     assert [folder.name for folder in layer.folders()] == ["1"]
     assert (layer.folder / "1/one.py").stat().st_mode & 0o222 == 0
@@ -54,7 +54,7 @@ def test_the_newest_generation_counts_and_the_older_stay(layer: Layer, tmp_path:
     add(layer, "two", "1.0", tmp_path)
     add(layer, "one", "2.0", tmp_path)
     assert layer.packages() == {"one": "2.0", "two": "1.0"}
-    assert layer.requested() == ("one==2.0", "two==1.0")
+    assert layer.requested() == requirements("one==2.0", "two==1.0")
     assert [folder.name for folder in layer.folders()] == ["3", "2", "1"]
 
 
@@ -74,7 +74,7 @@ def test_links_and_special_files_do_not_get_into_a_layer(layer: Layer, tmp_path:
     (staging / "kernel-mcp.json").symlink_to(secret)
     (staging / "folder").symlink_to(tmp_path)
     os.mkfifo(staging / "pipe")
-    layer.commit(layer.describe(("x",)))
+    layer.commit(layer.describe(requirements("x")))
     assert list((layer.folder / "1").iterdir()) == []
     assert secret.read_text() == "secret"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.module_distributions import (
     DISTRIBUTIONS,
     distribution_for,
-    normalise,
     packages_for,
 )
 from kernel_mcp.errors import ConfigError
+from tests.unit.packages.wheels import requirements
 
 
 @pytest.mark.parametrize(
@@ -48,18 +49,19 @@ def test_modules_of_the_standard_library_need_no_package(name: str) -> None:
 
 
 def test_entries_keep_their_specifiers_and_extras() -> None:
-    assert packages_for(["sklearn>=1.4,<2", "dask[array]", "os", "*", ""]) == (
-        "dask[array]",
-        "scikit-learn<2,>=1.4",
-    )
+    found = packages_for(["sklearn>=1.4,<2", "dask[array]", "os", "*", ""])
+    assert found == requirements("scikit-learn<2,>=1.4", "dask[array]")
 
 
 def test_two_names_of_one_distribution_are_one_requirement() -> None:
-    assert packages_for(["PIL", "pillow", "Pillow"]) == ("pillow",)
+    assert EnvironmentSpec.for_allow(["PIL", "pillow", "Pillow"]).packages == requirements("pillow")
 
 
-def test_equal_sets_are_normalised_to_equal_tuples() -> None:
-    assert normalise(["Pandas >=2", "NumPy"]) == normalise(["numpy", "pandas>=2"])
+def test_equal_sets_are_one_environment() -> None:
+    one = EnvironmentSpec.for_allow(["Pandas >=2", "NumPy"])
+    two = EnvironmentSpec.for_allow(["numpy"], packages=requirements("pandas>=2"))
+    assert (one, hash(one)) == (two, hash(two))
+    assert one != EnvironmentSpec.for_allow(["numpy", "pandas>=3"])
 
 
 @pytest.mark.parametrize("entry", ["./wheel.whl", "x @ file:///x", "--index-url=x", "a b", "a=="])

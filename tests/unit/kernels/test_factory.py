@@ -14,6 +14,7 @@ from kernel_mcp.kernels import factory as module
 from kernel_mcp.kernels.factory import KernelFactory, KernelRequest
 from kernel_mcp.policy import Policy
 from tests.unit.fake_kernels import FakeStore
+from tests.unit.packages.wheels import requirements
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +44,7 @@ def factory(store: FakeStore, demands: list[KernelRequest]) -> KernelFactory:
 
 
 def demand(*packages: str) -> KernelRequest:
-    return KernelRequest("s", Path("/"), packages=packages)
+    return KernelRequest("s", Path("/"), packages=requirements(*packages))
 
 
 async def test_an_environment_in_use_is_not_looked_up_again(

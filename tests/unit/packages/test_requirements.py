@@ -10,6 +10,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError, InputError, InstallError
 from kernel_mcp.packages.requirements import MAX_PACKAGES, InstallRules, Needs, ScriptReader
+from tests.unit.packages.wheels import requirements
 
 
 def rules(
@@ -25,19 +26,19 @@ def test_nothing_may_be_installed_unless_it_was_named() -> None:
 
 def test_named_packages_may_be_installed_in_any_spelling() -> None:
     admitted = rules("Polars", "scikit_learn").admit(["polars>=1", "sklearn"])
-    assert admitted == ("polars>=1", "scikit-learn")
+    assert admitted == requirements("polars>=1", "scikit-learn")
 
 
 def test_packages_of_the_allow_list_may_be_installed_too() -> None:
-    assert rules(allow=("pandas",)).admit(["pandas<3"]) == ("pandas<3",)
+    assert rules(allow=("pandas",)).admit(["pandas<3"]) == requirements("pandas<3")
 
 
 def test_packages_of_the_profile_may_be_installed_too() -> None:
-    assert rules(profile="data").admit(["numpy"]) == ("numpy",)
+    assert rules(profile="data").admit(["numpy"]) == requirements("numpy")
 
 
 def test_a_star_permits_everything_but_allowing_every_import_does_not() -> None:
-    assert rules("*").admit(["anything"]) == ("anything",)
+    assert rules("*").admit(["anything"]) == requirements("anything")
     with pytest.raises(InstallError):
         rules(allow=("*",)).admit(["anything"])
 
@@ -73,13 +74,13 @@ def test_what_is_not_the_name_of_a_package_is_refused(text: str) -> None:
 
 
 def test_the_standard_library_is_passed_over_or_refused() -> None:
-    assert rules("*").admit(["json", "polars"]) == ("polars",)
+    assert rules("*").admit(["json", "polars"]) == requirements("polars")
     with pytest.raises(InputError, match="part of Python itself"):
         rules("*").admit(["json"], standard_library=False)
 
 
 def test_the_last_word_on_a_package_counts() -> None:
-    assert rules("*").admit(["polars<1", "polars>=1"]) == ("polars>=1",)
+    assert rules("*").admit(["polars<1", "polars>=1"]) == requirements("polars>=1")
 
 
 def test_too_many_packages_are_refused() -> None:
@@ -156,7 +157,7 @@ async def test_what_the_server_has_anyway_needs_no_environment_of_its_own() -> N
 
 async def test_dependencies_of_block_and_call_are_merged() -> None:
     found = await needs(reader(), script('dependencies = ["rich>=13"]'), "tqdm")
-    assert found.packages == ("rich>=13", "tqdm")
+    assert found.packages == requirements("rich>=13", "tqdm")
 
 
 async def test_dependencies_have_to_be_permitted() -> None:
@@ -171,6 +172,7 @@ async def test_dependencies_have_to_be_permitted() -> None:
         (('dependencies = "pandas"',), 2, "list of strings"),
         (('requires-python = ">=3.x"',), 2, "requires-python"),
         (('dependencies = ["a b c"]',), 2, "not a valid requirement"),
+        (('dependencies = ["x @ https://e/x.whl"]',), 2, "names a place"),
     ],
 )
 async def test_bad_metadata_gets_line_and_reason(

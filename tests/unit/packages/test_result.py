@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from packaging.requirements import Requirement
 
 from kernel_mcp.environments.layer import Generation
 from kernel_mcp.packages.result import (
@@ -14,6 +15,7 @@ from kernel_mcp.packages.result import (
     judge,
     principal,
 )
+from tests.unit.packages.wheels import requirements
 
 
 def judged(verdicts: Verdicts, *, previous: str = "", asked: bool = True) -> PackageOutcome:
@@ -133,7 +135,7 @@ def test_an_installer_without_sandbox_is_told() -> None:
 PRESENT = Present(
     versions={"pandas": "2.3.1", "torch": "3.0rc1"},
     modules={},
-    requested=("polars",),
+    requested=requirements("polars"),
     permitted=frozenset({"polars"}),
 )
 
@@ -151,16 +153,16 @@ PRESENT = Present(
     ],
 )
 def test_only_what_is_certain_counts_as_met(text: str, met: bool) -> None:
-    assert PRESENT.satisfies(text) is met
+    assert PRESENT.satisfies(Requirement(text)) is met
 
 
 @pytest.mark.parametrize(
     ("generation", "new"),
     [
-        (Generation(("polars",), permitted=("polars",)), False),
-        (Generation(("polars",), ("x==1",)), True),
-        (Generation(("pandas",)), True),
-        (Generation(("polars",), permitted=("pandas",)), True),
+        (Generation(requirements("polars"), permitted=("polars",)), False),
+        (Generation(requirements("polars"), ("x==1",)), True),
+        (Generation(requirements("pandas")), True),
+        (Generation(requirements("polars"), permitted=("pandas",)), True),
     ],
 )
 def test_a_generation_that_adds_nothing_is_not_needed(generation: Generation, new: bool) -> None:

@@ -19,11 +19,12 @@ from kernel_mcp.packages.verify import _failures, verify_live
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import BOOT_FOLDER
 from kernel_mcp.sessions.session import Session
+from tests.unit.packages.wheels import requirements
 
 pytestmark = pytest.mark.anyio
 
 GENERATION = Generation(
-    requested=("Thing-Two",),
+    requested=requirements("thing-two"),
     packages=("thing-two==2.0", "base==1.0"),
     modules={"thing-two": ["thing_two"], "base": ["base"]},
     permitted=("thing_two",),
@@ -68,7 +69,7 @@ class FakeSession:
 async def taken_in(kernel: FakeKernel | None, *, busy: bool = False) -> Outcome:
     return await verify_live(
         cast(Session, FakeSession(kernel, busy=busy)),
-        ["thing-two", "pywin32"],
+        requirements("thing-two", "pywin32"),
         present=Present({"base": "0.9"}, {"base": ("base",)}),
         generation=GENERATION,
         confined=True,

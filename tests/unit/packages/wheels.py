@@ -1,4 +1,4 @@
-"""Wheels and source distributions made on the spot."""
+"""Wheels, source distributions and requirements made on the spot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from packaging.requirements import Requirement
+
+
+def requirements(*texts: str) -> tuple[Requirement, ...]:
+    """As they are admitted."""
+    return tuple(map(Requirement, texts))
 
 
 def wheel(

@@ -4,6 +4,7 @@ import pytest
 
 from kernel_mcp.policy import Policy, ScriptMetadata, ScriptMetadataError, check, script_metadata
 from kernel_mcp.policy.source import MAX_CHAIN, MAX_CODE, Source, deepest_chain, guard
+from tests.unit.packages.wheels import requirements
 
 POLICY = Policy.for_allow([])
 
@@ -132,7 +133,7 @@ import requests
 
 
 def test_a_block_gives_dependencies_and_python() -> None:
-    assert script_metadata(EXAMPLE) == ScriptMetadata(("requests<3", "rich"), ">=3.11")
+    assert script_metadata(EXAMPLE) == ScriptMetadata(requirements("requests<3", "rich"), ">=3.11")
 
 
 @pytest.mark.parametrize("ending", ["\r\n", "\r"])
@@ -162,7 +163,7 @@ def test_a_block_may_follow_other_lines_and_hold_tool_tables() -> None:
 
 def test_a_block_ends_at_the_last_closing_line_of_its_comments() -> None:
     script = '# /// script\n# x = """\n# ///\n# """\n# dependencies = ["a"]\n# ///\n'
-    assert script_metadata(script) == ScriptMetadata(("a",))
+    assert script_metadata(script) == ScriptMetadata(requirements("a"))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ class FakeInstaller:
     async def install(
         self, session: Session, packages: Sequence[str], progress: Progress
     ) -> Outcome:
-        names = self.rules.admit(packages, standard_library=False)
+        admitted = self.rules.admit(packages, standard_library=False)
+        names = tuple(each.name for each in admitted)
         await progress("Resolved")
         return Outcome(
             packages=tuple(

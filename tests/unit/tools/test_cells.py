@@ -11,6 +11,7 @@ import pytest
 from kernel_mcp.sessions.cell import Status, StopReason
 from kernel_mcp.tools.cells import MAX_CODE_CHARS
 from tests.unit.fake_kernels import FakeSource
+from tests.unit.packages.wheels import requirements
 from tests.unit.tools.served import BESIDE, served
 
 pytestmark = [pytest.mark.anyio]
@@ -207,7 +208,7 @@ async def test_the_packages_of_a_script_are_there_before_it_runs(tmp_path: Path)
     async with served(tmp_path) as server:
         assert (await server.call("run_script", script=script)).status == "ok"
         assert server.store.asked[-1] == (BESIDE,)
-        assert server.source.demands[0].packages == (BESIDE,)
+        assert server.source.demands[0].packages == requirements(BESIDE)
 
 
 async def test_the_cell_after_a_death_runs_on_a_fresh_kernel_and_tells_it(tmp_path: Path) -> None:
