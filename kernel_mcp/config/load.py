@@ -112,7 +112,8 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
         if not variable.startswith(ENV_PREFIX):
             continue
         if variable not in known:
-            meant = nearest(variable, spellings(variable_of, "={}"))
+            names = {name: name for name in known}
+            meant = nearest(variable, spellings(variable_of, "={}") | names)
             raise ConfigError(f"{variable}: there is no such environment variable{meant}")
         if text.strip():
             found[known[variable]] = text

@@ -274,6 +274,8 @@ def test_a_bad_variable_is_named(tmp_path: Path) -> None:
 def test_an_unknown_variable_of_ours_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean KERNEL_MCP_MEMORY"):
         load({}, {"KERNEL_MCP_MEMROY": "2G"}, tmp_path)
+    with pytest.raises(ConfigError, match="did you mean KERNEL_MCP_CONFIG"):
+        load({}, {"KERNEL_MCP_CONFG": "x.toml"}, tmp_path)
     with pytest.raises(ConfigError, match="did you mean KERNEL_MCP_PROFILE=strict"):
         load({}, {"KERNEL_MCP_STRICT": "1"}, tmp_path)
 
