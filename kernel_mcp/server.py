@@ -108,7 +108,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             environments=environments,
             launcher=launcher,
             templates=templates,
-            demands=lambda: [session.demand for session in manager.sessions],
+            requests=lambda: [session.request for session in manager.sessions],
         )
         spares = _spares(settings, sandbox, run.path)
         waiting = folders.workspaces

@@ -193,7 +193,7 @@ def unmeasured(error: OSError | MemoryError) -> WorkspaceError:
 
 @contextlib.contextmanager
 def explained(path: str) -> Iterator[None]:
-    """CpuPriority OSError into WorkspaceError."""
+    """Turn OSError into WorkspaceError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""From a session's demand to a live kernel: environment, policy, launch, channels."""
+"""From a session's request to a live kernel: environment, policy, launch, channels."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class KernelRequest:
 class KernelSource(Protocol):
     """Makes kernels that are ready to run cells."""
 
-    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         """Start a kernel, telling what is being done meanwhile. Raises KernelMcpError."""
 
 
@@ -122,24 +122,24 @@ class KernelFactory:
         environments: EnvironmentStore,
         launcher: Launcher,
         templates: Templates | None = None,
-        demands: Callable[[], Iterable[KernelRequest]] = tuple,
+        requests: Callable[[], Iterable[KernelRequest]] = tuple,
     ) -> None:
         """`templates` is told of the server's own environment, for `launcher` to fork from.
 
-        `demands` tells those of all sessions: the environments of others may be removed.
+        `requests` tells those of all sessions: the environments of others may be removed.
         """
         self._settings = settings
         self._policy = policy
         self._environments = environments
         self._launcher = launcher
         self._templates = templates
-        self._demands = demands
+        self._requests = requests
         self._built: dict[EnvironmentSpec, _Built] = {}
 
     async def environment(
-        self, demand: KernelRequest, tell: Callable[[str], None]
+        self, request: KernelRequest, tell: Callable[[str], None]
     ) -> tuple[KernelEnvironment, Policy]:
-        """The environment a demand asks for, built if need be, and the policy that fits it.
+        """The environment a request asks for, built if need be, and the policy that fits it.
 
         Raises EnvironmentBuildError.
         """
@@ -147,26 +147,26 @@ class KernelFactory:
         async def progress(text: str) -> None:
             tell(text)
 
-        return await self.prepare(demand, progress)
+        return await self.prepare(request, progress)
 
     async def prepare(
-        self, demand: KernelRequest, progress: Progress
+        self, request: KernelRequest, progress: Progress
     ) -> tuple[KernelEnvironment, Policy]:
         """As `environment`, with progress that is waited for."""
-        spec = self.spec(demand)
+        spec = self.spec(request)
         built = self._built.get(spec)
         if built is None or not built.fresh:
-            environment = await self._ensure(spec, demand, progress)
+            environment = await self._ensure(spec, request, progress)
             await compile_guest(environment)
             names = import_names(environment, spec)
             policy = self._policy.with_modules(names)
             built = self._built[spec] = _Built(environment, names, policy)
-        if self._templates is not None and demand.ordinary:
+        if self._templates is not None and request.ordinary:
             self._templates.prepare(built.environment, built.whole)
-        return built.environment, _fitting(built.policy, demand)
+        return built.environment, _fitting(built.policy, request)
 
     async def _ensure(
-        self, spec: EnvironmentSpec, demand: KernelRequest, progress: Progress
+        self, spec: EnvironmentSpec, request: KernelRequest, progress: Progress
     ) -> KernelEnvironment:
         if spec == self._own_spec:
             terms = Terms(most_bytes=self._settings.cache_bytes, flag="--cache-size")
@@ -177,18 +177,18 @@ class KernelFactory:
         # what the operator has named is in this one too, and is not what the agent asks for
         most += self._environments.size(own) if most else 0
         try:
-            with anyio.fail_after(INSTALL_TIMEOUT_S if demand.packages else None):
+            with anyio.fail_after(INSTALL_TIMEOUT_S if request.packages else None):
                 return await self._environments.ensure(spec, progress, Terms(True, most))
         except TimeoutError:
             raise EnvironmentBuildError(
-                f"Building an environment with {', '.join(map(str, demand.packages))} was not done "
-                f"after {INSTALL_TIMEOUT_S:g} s and was stopped. What has been downloaded is kept: "
+                f"Building an environment with {', '.join(map(str, request.packages))} was not "
+                f"done after {INSTALL_TIMEOUT_S:g} s and was stopped. What has been downloaded is kept: "
                 "try again, or ask for fewer packages."
             ) from None
 
     def _release_unused(self) -> None:
         """Let environments go that no session uses any more."""
-        used = {self._own_spec, *map(self.spec, self._demands())}
+        used = {self._own_spec, *map(self.spec, self._requests())}
         for spec in self._built.keys() - used:
             del self._built[spec]
             self._environments.release(spec)
@@ -207,31 +207,31 @@ class KernelFactory:
         """Why kernels of `environment` are not forked from its template, if it was refused."""
         return "" if self._templates is None else self._templates.refusal(environment)
 
-    def prepared(self, demand: KernelRequest) -> bool:
+    def prepared(self, request: KernelRequest) -> bool:
         """Whether a kernel could start now, without waiting for an environment to be built."""
-        return self.spec(demand) in self._built
+        return self.spec(request) in self._built
 
-    def policy(self, demand: KernelRequest) -> Policy:
-        """What a demand's code may import, without waiting for an environment to be built."""
-        spec = self.spec(demand)
+    def policy(self, request: KernelRequest) -> Policy:
+        """What a request's code may import, without waiting for an environment to be built."""
+        spec = self.spec(request)
         built = self._built.get(spec)
         if built is None:
             return self._policy.with_modules(each.name for each in spec.packages)
-        return _fitting(built.policy, demand)
+        return _fitting(built.policy, request)
 
-    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
-        """Start a kernel for `demand`. Raises EnvironmentBuildError, LaunchError."""
+    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+        """Start a kernel for `request`. Raises EnvironmentBuildError, LaunchError."""
         if KERNEL_MODULE not in sys.modules:
             await anyio.to_thread.run_sync(import_module, KERNEL_MODULE)
-        environment, policy = await self.environment(demand, tell)
+        environment, policy = await self.environment(request, tell)
         handle = await self._launcher.launch(
             LaunchRequest(
-                session=demand.session,
+                session=request.session,
                 environment=environment,
                 policy=policy,
                 limits=self._settings.limits,
-                workspace=demand.workspace,
-                layers=() if demand.layer is None else (demand.layer,),
+                workspace=request.workspace,
+                layers=() if request.layer is None else (request.layer,),
             )
         )
         kernel = self._connect(handle, environment, policy)
@@ -250,26 +250,26 @@ class KernelFactory:
 
         return Kernel(handle, environment=environment, policy=policy)
 
-    def spec(self, demand: KernelRequest) -> EnvironmentSpec:
-        """What the environment of a demand has to hold."""
-        if demand.python or demand.packages:
-            return self._spec(demand)
+    def spec(self, request: KernelRequest) -> EnvironmentSpec:
+        """What the environment of a request has to hold."""
+        if request.python or request.packages:
+            return self._spec(request)
         return self._own_spec
 
     @cached_property
     def _own_spec(self) -> EnvironmentSpec:
         return self._spec(_NOBODY)
 
-    def _spec(self, demand: KernelRequest) -> EnvironmentSpec:
+    def _spec(self, request: KernelRequest) -> EnvironmentSpec:
         return EnvironmentSpec.for_allow(
             profile_entries(self._settings),
-            python=demand.python or self._settings.python,
-            packages=demand.packages,
+            python=request.python or self._settings.python,
+            packages=request.packages,
         )
 
 
-def _fitting(policy: Policy, demand: KernelRequest) -> Policy:
+def _fitting(policy: Policy, request: KernelRequest) -> Policy:
     """The policy of an environment with what the session has installed besides."""
-    if demand.layer is None:
+    if request.layer is None:
         return policy
-    return policy.with_modules(Layer(demand.layer).permitted())
+    return policy.with_modules(Layer(request.layer).permitted())

@@ -84,7 +84,7 @@ class Installer:
     async def _in_time(
         self, session: Session, asked: tuple[Requirement, ...], progress: Progress
     ) -> Outcome:
-        environment, _ = await self._factory.prepare(session.demand, progress)
+        environment, _ = await self._factory.prepare(session.request, progress)
         try:
             with anyio.fail_after(INSTALL_TIMEOUT_S):
                 present, generation = await self._add(session, environment, asked, progress)
@@ -107,8 +107,8 @@ class Installer:
         progress: Progress,
     ) -> tuple[Present, Generation]:
         """Make the next generation of the layer; what there was before, and what it brings."""
-        assert session.demand.layer is not None
-        layer = Layer(session.demand.layer)
+        assert session.request.layer is not None
+        layer = Layer(session.request.layer)
         present = await anyio.to_thread.run_sync(Present.of, environment, layer)
         staging = await anyio.to_thread.run_sync(layer.stage)
         try:
@@ -155,7 +155,7 @@ class Installer:
         """Resolve what is asked for together with all that is there, and install what differs."""
         names = {each.name for each in asked}
         earlier = [each for each in present.requested if each.name not in names]
-        own = self._factory.spec(session.demand).packages
+        own = self._factory.spec(session.request).packages
         pins = [f"{name}=={present.versions[name]}" for name in PINNED if name in present.versions]
         named = names | {each.name for each in (*own, *earlier)}
         opened = ConfinedPip.opened(
@@ -219,7 +219,7 @@ class Installer:
 
     def _known_as(self, session: Session, layer: Layer) -> str:
         """Where the session's kernels will see the next generation, which bytecode tells of."""
-        places = self._sandbox.guest_paths(session.demand.workspace, self._scratch)
+        places = self._sandbox.guest_paths(session.request.workspace, self._scratch)
         folder = f"{places.layers}/0" if places.layers else str(layer.folder)
         return f"{folder}/{layer.next_name}"
 

@@ -128,14 +128,14 @@ Progress = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A demand without a session: both empty where the server's own environment will do."""
+    """A request without a session: both empty where the server's own environment will do."""
 
     packages: tuple[Requirement, ...]
     python: str
 
 
 class ScriptReader:
-    """CpuPriority scripts and wishes into needs that the operator permits."""
+    """Turns scripts and wishes into needs that the operator permits."""
 
     def __init__(self, settings: Settings, rules: InstallRules, interpreters: Interpreters) -> None:
         self._settings = settings

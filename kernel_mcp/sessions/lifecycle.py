@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 REMOVED = "The workspace folder of this session has been removed from outside"
 
 
-def restore(demand: KernelRequest) -> list[str]:
+def restore(request: KernelRequest) -> list[str]:
     """Make what is missing of a session's folders; what it has lost by that, in sentences.
 
     Raises OSError.
     """
     lost = []
-    if not demand.workspace.exists():
-        make_private(demand.workspace)
+    if not request.workspace.exists():
+        make_private(request.workspace)
         lost.append(f"{REMOVED}: its files are gone, and it has a new, empty one")
-    if demand.layer is not None and not demand.layer.exists():
-        Layer(demand.layer).make()
+    if request.layer is not None and not request.layer.exists():
+        Layer(request.layer).make()
         lost.append(
             "The folder of this session's own packages has been removed from outside: any packages "
             "that were installed have to be installed again"
@@ -56,14 +56,14 @@ SHOWN_NAMES = 50
 class KernelLifecycle:
     """Keeps one session's kernel; for one task at a time.
 
-    `demand` is what the next kernel has to be like.
+    `request` is what the next kernel has to be like.
     `awake` is False for a hibernated session, which has no kernel until `admit` lets it have one.
     `used` says that the kernel holds what cells have made. Every loss goes to `ledger`.
     """
 
     def __init__(
         self,
-        demand: KernelRequest,
+        request: KernelRequest,
         source: KernelSource,
         *,
         folder: Path,
@@ -72,7 +72,7 @@ class KernelLifecycle:
         ledger: Ledger,
         journal: Journal,
     ) -> None:
-        self.demand = demand
+        self.request = request
         self.kernel: Kernel | None = None
         self.awake = True
         self.used = False
@@ -130,7 +130,7 @@ class KernelLifecycle:
         Raises KernelMcpError; a hibernated session then goes on sleeping.
         """
         if self.kernel is not None and self.kernel.exit is None:
-            if self._missed or self.demand.workspace.exists():
+            if self._missed or self.request.workspace.exists():
                 return self.kernel
             if self.used:
                 self._miss_workspace()
@@ -151,7 +151,7 @@ class KernelLifecycle:
         """End the kernel."""
         kernel, self.kernel, self.used = self.kernel, None, False
         if kernel is not None:
-            with Barrier("ending a kernel", self.demand.session):
+            with Barrier("ending a kernel", self.request.session):
                 await _end(kernel)
 
     async def start_fresh(self) -> Kernel:
@@ -253,15 +253,15 @@ class KernelLifecycle:
 
     async def _begin(self, tell: Callable[[str], None]) -> Kernel:
         if self.sleep is None:
-            return await self._start(self.demand, tell)
+            return await self._start(self.request, tell)
         tell("Bringing the hibernated session back")
-        kernel = await self._start(self.demand, tell)
+        kernel = await self._start(self.request, tell)
         try:
             waking = await self._hibernation.bring_back(kernel)
         except HibernationError as error:
             await _end(kernel)
             waking = nothing_back(self.sleep, str(error))
-            kernel = await self._start(self.demand, tell)
+            kernel = await self._start(self.request, tell)
         except BaseException:
             await _end(kernel)
             raise
@@ -276,11 +276,11 @@ class KernelLifecycle:
             self.ledger.add(waking.notice, _loss_of(waking, known))
         return kernel
 
-    async def _start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
-        for text in restore(demand):
+    async def _start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+        for text in restore(request):
             self.ledger.add(text)
         self._missed = False
-        kernel = await self._source.start(demand, tell)
+        kernel = await self._source.start(request, tell)
         assert self._tasks is not None
         self._tasks.start_soon(self._watch, kernel)
         return kernel
@@ -291,7 +291,7 @@ class KernelLifecycle:
             self._miss(kernel)
 
     async def _start_beside(self) -> Kernel:
-        return await self._start(replace(self.demand, beside=True), lambda _text: None)
+        return await self._start(replace(self.request, beside=True), lambda _text: None)
 
     def _miss_workspace(self) -> None:
         """Have the next answer tell, once, that the kernel's workspace is there no more."""

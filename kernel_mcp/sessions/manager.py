@@ -157,14 +157,14 @@ class SessionManager:
         handle = "s-" + secrets.token_urlsafe(9)
         folder = self._folders.workspaces / handle
         records = self._folders.records / handle
-        demand = KernelRequest(
+        request = KernelRequest(
             handle, folder, python, packages, layer=self._folders.layers / handle
         )
         for path in (folder, records):
             make_private(path)
         Layer(self._folders.layers / handle).make()
         session = Session(
-            demand=demand,
+            request=request,
             owner=caller.principal,
             name=name,
             workspace=self._workspace(folder),

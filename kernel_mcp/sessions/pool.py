@@ -182,22 +182,22 @@ class WarmPool:
             while self._spares:
                 await self._drop(self._spares.popleft())
 
-    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
-        """A spare when one fits the demand, else a kernel started now. Raises KernelMcpError."""
-        while demand.ordinary and _adds_nothing(demand.layer) and self._spares:
+    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+        """A spare when one fits the request, else a kernel started now. Raises KernelMcpError."""
+        while request.ordinary and _adds_nothing(request.layer) and self._spares:
             spare = self._spares.popleft()
             self._taken.set()
             fits = False
             try:
-                with Barrier("handing a kernel in reserve over", demand.session):
-                    fits = await self._hand_over(spare, demand)
+                with Barrier("handing a kernel in reserve over", request.session):
+                    fits = await self._hand_over(spare, request)
             finally:
                 if not fits:
                     await self._drop(spare)
             if fits:
-                spare.kernel.handle.limits.session = demand.session
+                spare.kernel.handle.limits.session = request.session
                 return spare.kernel
-        return await self._source.start(demand, tell)
+        return await self._source.start(request, tell)
 
     async def _make(self) -> _Spare:
         name = secrets.token_hex(NAME_BYTES)
@@ -215,14 +215,14 @@ class WarmPool:
             undo.pop_all()
         return _Spare(kernel, workspace, layer)
 
-    async def _hand_over(self, spare: _Spare, demand: KernelRequest) -> bool:
+    async def _hand_over(self, spare: _Spare, request: KernelRequest) -> bool:
         """Put a spare's folders in the place of the session's; whether it can be used."""
         handle = spare.kernel.handle
         if handle.exit is not None or handle.stopped:
             return False
-        if not self._hand_over_layer(spare, demand.layer):
+        if not self._hand_over_layer(spare, request.layer):
             return False
-        await self._hand_over_workspace(spare, demand.workspace)
+        await self._hand_over_workspace(spare, request.workspace)
         return True
 
     def _hand_over_layer(self, spare: _Spare, layer: Path | None) -> bool:

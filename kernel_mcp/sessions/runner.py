@@ -194,7 +194,7 @@ class CellRunner:
     async def run(self, cell: Cell) -> None:
         """Bring `cell` to its end, whatever happens on the way."""
         try:
-            with Barrier(f"running cell {cell.number}", self._lifecycle.demand.session) as barrier:
+            with Barrier(f"running cell {cell.number}", self._lifecycle.request.session) as barrier:
                 await self._run(cell)
             if barrier.failure is not None:
                 with self._lifecycle.engaged():
@@ -228,7 +228,7 @@ class CellRunner:
         refusal = await refuse(
             cell.code,
             kernel.policy,
-            self._lifecycle.demand.workspace,
+            self._lifecycle.request.workspace,
             python=kernel.environment.version,
         )
         if refusal is not None:
@@ -250,7 +250,7 @@ class CellRunner:
         run = kernel.running
         if run is None:
             return "Variables are kept."
-        with Barrier("stopping a cell", self._lifecycle.demand.session):
+        with Barrier("stopping a cell", self._lifecycle.request.session):
             if not await stop(kernel, run, self._grace_s, cell) and run.status is not None:
                 return "The cell was interrupted; variables are kept."
         what = f"The server failed while running cell {cell.number} and ended its kernel"

@@ -86,7 +86,7 @@ class Session:
     def __init__(
         self,
         *,
-        demand: KernelRequest,
+        request: KernelRequest,
         owner: str,
         name: str,
         workspace: Workspace,
@@ -100,7 +100,7 @@ class Session:
         journal: Journal = SILENT,
     ) -> None:
         """`admit` lets a hibernated session have a kernel again."""
-        self.handle = demand.session
+        self.handle = request.session
         self.owner = owner
         self.name = name
         self.workspace = workspace
@@ -116,7 +116,7 @@ class Session:
         self._queue = CellQueue(cells_dir, clock)
         self.cells = self._queue.cells
         self._lifecycle = KernelLifecycle(
-            demand,
+            request,
             source,
             folder=cells_dir,
             max_bytes=hibernate_bytes,
@@ -136,9 +136,9 @@ class Session:
         self._touched = False
 
     @property
-    def demand(self) -> KernelRequest:
+    def request(self) -> KernelRequest:
         """What the session asks of its kernels."""
-        return self._lifecycle.demand
+        return self._lifecycle.request
 
     @property
     def state(self) -> str:
@@ -427,7 +427,7 @@ class Session:
 
     @property
     def _layer(self) -> Layer | None:
-        return None if self.demand.layer is None else Layer(self.demand.layer)
+        return None if self.request.layer is None else Layer(self.request.layer)
 
     def _halt(self, reason: StopReason, lost: Notice | None) -> None:
         if self._ahead is not None:

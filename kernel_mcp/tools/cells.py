@@ -124,9 +124,9 @@ def register(box: Toolbox, services: Services) -> None:
         look = partial(
             check,
             code,
-            services.factory.policy(found.demand),
+            services.factory.policy(found.request),
             known_names=await _known_names(found),
-            own_modules=own_modules(found.demand.workspace),
+            own_modules=own_modules(found.request.workspace),
             python=found.kernel.environment.version if found.kernel else "",
         )
         return _syntax(found, await anyio.to_thread.run_sync(look))

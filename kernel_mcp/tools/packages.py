@@ -63,9 +63,9 @@ def register(box: Toolbox, services: Services) -> None:
     async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
         """List the packages of a session with their versions, and what install may add."""
         _, found = await box.resolve(ctx, session)
-        demand = found.demand
-        environment, _ = await services.factory.prepare(demand, progress_of(ctx) or silence)
-        there = await anyio.to_thread.run_sync(all_versions, environment, demand.layer)
+        request = found.request
+        environment, _ = await services.factory.prepare(request, progress_of(ctx) or silence)
+        there = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
         base = versions(environment.packages)
         entries = [
             PackageEntry(

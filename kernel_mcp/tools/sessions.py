@@ -65,7 +65,7 @@ def register(box: Toolbox, services: Services) -> None:
         report, scripts = progress_of(ctx) or silence, services.scripts
         needs = Needs(scripts.packages(packages), await scripts.python(python, report))
         opened = await open_session(services, box.caller(ctx), name, needs, report)
-        if services.factory.prepared(opened.demand):
+        if services.factory.prepared(opened.request):
             opened.begin()
             with anyio.move_on_after(HEAD_START_S):
                 await opened.begun.wait()
@@ -128,9 +128,9 @@ async def open_session(
     session = await services.manager.create(
         caller, name=name, packages=needs.packages, python=needs.python
     )
-    if not session.demand.ordinary:
+    if not session.request.ordinary:
         try:
-            await services.factory.prepare(session.demand, report)
+            await services.factory.prepare(session.request, report)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await services.manager.close(session)
@@ -174,9 +174,9 @@ def _last_cell(session: Session) -> str:
 
 async def _info(services: Services, session: Session) -> ServerInfo:
     factory, report, settings = services.factory, services.report, services.settings
-    demand, limits = session.demand, settings.limits
-    environment, policy = await factory.prepare(demand, silence)
-    packages = await anyio.to_thread.run_sync(all_versions, environment, demand.layer)
+    request, limits = session.request, settings.limits
+    environment, policy = await factory.prepare(request, silence)
+    packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
     found = list(session.kernel.handle.boundary) if session.kernel is not None else []
     if refusal := factory.refusal(environment):
         found.append(f"kernels are not forked, as their template was refused: {refusal}")
@@ -202,6 +202,6 @@ async def _info(services: Services, session: Session) -> ServerInfo:
             max_sessions=settings.max_sessions,
             idle_timeout_s=settings.idle_timeout_s,
         ),
-        workspace=services.sandbox.guest_paths(demand.workspace, demand.workspace).workspace,
+        workspace=services.sandbox.guest_paths(request.workspace, request.workspace).workspace,
         ignored_settings=str(settings.refusal) if settings.refusal is not None else "",
     )

@@ -112,7 +112,7 @@ class HostileSource:
         self._folder = folder
         self._count = 0
 
-    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         self._count += 1
         folder = self._folder / str(self._count)
         folder.mkdir()

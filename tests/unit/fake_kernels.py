@@ -236,7 +236,7 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.kernels: list[FakeKernel] = []
-        self.demands: list[KernelRequest] = []
+        self.requests: list[KernelRequest] = []
         self.asked: list[str] = []
         self.unpicklable: dict[str, str] = {}
         self.unreadable: set[str] = set()
@@ -254,9 +254,9 @@ class FakeSource:
         """Kernels that end before they take a cell."""
         self.dumping = anyio.Event()
 
-    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
-        self.demands.append(demand)
-        if self.refuse == ("beside" if demand.beside else "own"):
+    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+        self.requests.append(request)
+        if self.refuse == ("beside" if request.beside else "own"):
             raise LaunchError("no kernel today")
         self.kernels.append(FakeKernel(self))
         return cast(Kernel, self.kernels[-1])

@@ -27,23 +27,23 @@ def store(tmp_path: Path) -> FakeStore:
 
 
 @pytest.fixture
-def demands() -> list[KernelRequest]:
+def requests() -> list[KernelRequest]:
     """Those of the sessions there are."""
     return []
 
 
 @pytest.fixture
-def factory(store: FakeStore, demands: list[KernelRequest]) -> KernelFactory:
+def factory(store: FakeStore, requests: list[KernelRequest]) -> KernelFactory:
     return KernelFactory(
         settings=Settings(allow=("pillow",), install_bytes=500, cache_bytes=9000),
         policy=Policy.for_allow(("pillow",)),
         environments=cast(EnvironmentStore, store),
         launcher=NOWHERE,
-        demands=lambda: demands,
+        requests=lambda: requests,
     )
 
 
-def demand(*packages: str) -> KernelRequest:
+def request(*packages: str) -> KernelRequest:
     return KernelRequest("s", Path("/"), packages=requirements(*packages))
 
 
@@ -51,7 +51,7 @@ async def test_an_environment_in_use_is_not_looked_up_again(
     factory: KernelFactory, store: FakeStore
 ) -> None:
     for _ in range(2):
-        environment, policy = await factory.environment(demand(), print)
+        environment, policy = await factory.environment(request(), print)
         assert environment.python == store.python
         assert policy.allows("PIL")
     assert len(store.asked) == 1
@@ -60,35 +60,35 @@ async def test_an_environment_in_use_is_not_looked_up_again(
 async def test_other_packages_are_another_environment(
     factory: KernelFactory, store: FakeStore
 ) -> None:
-    await factory.environment(demand(), print)
-    _, policy = await factory.environment(demand("numpy"), print)
+    await factory.environment(request(), print)
+    _, policy = await factory.environment(request("numpy"), print)
     assert policy.allows("numpy")
     assert len(store.asked) == 2
-    assert not factory.policy(demand()).allows("numpy")
+    assert not factory.policy(request()).allows("numpy")
 
 
 async def test_an_environment_that_was_removed_is_looked_up_again(
     factory: KernelFactory, store: FakeStore
 ) -> None:
-    await factory.environment(demand(), print)
+    await factory.environment(request(), print)
     store.python.unlink()
-    await factory.environment(demand(), print)
+    await factory.environment(request(), print)
     assert len(store.asked) == 2
 
 
 async def test_the_store_hears_of_long_use(
     factory: KernelFactory, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await factory.environment(demand(), print)
+    await factory.environment(request(), print)
     monkeypatch.setattr(module, "FRESH_S", 0.0)
-    await factory.environment(demand(), print)
+    await factory.environment(request(), print)
     assert len(store.asked) == 2
 
 
 async def test_agents_may_add_to_what_the_operator_has_and_the_operator_may_fill_the_cache(
     factory: KernelFactory, store: FakeStore
 ) -> None:
-    await factory.environment(demand("numpy"), print)
+    await factory.environment(request("numpy"), print)
     assert store.asked == [("pillow",), ("numpy", "pillow")]
     assert store.terms == [
         Terms(agent=False, most_bytes=9000, flag="--cache-size"),
@@ -97,13 +97,13 @@ async def test_agents_may_add_to_what_the_operator_has_and_the_operator_may_fill
 
 
 async def test_environments_of_closed_sessions_are_let_go_and_no_others(
-    factory: KernelFactory, store: FakeStore, demands: list[KernelRequest]
+    factory: KernelFactory, store: FakeStore, requests: list[KernelRequest]
 ) -> None:
-    demands += [demand("numpy"), demand("polars")]
-    for each in list(demands):
+    requests += [request("numpy"), request("polars")]
+    for each in list(requests):
         await factory.environment(each, print)
     assert store.released == []
-    del demands[0]
-    demands.append(demand("rich"))
-    await factory.environment(demands[-1], print)
+    del requests[0]
+    requests.append(request("rich"))
+    await factory.environment(requests[-1], print)
     assert store.released == [("numpy", "pillow")]

@@ -91,7 +91,7 @@ async def test_a_dump_is_proven_in_a_kernel_beside_the_old_one(tmp_path: Path) -
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
         await nb.hibernate()
-        assert [demand.beside for demand in nb.source.demands] == [False, True]
+        assert [request.beside for request in nb.source.requests] == [False, True]
         assert nb.source.asked[0] == "kernel_mcp_dump_request"
         assert nb.source.asked[-1] == "kernel_mcp_load_request"
 

@@ -35,7 +35,7 @@ async def filled(folder: Path, source: FakeSource, size: int = 2) -> AsyncIterat
     await pool.aclose()
 
 
-def demand(folder: Path, python: str = "") -> KernelRequest:
+def request(folder: Path, python: str = "") -> KernelRequest:
     """What a new session asks for."""
     workspace, layer = folder / "w" / "session", folder / "p" / "session"
     for place in (workspace, layer):
@@ -53,7 +53,7 @@ async def test_a_session_takes_a_spare_and_its_folder(tmp_path: Path) -> None:
         spares = {entry.name for entry in (tmp_path / "w").iterdir()}
         (tmp_path / "w" / min(spares) / "by-kernel").touch()
         (tmp_path / "w" / max(spares) / "by-kernel").touch()
-        kernel: object = await pool.start(demand(tmp_path), tell)
+        kernel: object = await pool.start(request(tmp_path), tell)
         assert kernel in source.kernels[:2]
         assert (tmp_path / "w" / "session" / "by-kernel").exists()
 
@@ -61,7 +61,7 @@ async def test_a_session_takes_a_spare_and_its_folder(tmp_path: Path) -> None:
 async def test_files_that_came_first_are_moved_into_the_folder_of_the_spare(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        wanted = demand(tmp_path)
+        wanted = request(tmp_path)
         (wanted.workspace / "data").mkdir()
         (wanted.workspace / "data" / "in.csv").write_text("a,b")
         await pool.start(wanted, tell)
@@ -71,7 +71,7 @@ async def test_files_that_came_first_are_moved_into_the_folder_of_the_spare(tmp_
 async def test_a_layer_that_is_being_filled_keeps_its_place(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        wanted = demand(tmp_path)
+        wanted = request(tmp_path)
         assert wanted.layer is not None
         (wanted.layer / "1").mkdir()
         kernel: object = await pool.start(wanted, tell)
@@ -85,7 +85,7 @@ async def test_a_layer_that_fills_at_the_last_moment_gets_its_place_back(
     source = FakeSource()
     monkeypatch.setattr("kernel_mcp.sessions.pool._adds_nothing", lambda _layer: True)
     async with filled(tmp_path, source) as pool:
-        wanted = demand(tmp_path)
+        wanted = request(tmp_path)
         assert wanted.layer is not None
         (wanted.layer / "1").mkdir()
         kernel: object = await pool.start(wanted, tell)
@@ -96,7 +96,7 @@ async def test_a_layer_that_fills_at_the_last_moment_gets_its_place_back(
 async def test_a_file_that_comes_while_folders_are_exchanged_is_not_lost(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        wanted = demand(tmp_path)
+        wanted = request(tmp_path)
         writer = os.open(wanted.workspace, os.O_PATH)
         await pool.start(wanted, tell)
         os.close(os.open("late", os.O_CREAT | os.O_WRONLY, dir_fd=writer))
@@ -108,7 +108,7 @@ async def test_a_file_that_comes_while_folders_are_exchanged_is_not_lost(tmp_pat
 async def test_nothing_is_left_of_the_folders_that_were_replaced(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        await pool.start(demand(tmp_path), tell)
+        await pool.start(request(tmp_path), tell)
     for top in ("w", "p"):
         assert [folder.name for folder in (tmp_path / top).iterdir()] == ["session"]
 
@@ -117,7 +117,7 @@ async def test_a_spare_that_has_died_is_passed_over_and_its_folder_removed(tmp_p
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
         source.kernels[0].die()
-        kernel: object = await pool.start(demand(tmp_path), tell)
+        kernel: object = await pool.start(request(tmp_path), tell)
         assert kernel is source.kernels[1]
         assert source.kernels[0].closed
 
@@ -126,7 +126,7 @@ async def test_a_spare_that_was_stopped_is_passed_over(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
         source.kernels[0].stopped = True
-        kernel: object = await pool.start(demand(tmp_path), tell)
+        kernel: object = await pool.start(request(tmp_path), tell)
         assert kernel is source.kernels[1]
         assert source.kernels[0].closed
 
@@ -134,7 +134,7 @@ async def test_a_spare_that_was_stopped_is_passed_over(tmp_path: Path) -> None:
 async def test_a_session_with_wishes_of_its_own_gets_a_kernel_of_its_own(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        kernel: object = await pool.start(demand(tmp_path, python="3.12"), tell)
+        kernel: object = await pool.start(request(tmp_path, python="3.12"), tell)
         assert kernel not in source.kernels[:2]
         assert pool.ready == 2
 
@@ -142,7 +142,7 @@ async def test_a_session_with_wishes_of_its_own_gets_a_kernel_of_its_own(tmp_pat
 async def test_what_was_taken_is_replaced(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        await pool.start(demand(tmp_path), tell)
+        await pool.start(request(tmp_path), tell)
         while pool.ready < 2:
             await anyio.lowlevel.checkpoint()
 
@@ -163,7 +163,7 @@ async def test_a_spare_that_cannot_be_started_leaves_no_folder(tmp_path: Path) -
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pool.fill)
         with anyio.fail_after(60):
-            while not source.demands or list((tmp_path / "w").iterdir()):
+            while not source.requests or list((tmp_path / "w").iterdir()):
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     assert list((tmp_path / "p").iterdir()) == []

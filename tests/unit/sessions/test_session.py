@@ -29,10 +29,10 @@ class SlowSource(FakeSource):
         self.asked_once = anyio.Event()
         self.go = anyio.Event()
 
-    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         self.asked_once.set()
         await self.go.wait()
-        return await super().start(demand, tell)
+        return await super().start(request, tell)
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ async def test_a_failed_start_is_tried_again_and_told_by_the_first_cell(tmp_path
         cell = await ended(session.submit("a = 1", 0.0))
         assert cell.error is not None
         assert "no kernel today" in str(cell.error)
-        assert len(source.demands) == 2
+        assert len(source.requests) == 2
         source.refuse = ""
         assert (await ended(session.submit("a = 1", 0.0))).status is Status.OK
 
@@ -124,7 +124,7 @@ async def test_a_session_that_was_not_told_to_begin_has_no_kernel(tmp_path: Path
     async with manager.running():
         session = await manager.create(Caller())
         await anyio.wait_all_tasks_blocked()
-        assert (session.state, source.demands) == ("new", [])
+        assert (session.state, source.requests) == ("new", [])
 
 
 @pytest.mark.parametrize("noticed", ["by nobody", "by the request"])

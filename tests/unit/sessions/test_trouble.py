@@ -44,11 +44,11 @@ class FailingSource(FakeSource):
 
     failure: Exception | None = None
 
-    async def start(self, demand: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
-        return await super().start(demand, tell)
+        return await super().start(request, tell)
 
 
 async def ended(cell: Cell) -> Cell:

@@ -171,9 +171,9 @@ async def test_a_script_has_a_session_for_itself_which_is_gone_afterwards(tmp_pa
     class Writing(FakeSource):
         """Its kernels are in a workspace with a file."""
 
-        async def start(self, demand: Any, tell: Any) -> Any:
-            (demand.workspace / "out.txt").write_text("1234")
-            return await super().start(demand, tell)
+        async def start(self, request: Any, tell: Any) -> Any:
+            (request.workspace / "out.txt").write_text("1234")
+            return await super().start(request, tell)
 
     async with served(tmp_path, Writing()) as server:
         answer = await server.call("run_script", script="\ufeffsay hello")
@@ -208,7 +208,7 @@ async def test_the_packages_of_a_script_are_there_before_it_runs(tmp_path: Path)
     async with served(tmp_path) as server:
         assert (await server.call("run_script", script=script)).status == "ok"
         assert server.store.asked[-1] == (BESIDE,)
-        assert server.source.demands[0].packages == requirements(BESIDE)
+        assert server.source.requests[0].packages == requirements(BESIDE)
 
 
 async def test_the_cell_after_a_death_runs_on_a_fresh_kernel_and_tells_it(tmp_path: Path) -> None:
