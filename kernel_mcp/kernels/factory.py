@@ -182,8 +182,8 @@ class KernelFactory:
         except TimeoutError:
             raise EnvironmentBuildError(
                 f"Building an environment with {', '.join(map(str, request.packages))} was not "
-                f"done after {INSTALL_TIMEOUT_S:g} s and was stopped. What has been downloaded is kept: "
-                "try again, or ask for fewer packages."
+                f"done after {INSTALL_TIMEOUT_S:g} s and was stopped. What has been downloaded is "
+                "kept: try again, or ask for fewer packages."
             ) from None
 
     def _release_unused(self) -> None:
