@@ -20,9 +20,8 @@ from packaging.requirements import Requirement
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.environments import folder as folders
-from kernel_mcp.environments.folder import exclusive_now
+from kernel_mcp.environments.folder import Spending, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter
-from kernel_mcp.environments.spending import Spending
 from kernel_mcp.environments.uv import Progress, Uv, UvResult, run_command
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.linux.folders import Identity

@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.config.values import MIB
+from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.layer import SCRIPTS, retarget
-from kernel_mcp.environments.spending import Spending
 from kernel_mcp.environments.uv import Progress, UvResult
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError

@@ -15,7 +15,7 @@ from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.config.values import python as read_python
 from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.interpreters import Interpreters
-from kernel_mcp.environments.module_distributions import packages_for, requirement_for
+from kernel_mcp.environments.metadata import packages_for, requirement_for
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError
 from kernel_mcp.policy import ScriptMetadata, model, script_metadata
 

@@ -12,8 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from kernel_mcp.environments.layer import Generation, Layer, versions
-from kernel_mcp.environments.metadata import provided_modules
-from kernel_mcp.environments.module_distributions import DISTRIBUTIONS
+from kernel_mcp.environments.metadata import DISTRIBUTIONS, provided_modules
 from kernel_mcp.launch.base import KernelEnvironment
 
 # What a session has before an installation.

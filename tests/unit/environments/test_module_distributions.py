@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel_mcp.environments import EnvironmentSpec
-from kernel_mcp.environments.module_distributions import (
-    DISTRIBUTIONS,
-    distribution_for,
-    packages_for,
-)
+from kernel_mcp.environments.metadata import DISTRIBUTIONS, distribution_for, packages_for
 from kernel_mcp.errors import ConfigError
 from tests.unit.packages.wheels import requirements
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.environments import spending
-from kernel_mcp.environments.spending import REST, Spending
+from kernel_mcp.environments import folder
+from kernel_mcp.environments.folder import REST, Spending
 
 pytestmark = pytest.mark.anyio
 MOST = 1000
@@ -16,7 +16,7 @@ MOST = 1000
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spending, "LOOK_S", 0)
+    monkeypatch.setattr(folder, "LOOK_S", 0)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(100 * (len(found) + 1))
         return found[-1]
 
-    monkeypatch.setattr(spending, "tree_size", size)
+    monkeypatch.setattr(folder, "tree_size", size)
     return found
 
 

@@ -11,7 +11,7 @@ from types import CodeType
 import anyio
 import pytest
 
-from kernel_mcp.environments.spending import Spending
+from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.environments.workshop import Workshop, cancel_on
 from kernel_mcp.sandbox.select import PlainBuilder
