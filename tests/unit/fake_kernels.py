@@ -332,13 +332,14 @@ def new_manager(
     clock: FakeClock,
     *,
     capacity: Capacity | None = None,
+    keep: bool = False,
     **settings: Any,
 ) -> SessionManager:
     """A manager of sessions with fake kernels."""
     return SessionManager(
         settings=Settings(**settings),
         source=source,
-        folders=Folders(folder / "w", folder / "r", folder / "p", keep=False),
+        folders=Folders(folder / "w", folder / "r", folder / "p", keep=keep),
         workspace=Workspace,
         clock=clock,
         capacity=capacity,

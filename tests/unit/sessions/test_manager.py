@@ -1,4 +1,4 @@
-"""Idle sessions are found by the clock; busy ones never are."""
+"""Who finds which session, what is left of those that end, and which are idle by the clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,151 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
+from kernel_mcp.sessions import manager as module
+from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.manager import Caller, Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
 pytestmark = [pytest.mark.anyio]
+
+
+ME, OTHER = Caller(), Caller(principal="other")
+
+
+async def test_a_caller_without_a_handle_has_one_session_and_others_have_their_own(
+    tmp_path: Path,
+) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        assert manager.find(ME, "") is None
+        mine = await manager.resolve(ME, "")
+        assert await manager.resolve(ME, "") is manager.find(ME, "") is mine
+        theirs = await manager.resolve(OTHER, "")
+        further = await manager.create(ME, name="further")
+        assert len({mine.handle, theirs.handle, further.handle}) == 3
+        assert manager.owned_by(ME) == [mine, further]
+        assert manager.sessions == [mine, theirs, further]
+        nameless = Caller(default="")
+        assert await manager.resolve(nameless, "") is not await manager.resolve(nameless, "")
+
+
+async def test_calls_at_the_same_time_share_one_default_session(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(manager.resolve, ME, "")
+        assert len(manager.sessions) == 1
+
+
+async def test_a_foreign_handle_is_as_unknown_as_one_that_never_was(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        theirs = await manager.create(OTHER)
+        await run(theirs, "x = 1")
+        texts = []
+        for closed in (False, True):
+            if closed:
+                await manager.close(theirs)
+            for handle in (theirs.handle, "s-none"):
+                with pytest.raises(SessionNotFound) as refused:
+                    await manager.resolve(ME, handle)
+                texts.append(str(refused.value).replace(repr(handle), "HANDLE"))
+                assert manager.find(ME, handle) is None
+        assert len(set(texts)) == 1
+        with pytest.raises(SessionNotFound) as refused:
+            await manager.resolve(ME, "s" * 1000)
+        assert len(str(refused.value)) < 300
+
+
+async def test_the_owner_of_a_session_that_has_ended_learns_why_until_it_is_known(
+    tmp_path: Path,
+) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        session = await manager.create(ME)
+        await run(session, "x = 1")
+        await manager.close(session, "was ended by a test")
+        with pytest.raises(SessionGone, match="was ended by a test: its variables and") as gone:
+            await manager.resolve(ME, session.handle)
+        assert gone.value.lost == ("x",)
+        manager.known_to_have_ended(session.handle)
+        with pytest.raises(SessionNotFound, match="never yours"):
+            await manager.resolve(ME, session.handle)
+        manager.not_known_to_have_ended(session.handle)
+        with pytest.raises(SessionGone):
+            await manager.resolve(ME, session.handle)
+
+
+async def test_a_new_default_session_tells_what_went_with_the_former(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        former = await manager.resolve(ME, "")
+        await run(former, "x = 1")
+        await manager.close(former, "was ended by a test")
+        (notice,) = (await manager.resolve(ME, "")).ledger.pending
+        assert "The default session was ended by a test" in notice.text
+        assert notice.loss is not None
+        assert notice.loss.names == ("x",)
+
+
+async def test_ends_that_are_remembered_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_ENDED", 2)
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        sessions = [await manager.create(ME) for _ in range(3)]
+        for session in sessions:
+            await manager.close(session)
+        for session, error in zip(
+            sessions, (SessionNotFound, SessionGone, SessionGone), strict=True
+        ):
+            with pytest.raises(SessionNotFound) as told:
+                await manager.resolve(ME, session.handle)
+            assert type(told.value) is error
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_only_a_workspace_outlives_its_session_where_files_are_kept(
+    tmp_path: Path, keep: bool
+) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock(), keep=keep)
+    async with manager.running():
+        session = await manager.create(ME)
+        folders = {place: tmp_path / place / session.handle for place in "wrp"}
+        for place in "wr":  # what the session's own packages are is no secret
+            assert folders[place].stat().st_mode & 0o077 == 0, place
+        (folders["w"] / "a.txt").write_text("a")
+        await manager.close(session)
+        assert {place: folder.exists() for place, folder in folders.items()} == {
+            "w": keep, "r": False, "p": False,
+        }  # fmt: skip
+        assert not manager.sessions
+
+
+async def test_the_end_of_the_server_closes_all_sessions(tmp_path: Path) -> None:
+    source = FakeSource()
+    manager = new_manager(tmp_path, source, FakeClock())
+    async with manager.running():
+        cells = [(await manager.create(ME)).submit("wait", 0) for _ in range(3)]
+        with anyio.fail_after(60):
+            while len(source.kernels) < 3:
+                await anyio.lowlevel.checkpoint()
+    assert [cell.status for cell in cells] == [Status.KILLED] * 3
+    assert not source.living
+    assert not manager.sessions
+    assert not any((tmp_path / "w").iterdir())
+
+
+async def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        with pytest.raises(InputError, match="more than 100 characters"):
+            await manager.create(ME, name="n" * 101)
+        assert not manager.sessions
 
 
 async def test_a_session_expires_after_its_idle_time_and_not_before(tmp_path: Path) -> None:
