@@ -19,7 +19,7 @@ import anyio
 from packaging.version import Version
 
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
-from kernel_mcp.environments.uv import NEUTRAL, Progress, Uv
+from kernel_mcp.environments.uv import NEUTRAL, ProgressCallback, Uv, silence
 from kernel_mcp.errors import EnvironmentBuildError
 
 _PROBE_TIMEOUT_S = 20
@@ -75,7 +75,7 @@ class Interpreters:
         self._uv = uv
         self._known: dict[str, _Found] = {}
 
-    async def find(self, request: str, progress: Progress | None = None) -> Interpreter:
+    async def find(self, request: str, progress: ProgressCallback = silence) -> Interpreter:
         """The interpreter for a version, a path, or (empty) the server's own.
 
         Raises EnvironmentBuildError that lists the installed ones when there is none.
@@ -104,12 +104,11 @@ class Interpreters:
         found = {version for version, _ in _usable(listed.output)}
         return sorted(found, key=Version, reverse=True)
 
-    async def _locate(self, version: str, progress: Progress | None) -> str:
+    async def _locate(self, version: str, progress: ProgressCallback) -> str:
         find = ["python", "find", "--system", "--no-project", "--no-python-downloads", version]
         result = await self._uv.query(find)
         if result.code != 0:
-            if progress is not None:
-                await progress(f"Python {version} is not installed; asking uv to fetch it")
+            await progress(f"Python {version} is not installed; asking uv to fetch it")
             fetched = await self._uv.run(["python", "install", "--no-bin", version])
             if fetched.code == 0:
                 result = await self._uv.query(find)

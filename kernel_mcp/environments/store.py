@@ -30,7 +30,7 @@ from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
-from kernel_mcp.environments.uv import Progress, Sources, Uv
+from kernel_mcp.environments.uv import ProgressCallback, Sources, Uv, silence
 from kernel_mcp.environments.workshop import (
     BASE_PACKAGES,
     LEFT_OUT,
@@ -96,7 +96,7 @@ class EnvironmentStore:
         self._leases: dict[EnvironmentSpec, Lease] = {}
 
     async def ensure(
-        self, spec: EnvironmentSpec, progress: Progress | None = None, terms: Terms = OPERATORS
+        self, spec: EnvironmentSpec, progress: ProgressCallback = silence, terms: Terms = OPERATORS
     ) -> KernelEnvironment:
         """The environment for `spec`, built now if it is not in the cache; stays until `release`.
 

@@ -152,7 +152,13 @@ def _file_name(address: str) -> str:
     return address.rstrip("/").rpartition("/")[2]
 
 
-Progress: TypeAlias = Callable[[str], Awaitable[None]]
+ProgressCallback: TypeAlias = Callable[[str], Awaitable[None]]
+"""Is awaited with short lines about what is being done."""
+
+
+async def silence(_text: str) -> None:
+    """The progress that nobody follows."""
+
 
 CACHE = "uv-cache"
 NEUTRAL = "/"
@@ -228,7 +234,7 @@ class Uv:
     async def run(
         self,
         args: Sequence[str],
-        progress: Progress | None = None,
+        progress: ProgressCallback = silence,
         *,
         keep: int = -1,
         confined: Command | None = None,
@@ -250,7 +256,7 @@ class Uv:
 
 async def run_command(
     command: SandboxCommand,
-    progress: Progress | None = None,
+    progress: ProgressCallback = silence,
     *,
     keep: int = -1,
     started: Callable[[int], None] | None = None,
@@ -279,7 +285,7 @@ async def run_command(
                 text = clean(line)
                 if not text.startswith("Using Python"):
                     tail.append(text)
-                if progress is not None and _TOLD.match(text):
+                if _TOLD.match(text):
                     await progress(text.strip())
             code = await process.wait()
         except BaseException:

@@ -22,7 +22,7 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.folder import Spending, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter
-from kernel_mcp.environments.uv import Progress, Uv, UvResult, run_command
+from kernel_mcp.environments.uv import ProgressCallback, Uv, UvResult, run_command, silence
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import remove_tree
@@ -133,7 +133,7 @@ class Workshop:
         readonly: Sequence[Path],
         writable: Sequence[Path],
         spending: Spending,
-        progress: Progress | None = None,
+        progress: ProgressCallback = silence,
         cache: Path | None = None,
         keep: int = -1,
     ) -> UvResult | None:
@@ -265,15 +265,14 @@ class Build:
         self._excludes = sorted(set(LEFT_OUT) - {each.name for each in packages})
         self._terms = terms
 
-    async def run(self, folder: Path, progress: Progress | None, lock: int) -> None:
+    async def run(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
         """Make it from nothing, whatever is there; the descriptor `lock` is passed on.
 
         Raises EnvironmentBuildError, OSError: then nothing is left.
         """
         await anyio.to_thread.run_sync(folders.remove, folder)
         try:
-            if progress is not None:
-                await self._announce(progress)
+            await self._announce(progress)
             await anyio.to_thread.run_sync(folders.lay_out, folder, self._interpreter)
             await self._fill(folder, progress, lock)
             await anyio.to_thread.run_sync(self._finish, folder)
@@ -282,7 +281,7 @@ class Build:
                 await anyio.to_thread.run_sync(folders.remove, folder)
             raise
 
-    async def _announce(self, progress: Progress) -> None:
+    async def _announce(self, progress: ProgressCallback) -> None:
         names = ", ".join(self._packages) or "the standard library only"
         await progress(f"Building a Python {self._interpreter.version} environment: {names}")
         if not (await self._workshop.builder()).confined:
@@ -291,7 +290,7 @@ class Build:
                 "of their code runs meanwhile"
             )
 
-    async def _fill(self, folder: Path, progress: Progress | None, lock: int) -> None:
+    async def _fill(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
         """Install and compile."""
         interpreter = self._interpreter
         excludes = folder / _EXCLUDES
@@ -315,8 +314,7 @@ class Build:
         if result.code:
             raise result.error(self._packages or BASE_PACKAGES, interpreter.version)
         await anyio.to_thread.run_sync(folders.tidy, folder, interpreter)
-        if progress is not None:
-            await progress("Compiling")
+        await progress("Compiling")
         await self._workshop.compile(
             folders.site_packages(folder, interpreter),
             Path(interpreter.executable),

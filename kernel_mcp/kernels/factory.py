@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
 from kernel_mcp.environments.layer import Layer
-from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S, Terms
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import (
@@ -60,11 +60,16 @@ class KernelRequest:
         return not (self.python or self.packages or self.beside)
 
 
+async def log_progress(text: str) -> None:
+    """The progress that the log follows, where no caller waits."""
+    logger.info(text)
+
+
 class KernelSource(Protocol):
     """Makes kernels that are ready to run cells."""
 
-    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
-        """Start a kernel, telling what is being done meanwhile. Raises KernelMcpError."""
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
+        """Start a kernel. Raises KernelMcpError."""
 
 
 KERNEL_MODULE = "kernel_mcp.kernels.kernel"
@@ -137,22 +142,12 @@ class KernelFactory:
         self._built: dict[EnvironmentSpec, _Built] = {}
 
     async def environment(
-        self, request: KernelRequest, tell: Callable[[str], None]
+        self, request: KernelRequest, progress: ProgressCallback
     ) -> tuple[KernelEnvironment, Policy]:
         """The environment a request asks for, built if need be, and the policy that fits it.
 
         Raises EnvironmentBuildError.
         """
-
-        async def progress(text: str) -> None:
-            tell(text)
-
-        return await self.prepare(request, progress)
-
-    async def prepare(
-        self, request: KernelRequest, progress: Progress
-    ) -> tuple[KernelEnvironment, Policy]:
-        """As `environment`, with progress that is waited for."""
         spec = self.spec(request)
         built = self._built.get(spec)
         if built is None or not built.fresh:
@@ -166,13 +161,13 @@ class KernelFactory:
         return built.environment, _fitting(built.policy, request)
 
     async def _ensure(
-        self, spec: EnvironmentSpec, request: KernelRequest, progress: Progress
+        self, spec: EnvironmentSpec, request: KernelRequest, progress: ProgressCallback
     ) -> KernelEnvironment:
         if spec == self._own_spec:
             terms = Terms(most_bytes=self._settings.cache_bytes, flag="--cache-size")
             return await self._environments.ensure(spec, progress, terms)
         self._release_unused()
-        own, _ = await self.prepare(_NOBODY, progress)
+        own, _ = await self.environment(_NOBODY, progress)
         most = self._settings.install_bytes
         # what the operator has named is in this one too, and is not what the agent asks for
         most += self._environments.size(own) if most else 0
@@ -198,7 +193,7 @@ class KernelFactory:
 
         Raises EnvironmentBuildError.
         """
-        environment, _ = await self.environment(_NOBODY, logger.info)
+        environment, _ = await self.environment(_NOBODY, log_progress)
         if self._templates is not None:
             await self._templates.ready(environment)
         await anyio.to_thread.run_sync(self._environments.evict)
@@ -219,11 +214,11 @@ class KernelFactory:
             return self._policy.with_modules(each.name for each in spec.packages)
         return _fitting(built.policy, request)
 
-    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         """Start a kernel for `request`. Raises EnvironmentBuildError, LaunchError."""
         if KERNEL_MODULE not in sys.modules:
             await anyio.to_thread.run_sync(import_module, KERNEL_MODULE)
-        environment, policy = await self.environment(request, tell)
+        environment, policy = await self.environment(request, progress)
         handle = await self._launcher.launch(
             LaunchRequest(
                 session=request.session,

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
-from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import (
     BASE_PACKAGES,
     INSTALL_TIMEOUT_S,
@@ -63,7 +63,7 @@ class Installer:
         self._scratch = scratch
 
     async def install(
-        self, session: Session, packages: Sequence[str], progress: Progress
+        self, session: Session, packages: Sequence[str], progress: ProgressCallback
     ) -> Outcome:
         """Add packages by name and import them in the session's kernel, while a cell may run.
 
@@ -82,9 +82,9 @@ class Installer:
         return done
 
     async def _in_time(
-        self, session: Session, asked: tuple[Requirement, ...], progress: Progress
+        self, session: Session, asked: tuple[Requirement, ...], progress: ProgressCallback
     ) -> Outcome:
-        environment, _ = await self._factory.prepare(session.request, progress)
+        environment, _ = await self._factory.environment(session.request, progress)
         try:
             with anyio.fail_after(INSTALL_TIMEOUT_S):
                 present, generation = await self._add(session, environment, asked, progress)
@@ -104,7 +104,7 @@ class Installer:
         session: Session,
         environment: KernelEnvironment,
         asked: tuple[Requirement, ...],
-        progress: Progress,
+        progress: ProgressCallback,
     ) -> tuple[Present, Generation]:
         """Make the next generation of the layer; what there was before, and what it brings."""
         assert session.request.layer is not None
@@ -150,7 +150,7 @@ class Installer:
         layer: Layer,
         asked: tuple[Requirement, ...],
         present: Present,
-        progress: Progress,
+        progress: ProgressCallback,
     ) -> dict[str, str]:
         """Resolve what is asked for together with all that is there, and install what differs."""
         names = {each.name for each in asked}

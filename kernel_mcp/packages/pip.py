@@ -13,7 +13,7 @@ import anyio
 from kernel_mcp.config.values import MIB
 from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.layer import SCRIPTS, retarget
-from kernel_mcp.environments.uv import Progress, UvResult
+from kernel_mcp.environments.uv import ProgressCallback, UvResult, silence
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
@@ -80,7 +80,7 @@ class ConfinedPip:
         present: Mapping[str, str],
         constraints: Sequence[str],
         excludes: Sequence[str],
-        progress: Progress,
+        progress: ProgressCallback,
     ) -> dict[str, str]:
         """Versions of all that `wanted` needs, what is `present` being kept wherever possible.
 
@@ -101,7 +101,7 @@ class ConfinedPip:
             *("--output-file", paths["resolved.txt"], "--python", str(self._environment.bare)),
             *("--", paths["wanted.txt"]),
         ]
-        result = await self._run(args, [], None)
+        result = await self._run(args, [], silence)
         if result.code:
             raise _failure(result, earlier)
         text = _content(self._scratch / "resolved.txt")
@@ -111,7 +111,7 @@ class ConfinedPip:
         return found
 
     async def install(
-        self, pinned: Mapping[str, str], *, into: Path, known_as: str, progress: Progress
+        self, pinned: Mapping[str, str], *, into: Path, known_as: str, progress: ProgressCallback
     ) -> None:
         """Put exactly these versions into a folder, which kernels will see at `known_as`.
 
@@ -140,19 +140,18 @@ class ConfinedPip:
             raise self._too_big()
 
     async def _run(
-        self, args: Sequence[str], folders: Sequence[Path], progress: Progress | None
+        self, args: Sequence[str], folders: Sequence[Path], progress: ProgressCallback
     ) -> UvResult:
         if not self._hostile:
             result = await self._once(args, folders, progress)
             if not (result.lacks_wheel and self._source_builds):
                 return result
             self._hostile = True
-            if progress is not None:
-                await progress("There is no wheel for this; building from source in the sandbox")
+            await progress("There is no wheel for this; building from source in the sandbox")
         return await self._once(args, folders, progress)
 
     async def _once(
-        self, args: Sequence[str], folders: Sequence[Path], progress: Progress | None
+        self, args: Sequence[str], folders: Sequence[Path], progress: ProgressCallback
     ) -> UvResult:
         """Raises InstallError when too much is written."""
         result = await self._workshop.run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from kernel_mcp.config.values import python as read_python
 from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.interpreters import Interpreters
 from kernel_mcp.environments.metadata import packages_for, requirement_for
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError
 from kernel_mcp.policy import ScriptMetadata, model, script_metadata
 
@@ -123,8 +124,6 @@ SCRIPT_FILE = "script.py"
 READY_S = 10.0
 _MINORS = range(NEWEST_PYTHON[1], OLDEST_PYTHON[1] - 1, -1)
 
-Progress = Callable[[str], Awaitable[None]]
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -143,7 +142,7 @@ class ScriptReader:
         self._interpreters = interpreters
 
     async def needs(
-        self, script: str, dependencies: Sequence[str], python: str, progress: Progress
+        self, script: str, dependencies: Sequence[str], python: str, progress: ProgressCallback
     ) -> Needs:
         """What a script with these further dependencies needs; `python` empty for any that fits.
 
@@ -162,7 +161,7 @@ class ScriptReader:
         own = EnvironmentSpec.for_allow(model.profile_entries(self._settings)).packages
         return tuple(sorted(set(admitted) - set(own), key=str))
 
-    async def python(self, wanted: str, progress: Progress) -> str:
+    async def python(self, wanted: str, progress: ProgressCallback) -> str:
         """A version or path, checked; empty for the server's own choice.
 
         Raises InputError, EnvironmentBuildError.
@@ -185,7 +184,7 @@ class ScriptReader:
         found = await self._interpreters.find(version, progress)
         return "" if found == own else version
 
-    async def _fitting(self, requires: str, wanted: str, progress: Progress) -> str:
+    async def _fitting(self, requires: str, wanted: str, progress: ProgressCallback) -> str:
         """The Python to run a script with `requires-python` on."""
         fits = SpecifierSet(requires)
         if wanted.strip():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.output.items import Event
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.sessions.losses import Loss, Notice
@@ -183,7 +184,7 @@ class Cell:
         found = [*self.before, *([self.own] if self.own is not None else [])]
         return [notice.loss for notice in found if notice.loss is not None]
 
-    def step(self, text: str) -> None:
+    async def step(self, text: str) -> None:
         """Tell what is being done before the cell can run; shown as progress only."""
         self.steps.append(text)
         self._tell()
@@ -229,17 +230,11 @@ class Cell:
 
 # Telling whoever waits for a cell what is new, while it runs.
 
-Report = Callable[[str], Awaitable[None]]
-
 EVERY_S = 0.1
 CHARS = 2000
 
 
-async def silence(_text: str) -> None:
-    """The report to nobody."""
-
-
-async def narrate(cell: Cell, report: Report) -> None:
+async def narrate(cell: Cell, report: ProgressCallback) -> None:
     """Report the steps before the cell and its new output, at most ten times a second."""
     told = cell.reported
     steps = changes = 0

@@ -12,6 +12,7 @@ import anyio.abc
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.layer import Layer
+from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import HibernationError, KernelGone, KernelMcpError, LaunchError
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
@@ -124,7 +125,7 @@ class KernelLifecycle:
         """Watch kernels for their death in this task group."""
         self._tasks = tasks
 
-    async def ensure(self, tell: Callable[[str], None]) -> Kernel:
+    async def ensure(self, progress: ProgressCallback = silence) -> Kernel:
         """The live kernel, a fresh one or one with what a hibernated session had saved.
 
         Raises KernelMcpError; a hibernated session then goes on sleeping.
@@ -141,7 +142,7 @@ class KernelLifecycle:
         if asleep:
             await self._admit()
         try:
-            self.kernel = await self._begin(tell)
+            self.kernel = await self._begin(progress)
         except BaseException:
             self.awake = not asleep
             raise
@@ -251,17 +252,17 @@ class KernelLifecycle:
             loss = Loss.of(f"hibernation could not keep {listing(sleep.gone)}", sleep.gone)
         return self.ledger.add(sleep.remark(), loss)
 
-    async def _begin(self, tell: Callable[[str], None]) -> Kernel:
+    async def _begin(self, progress: ProgressCallback) -> Kernel:
         if self.sleep is None:
-            return await self._start(self.request, tell)
-        tell("Bringing the hibernated session back")
-        kernel = await self._start(self.request, tell)
+            return await self._start(self.request, progress)
+        await progress("Bringing the hibernated session back")
+        kernel = await self._start(self.request, progress)
         try:
             waking = await self._hibernation.bring_back(kernel)
         except HibernationError as error:
             await _end(kernel)
             waking = nothing_back(self.sleep, str(error))
-            kernel = await self._start(self.request, tell)
+            kernel = await self._start(self.request, progress)
         except BaseException:
             await _end(kernel)
             raise
@@ -276,11 +277,11 @@ class KernelLifecycle:
             self.ledger.add(waking.notice, _loss_of(waking, known))
         return kernel
 
-    async def _start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def _start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         for text in restore(request):
             self.ledger.add(text)
         self._missed = False
-        kernel = await self._source.start(request, tell)
+        kernel = await self._source.start(request, progress)
         assert self._tasks is not None
         self._tasks.start_soon(self._watch, kernel)
         return kernel
@@ -291,7 +292,7 @@ class KernelLifecycle:
             self._miss(kernel)
 
     async def _start_beside(self) -> Kernel:
-        return await self._start(replace(self.request, beside=True), lambda _text: None)
+        return await self._start(replace(self.request, beside=True), silence)
 
     def _miss_workspace(self) -> None:
         """Have the next answer tell, once, that the kernel's workspace is there no more."""

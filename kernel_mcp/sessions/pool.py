@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,9 @@ import anyio
 
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.environments.layer import Layer
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.kernels.factory import KernelRequest, KernelSource, log_progress
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree, take_place
 
@@ -182,7 +183,7 @@ class WarmPool:
             while self._spares:
                 await self._drop(self._spares.popleft())
 
-    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         """A spare when one fits the request, else a kernel started now. Raises KernelMcpError."""
         while request.ordinary and _adds_nothing(request.layer) and self._spares:
             spare = self._spares.popleft()
@@ -197,7 +198,7 @@ class WarmPool:
             if fits:
                 spare.kernel.handle.limits.session = request.session
                 return spare.kernel
-        return await self._source.start(request, tell)
+        return await self._source.start(request, progress)
 
     async def _make(self) -> _Spare:
         name = secrets.token_hex(NAME_BYTES)
@@ -207,7 +208,7 @@ class WarmPool:
         async with AsyncExitStack() as undo:
             undo.push_async_callback(_remove, workspace, layer)
             kernel = await self._source.start(
-                KernelRequest(name, workspace, layer=layer), logger.info
+                KernelRequest(name, workspace, layer=layer), log_progress
             )
             undo.push_async_callback(kernel.aclose)
             await _prewarm(kernel)

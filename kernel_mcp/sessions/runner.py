@@ -280,6 +280,6 @@ class CellRunner:
         """Have a fresh kernel up by the time the answer about a death goes out, if it is quick."""
         try:
             with anyio.move_on_after(RESTART_S):
-                await self._lifecycle.ensure(lambda _text: None)
+                await self._lifecycle.ensure()
         except KernelMcpError as error:
             cell.notice(f"A fresh kernel could not be started: {error}")

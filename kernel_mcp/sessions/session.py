@@ -22,11 +22,12 @@ import anyio.abc
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.layer import Layer
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
-from kernel_mcp.sessions.cell import Cell, Report, StopReason, narrate
+from kernel_mcp.sessions.cell import Cell, StopReason, narrate
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
@@ -269,7 +270,7 @@ class Session:
         """How many cells have to end before `cell` begins; 0 once it runs."""
         return self._queue.place(cell)
 
-    async def follow(self, cell: Cell, wait_s: float, report: Report | None) -> None:
+    async def follow(self, cell: Cell, wait_s: float, report: ProgressCallback | None) -> None:
         """Wait until `cell` has ended, at most `wait_s` seconds, reporting new output meanwhile."""
         try:
             with anyio.move_on_after(wait_s):
@@ -336,7 +337,7 @@ class Session:
             if files:
                 await anyio.to_thread.run_sync(self.workspace.clear)
         self.last_used = self._clock()
-        await self._lifecycle.ensure(lambda _text: None)
+        await self._lifecycle.ensure()
         return notice
 
     async def ensure_kernel(self) -> Kernel:
@@ -353,7 +354,7 @@ class Session:
             if self._closed:
                 raise SessionNotFound("This session was closed meanwhile.")
             self.last_used = self._clock()
-            return await self._lifecycle.ensure(lambda _text: None)
+            return await self._lifecycle.ensure()
 
     async def hibernate(self, purpose: str = "") -> bool:
         """Save the variables and end the kernel; False when the session is in use, or is by now.
@@ -439,7 +440,7 @@ class Session:
         if self._ahead is not None:
             with self._ahead, Barrier("starting a kernel ahead", self.handle):
                 async with self._turn:
-                    await self._lifecycle.ensure(lambda _text: None)
+                    await self._lifecycle.ensure()
             self._ahead = None
             self.begun.set()
 

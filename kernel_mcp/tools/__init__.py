@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.output.terminal import clean
@@ -29,7 +30,6 @@ from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import ScriptReader
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.audit import Audit
-from kernel_mcp.sessions.cell import Report
 from kernel_mcp.sessions.losses import Receipt, Reply, RequestId
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Clock, Session
@@ -72,7 +72,7 @@ class Post(Protocol):
         """The receipt of the answer to a request that has come in."""
 
 
-def progress_of(ctx: AnyContext) -> Report | None:
+def progress_of(ctx: AnyContext) -> ProgressCallback | None:
     """Sends progress messages with a rising counter; None unless the client asked for them."""
     if "progress_token" not in (ctx.request_context.meta or {}):
         return None

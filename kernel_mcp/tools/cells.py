@@ -11,11 +11,12 @@ import anyio
 from mcp_types import CallToolResult, ContentBlock, ResourceLink, TextContent
 from pydantic import Field
 
+from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import InputError, LaunchError, WorkspaceError
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.packages.requirements import SCRIPT_FILE, expect_script, plain
 from kernel_mcp.policy import Report, check, own_modules
-from kernel_mcp.sessions.cell import Cell, Status, silence
+from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (

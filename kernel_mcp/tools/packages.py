@@ -10,9 +10,9 @@ from mcp_types import CallToolResult, TextContent
 from pydantic import Field
 
 from kernel_mcp.environments.layer import versions
+from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.packages.result import Outcome, all_versions
-from kernel_mcp.sessions.cell import silence
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
     DOWNLOADS,
@@ -64,7 +64,7 @@ def register(box: Toolbox, services: Services) -> None:
         """List the packages of a session with their versions, and what install may add."""
         _, found = await box.resolve(ctx, session)
         request = found.request
-        environment, _ = await services.factory.prepare(request, progress_of(ctx) or silence)
+        environment, _ = await services.factory.environment(request, progress_of(ctx) or silence)
         there = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
         base = versions(environment.packages)
         entries = [

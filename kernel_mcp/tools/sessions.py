@@ -11,10 +11,9 @@ from pydantic import Field
 
 from kernel_mcp import __version__
 from kernel_mcp.config.values import MIB
-from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
-from kernel_mcp.sessions.cell import silence
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
@@ -122,7 +121,7 @@ def register(box: Toolbox, services: Services) -> None:
 
 
 async def open_session(
-    services: Services, caller: Caller, name: str, needs: Needs, report: Progress
+    services: Services, caller: Caller, name: str, needs: Needs, report: ProgressCallback
 ) -> Session:
     """A session whose environment is there, or none. Raises EnvironmentBuildError."""
     session = await services.manager.create(
@@ -130,7 +129,7 @@ async def open_session(
     )
     if not session.request.ordinary:
         try:
-            await services.factory.prepare(session.request, report)
+            await services.factory.environment(session.request, report)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await services.manager.close(session)
@@ -175,7 +174,7 @@ def _last_cell(session: Session) -> str:
 async def _info(services: Services, session: Session) -> ServerInfo:
     factory, report, settings = services.factory, services.report, services.settings
     request, limits = session.request, settings.limits
-    environment, policy = await factory.prepare(request, silence)
+    environment, policy = await factory.environment(request, silence)
     packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
     found = list(session.kernel.handle.boundary) if session.kernel is not None else []
     if refusal := factory.refusal(environment):

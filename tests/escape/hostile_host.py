@@ -20,6 +20,7 @@ import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import MIB
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
@@ -112,7 +113,7 @@ class HostileSource:
         self._folder = folder
         self._count = 0
 
-    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         self._count += 1
         folder = self._folder / str(self._count)
         folder.mkdir()

@@ -13,7 +13,7 @@ import anyio
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.metadata import note_file
-from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.files.workspace import Workspace
@@ -254,7 +254,7 @@ class FakeSource:
         """Kernels that end before they take a cell."""
         self.dumping = anyio.Event()
 
-    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         self.requests.append(request)
         if self.refuse == ("beside" if request.beside else "own"):
             raise LaunchError("no kernel today")
@@ -282,7 +282,7 @@ class FakeStore:
         note_file(folder).write_text(json.dumps(manifest))
 
     async def ensure(
-        self, spec: EnvironmentSpec, progress: Progress, terms: Terms
+        self, spec: EnvironmentSpec, progress: ProgressCallback, terms: Terms
     ) -> KernelEnvironment:
         self.asked.append(tuple(map(str, spec.packages)))
         self.terms.append(terms)

@@ -36,11 +36,11 @@ def main(argv: Sequence[str]) -> int:
 
     logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr)
 
-    def tell(text: str) -> None:
+    async def progress(text: str) -> None:
         if sys.stderr.isatty():
             print(text, file=sys.stderr, flush=True)
 
-    diagnosis = anyio.run(examine_all, settings, tell)
+    diagnosis = anyio.run(examine_all, settings, progress)
     if as_json:
         print(json.dumps(examine.as_json(diagnosis), indent=2))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from kernel_mcp import __version__
 from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Patient, Trial, killed_server
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
-from kernel_mcp.environments.uv import sources
+from kernel_mcp.environments.uv import ProgressCallback, sources
 from kernel_mcp.errors import (
     EnvironmentBuildError,
     KernelMcpError,
@@ -41,7 +41,6 @@ from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, proven_sandbo
 UNCONFINED = "none"
 SHORT_FOLDER = "/var/tmp"
 """Holds paths of sockets, which may have 107 bytes."""
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +86,12 @@ class Diagnosis:
         return not self.problem and any(item.holds for item in found)
 
 
-async def examine_all(settings: Settings, tell: Tell) -> Diagnosis:
+async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnosis:
     """Examine the backends of `--sandbox`, or every one but `none`, telling what is being done."""
     used, refusal = await anyio.to_thread.run_sync(_used, settings)
     environment, problem = None, ""
     try:
-        environment = await _environment(settings, tell)
+        environment = await _environment(settings, progress)
     except EnvironmentBuildError as error:
         problem = f"no kernel could be started: {error}"
     names = list(settings.sandbox)
@@ -101,7 +100,7 @@ async def examine_all(settings: Settings, tell: Tell) -> Diagnosis:
         names = [name for name in ordered if name != UNCONFINED]
     found = []
     for name in names:
-        tell(f"examining {name} …")
+        await progress(f"examining {name} …")
         found.append(await examine(name, settings, environment))
     versions = await anyio.to_thread.run_sync(_versions, environment)
     return Diagnosis(versions, tuple(found), used, refusal, problem)
@@ -227,10 +226,7 @@ def _used(settings: Settings) -> tuple[str, str]:
     return sandbox.name, ""
 
 
-async def _environment(settings: Settings, tell: Tell) -> KernelEnvironment:
-    async def progress(text: str) -> None:
-        tell(text)
-
+async def _environment(settings: Settings, progress: ProgressCallback) -> KernelEnvironment:
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     return await store.ensure(EnvironmentSpec(python=settings.python), progress)
 

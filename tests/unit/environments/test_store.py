@@ -17,7 +17,7 @@ from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_na
 from kernel_mcp.environments import store as module
 from kernel_mcp.environments.folder import exclusive_now
 from kernel_mcp.environments.metadata import note_file
-from kernel_mcp.environments.uv import Uv
+from kernel_mcp.environments.uv import Uv, silence
 from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.sandbox.select import PlainBuilder
@@ -356,7 +356,7 @@ class Evictions:
     kit: Kit
 
     async def made(self, store: EnvironmentStore, name: str, age_s: float) -> Path:
-        env = await store.ensure(EnvironmentSpec.for_allow([name]), None, Terms(agent=True))
+        env = await store.ensure(EnvironmentSpec.for_allow([name]), silence, Terms(agent=True))
         folder = env.python.parent.parent
         content = json.loads(note_file(folder).read_text())
         note_file(folder).write_text(json.dumps({**content, "size": 1 << 20}))

@@ -9,6 +9,7 @@ import pytest
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentStore
+from kernel_mcp.environments.uv import silence
 from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.kernels import factory as module
 from kernel_mcp.kernels.factory import KernelFactory, KernelRequest
@@ -51,7 +52,7 @@ async def test_an_environment_in_use_is_not_looked_up_again(
     factory: KernelFactory, store: FakeStore
 ) -> None:
     for _ in range(2):
-        environment, policy = await factory.environment(request(), print)
+        environment, policy = await factory.environment(request(), silence)
         assert environment.python == store.python
         assert policy.allows("PIL")
     assert len(store.asked) == 1
@@ -60,8 +61,8 @@ async def test_an_environment_in_use_is_not_looked_up_again(
 async def test_other_packages_are_another_environment(
     factory: KernelFactory, store: FakeStore
 ) -> None:
-    await factory.environment(request(), print)
-    _, policy = await factory.environment(request("numpy"), print)
+    await factory.environment(request(), silence)
+    _, policy = await factory.environment(request("numpy"), silence)
     assert policy.allows("numpy")
     assert len(store.asked) == 2
     assert not factory.policy(request()).allows("numpy")
@@ -70,25 +71,25 @@ async def test_other_packages_are_another_environment(
 async def test_an_environment_that_was_removed_is_looked_up_again(
     factory: KernelFactory, store: FakeStore
 ) -> None:
-    await factory.environment(request(), print)
+    await factory.environment(request(), silence)
     store.python.unlink()
-    await factory.environment(request(), print)
+    await factory.environment(request(), silence)
     assert len(store.asked) == 2
 
 
 async def test_the_store_hears_of_long_use(
     factory: KernelFactory, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await factory.environment(request(), print)
+    await factory.environment(request(), silence)
     monkeypatch.setattr(module, "FRESH_S", 0.0)
-    await factory.environment(request(), print)
+    await factory.environment(request(), silence)
     assert len(store.asked) == 2
 
 
 async def test_agents_may_add_to_what_the_operator_has_and_the_operator_may_fill_the_cache(
     factory: KernelFactory, store: FakeStore
 ) -> None:
-    await factory.environment(request("numpy"), print)
+    await factory.environment(request("numpy"), silence)
     assert store.asked == [("pillow",), ("numpy", "pillow")]
     assert store.terms == [
         Terms(agent=False, most_bytes=9000, flag="--cache-size"),
@@ -101,9 +102,9 @@ async def test_environments_of_closed_sessions_are_let_go_and_no_others(
 ) -> None:
     requests += [request("numpy"), request("polars")]
     for each in list(requests):
-        await factory.environment(each, print)
+        await factory.environment(each, silence)
     assert store.released == []
     del requests[0]
     requests.append(request("rich"))
-    await factory.environment(requests[-1], print)
+    await factory.environment(requests[-1], silence)
     assert store.released == [("numpy", "pillow")]

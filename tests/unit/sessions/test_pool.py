@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.pool import WarmPool, spare_folder
@@ -43,17 +44,13 @@ def request(folder: Path, python: str = "") -> KernelRequest:
     return KernelRequest("session", workspace, python, layer=layer)
 
 
-def tell(_text: str) -> None:
-    """Progress that nobody follows."""
-
-
 async def test_a_session_takes_a_spare_and_its_folder(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
         spares = {entry.name for entry in (tmp_path / "w").iterdir()}
         (tmp_path / "w" / min(spares) / "by-kernel").touch()
         (tmp_path / "w" / max(spares) / "by-kernel").touch()
-        kernel: object = await pool.start(request(tmp_path), tell)
+        kernel: object = await pool.start(request(tmp_path), silence)
         assert kernel in source.kernels[:2]
         assert (tmp_path / "w" / "session" / "by-kernel").exists()
 
@@ -64,7 +61,7 @@ async def test_files_that_came_first_are_moved_into_the_folder_of_the_spare(tmp_
         wanted = request(tmp_path)
         (wanted.workspace / "data").mkdir()
         (wanted.workspace / "data" / "in.csv").write_text("a,b")
-        await pool.start(wanted, tell)
+        await pool.start(wanted, silence)
         assert (wanted.workspace / "data" / "in.csv").read_text() == "a,b"
 
 
@@ -74,7 +71,7 @@ async def test_a_layer_that_is_being_filled_keeps_its_place(tmp_path: Path) -> N
         wanted = request(tmp_path)
         assert wanted.layer is not None
         (wanted.layer / "1").mkdir()
-        kernel: object = await pool.start(wanted, tell)
+        kernel: object = await pool.start(wanted, silence)
         assert (wanted.layer / "1").exists()
         assert kernel not in source.kernels[:2]
 
@@ -88,7 +85,7 @@ async def test_a_layer_that_fills_at_the_last_moment_gets_its_place_back(
         wanted = request(tmp_path)
         assert wanted.layer is not None
         (wanted.layer / "1").mkdir()
-        kernel: object = await pool.start(wanted, tell)
+        kernel: object = await pool.start(wanted, silence)
         assert (wanted.layer / "1").exists()
         assert kernel not in source.kernels[:2]
 
@@ -98,7 +95,7 @@ async def test_a_file_that_comes_while_folders_are_exchanged_is_not_lost(tmp_pat
     async with filled(tmp_path, source) as pool:
         wanted = request(tmp_path)
         writer = os.open(wanted.workspace, os.O_PATH)
-        await pool.start(wanted, tell)
+        await pool.start(wanted, silence)
         os.close(os.open("late", os.O_CREAT | os.O_WRONLY, dir_fd=writer))
         os.close(writer)
         while not (wanted.workspace / "late").exists():
@@ -108,7 +105,7 @@ async def test_a_file_that_comes_while_folders_are_exchanged_is_not_lost(tmp_pat
 async def test_nothing_is_left_of_the_folders_that_were_replaced(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        await pool.start(request(tmp_path), tell)
+        await pool.start(request(tmp_path), silence)
     for top in ("w", "p"):
         assert [folder.name for folder in (tmp_path / top).iterdir()] == ["session"]
 
@@ -117,7 +114,7 @@ async def test_a_spare_that_has_died_is_passed_over_and_its_folder_removed(tmp_p
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
         source.kernels[0].die()
-        kernel: object = await pool.start(request(tmp_path), tell)
+        kernel: object = await pool.start(request(tmp_path), silence)
         assert kernel is source.kernels[1]
         assert source.kernels[0].closed
 
@@ -126,7 +123,7 @@ async def test_a_spare_that_was_stopped_is_passed_over(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
         source.kernels[0].stopped = True
-        kernel: object = await pool.start(request(tmp_path), tell)
+        kernel: object = await pool.start(request(tmp_path), silence)
         assert kernel is source.kernels[1]
         assert source.kernels[0].closed
 
@@ -134,7 +131,7 @@ async def test_a_spare_that_was_stopped_is_passed_over(tmp_path: Path) -> None:
 async def test_a_session_with_wishes_of_its_own_gets_a_kernel_of_its_own(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        kernel: object = await pool.start(request(tmp_path, python="3.12"), tell)
+        kernel: object = await pool.start(request(tmp_path, python="3.12"), silence)
         assert kernel not in source.kernels[:2]
         assert pool.ready == 2
 
@@ -142,7 +139,7 @@ async def test_a_session_with_wishes_of_its_own_gets_a_kernel_of_its_own(tmp_pat
 async def test_what_was_taken_is_replaced(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
-        await pool.start(request(tmp_path), tell)
+        await pool.start(request(tmp_path), silence)
         while pool.ready < 2:
             await anyio.lowlevel.checkpoint()
 

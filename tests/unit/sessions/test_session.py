@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
@@ -29,10 +30,10 @@ class SlowSource(FakeSource):
         self.asked_once = anyio.Event()
         self.go = anyio.Event()
 
-    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         self.asked_once.set()
         await self.go.wait()
-        return await super().start(request, tell)
+        return await super().start(request, progress)
 
 
 @asynccontextmanager

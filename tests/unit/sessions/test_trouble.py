@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import Limits
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
@@ -44,11 +45,11 @@ class FailingSource(FakeSource):
 
     failure: Exception | None = None
 
-    async def start(self, request: KernelRequest, tell: Callable[[str], None]) -> Kernel:
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
-        return await super().start(request, tell)
+        return await super().start(request, progress)
 
 
 async def ended(cell: Cell) -> Cell:

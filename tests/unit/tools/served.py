@@ -14,7 +14,7 @@ from mcp.client import Client
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentStore
-from kernel_mcp.environments.uv import Progress
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
@@ -43,7 +43,7 @@ class FakeInstaller:
         self.state = State.WORKS
 
     async def install(
-        self, session: Session, packages: Sequence[str], progress: Progress
+        self, session: Session, packages: Sequence[str], progress: ProgressCallback
     ) -> Outcome:
         admitted = self.rules.admit(packages, standard_library=False)
         names = tuple(each.name for each in admitted)
