@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import anyio
-import anyio.lowlevel
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning.provisioner_base import KernelProvisionerBase
 from traitlets import Int, List, Unicode
@@ -26,7 +30,44 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.select import proven_sandbox
 
+T = TypeVar("T")
+
+RECONNECT_S = 0.25
+"""Clients of a kernel that has ended try again after 0.1 to 0.2 s (zmq_setsockopt(3),
+ZMQ_RECONNECT_IVL and as much again at random)."""
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+_SHELL_ASIDE = len(_CHANNELS) + 1
+
+
+class KernelLoop:
+    """An event loop in a thread of its own, which kernels live and die with.
+
+    Those who use a kernel manager run a loop for each call, one after the other or none at all.
+    """
+
+    def __init__(self) -> None:
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._stop = asyncio.Event()
+        # a daemon, so that a program that never shuts its kernel down can end
+        serve = partial(asyncio.run, self._serve(started))
+        self._thread = Thread(target=serve, name="kernels", daemon=True)
+        self._thread.start()
+        self._loop = started.result()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` on this loop; cancelled with the caller."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self) -> None:
+        """End the loop and its thread once what was begun, or cancelled, has ended."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        started.set_result(asyncio.get_running_loop())
+        await self._stop.wait()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 class SandboxProvisioner(KernelProvisionerBase):
@@ -52,6 +93,8 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._resources = ExitStack()
         self._run: RunDirectory | None = None
         self._launcher: LocalLauncher | None = None
+        self._loop: KernelLoop | None = None
+        self._relaunched = False
         self._kernel: LaunchedKernel | None = None
 
     @property
@@ -61,11 +104,14 @@ class SandboxProvisioner(KernelProvisionerBase):
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Move the manager to ipc and write its connection file."""
+        self._relaunched = self._run is not None
         if self._run is None:
             sandbox = await anyio.to_thread.run_sync(proven_sandbox, self.sandbox)
             self._run = self._resources.enter_context(RunDirectory.create())
             resources = ResourceManager.create(self._run.path, sandbox.report())
             self._resources.callback(resources.close)
+            self._loop = KernelLoop()
+            self._resources.callback(self._loop.close)
             self._launcher = LocalLauncher(sandbox, self._run, resources=resources)
         manager: Any = self.parent
         manager.transport = "ipc"
@@ -83,13 +129,13 @@ class SandboxProvisioner(KernelProvisionerBase):
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Start the interpreter that `cmd` names; the launcher makes the rest of the command."""
         try:
-            self._kernel = await self._launch(Path(cmd[0]))
+            await self._on_loop(self._launch(Path(cmd[0])))
         except BaseException:
             await self.cleanup()
             raise
         return self.connection_info
 
-    async def _launch(self, python: Path) -> LaunchedKernel:
+    async def _launch(self, python: Path) -> None:
         assert self._run is not None
         assert self._launcher is not None
         workspace = Path(self.workspace) if self.workspace else self._run.path / "w"
@@ -101,33 +147,33 @@ class SandboxProvisioner(KernelProvisionerBase):
             limits=Limits(memory_bytes=self.memory_mb * MIB) if self.memory_mb else Limits(),
             workspace=workspace,
         )
-        return await self._launcher.launch(request, connection=_connection(self.connection_info))
+        wanted = _connection(self.connection_info)
+        if not self._relaunched:
+            self._kernel = await self._launcher.launch(request, connection=wanted)
+            return
+        # else a cell could be answered whose output nobody hears yet, nor that it is over
+        aside = replace(wanted, shell_port=_SHELL_ASIDE)
+        self._kernel = await self._launcher.launch(request, connection=aside)
+        await anyio.sleep(RECONNECT_S)
+        Path(aside.path(aside.shell_port)).rename(wanted.path(wanted.shell_port))
 
     async def poll(self) -> int | None:
         """None while the kernel runs, else its exit code, negative for a signal."""
-        # lets a loop that runs for this call alone notice the end
-        await anyio.lowlevel.checkpoint()
         return self._exit_code() if self._kernel is not None else 0
 
     async def wait(self) -> int | None:
         """Return the exit code once the kernel has ended."""
         if self._kernel is None:
             return 0
-        await self._kernel.wait()
+        await self._on_loop(self._kernel.wait())
         code = self._exit_code()
         await self._close_kernel()
         return code
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the kernel, SIGINT to its process group."""
-        if self._kernel is None or signum == 0:
-            return
-        if signum == signal.SIGINT:
-            self._kernel.interrupt()
-        elif signum == signal.SIGKILL:
-            self._kernel.kill()
-        else:
-            self._kernel.signal(signum)
+        if self._kernel is not None and signum != 0:
+            await self._on_loop(_signal(self._kernel, signum))
 
     async def kill(self, restart: bool = False) -> None:
         """End every process of the sandbox."""
@@ -147,7 +193,11 @@ class SandboxProvisioner(KernelProvisionerBase):
     async def _close_kernel(self) -> None:
         if self._kernel is not None:
             kernel, self._kernel = self._kernel, None
-            await kernel.aclose()
+            await self._on_loop(kernel.aclose())
+
+    async def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        return await self._loop.run(work)
 
     def _exit_code(self) -> int | None:
         if self._kernel is None or self._kernel.exit is None:
@@ -160,6 +210,15 @@ class SandboxProvisioner(KernelProvisionerBase):
         if python == Path(sys.executable):
             paths += [Path(sys.prefix), Path(sys.base_prefix), Path(sys.base_exec_prefix)]
         return KernelEnvironment(python=python, readonly=tuple(dict.fromkeys(paths)))
+
+
+async def _signal(kernel: LaunchedKernel, signum: int) -> None:
+    if signum == signal.SIGINT:
+        kernel.interrupt()
+    elif signum == signal.SIGKILL:
+        kernel.kill()
+    else:
+        kernel.signal(signum)
 
 
 def _connection(info: Mapping[str, Any]) -> ConnectionInfo:

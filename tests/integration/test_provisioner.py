@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+import statistics
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import anyio
 import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 
@@ -22,12 +28,12 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncKernelManager]:
-    """A manager that finds the kernel spec as it is installed, and nothing else."""
+    """A manager that finds the kernel spec as it is installed; it restarts when it is told to."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
-    specs = KernelSpecManager(
-        kernel_dirs=[str(Path(kernel_specs.__file__).parent)], ensure_native_kernel=False
+    specs = KernelSpecManager(kernel_dirs=[str(Path(kernel_specs.__file__).parent)])
+    manager = AsyncIOLoopKernelManager(
+        kernel_name="restricted", kernel_spec_manager=specs, autorestart=False
     )
-    manager = AsyncKernelManager(kernel_name="restricted", kernel_spec_manager=specs)
     yield manager
     manager.context.destroy(linger=0)
 
@@ -73,6 +79,11 @@ def kernel_pid(manager: AsyncKernelManager) -> int:
     return kernel.pid
 
 
+def children() -> str:
+    """Ids of all processes that any thread of this one has started."""
+    return "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+
+
 async def test_a_kernel_starts_in_the_sandbox_runs_cells_and_leaves_nothing(
     manager: AsyncKernelManager,
 ) -> None:
@@ -88,7 +99,8 @@ async def test_a_kernel_starts_in_the_sandbox_runs_cells_and_leaves_nothing(
     assert not Path(f"/proc/{pid}").exists()
     assert not sockets.parent.parent.exists()
     assert not Path(manager.connection_file).exists()
-    assert Path("/proc/self/task", str(os.getpid()), "children").read_text() == ""
+    assert children() == ""
+    assert "kernels" not in [thread.name for thread in threading.enumerate()]
 
 
 async def test_an_interrupt_ends_the_cell_and_keeps_the_state(manager: AsyncKernelManager) -> None:
@@ -127,6 +139,67 @@ async def test_a_kernel_that_dies_is_seen_dead(manager: AsyncKernelManager) -> N
         with anyio.fail_after(60):
             assert await provisioner(manager).wait() == -9
         assert not await manager.is_alive()
+
+
+async def test_a_kernel_that_dies_is_restarted_and_each_first_cell_answered_whole(
+    manager: AsyncIOLoopKernelManager,
+) -> None:
+    """As in a Jupyter server, whose clients come back by themselves at some time of their own."""
+    manager.autorestart = True
+    manager.config.KernelRestarter.time_to_dead = 0.1  # s from one look to the next
+    async with started(manager) as client:
+        for _ in range(4):
+            told = anyio.Event()
+            manager.add_restart_callback(told.set)
+            pid = kernel_pid(manager)
+            os.kill(pid, 9)
+            with anyio.fail_after(60):
+                await told.wait()
+            manager.remove_restart_callback(told.set)
+            assert await result(client, "20 + 1") == "21"
+            assert kernel_pid(manager) != pid
+
+
+def test_an_end_is_told_to_every_event_loop_that_asks(manager: AsyncKernelManager) -> None:
+    async def look(ask: Callable[[], Awaitable[Any]]) -> Any:
+        with anyio.fail_after(60):
+            return await ask()
+
+    asyncio.run(look(manager.start_kernel))
+    assert asyncio.run(look(manager.is_alive))
+    os.kill(kernel_pid(manager), 9)
+    assert asyncio.run(look(provisioner(manager).wait)) == -9
+    assert not asyncio.run(look(manager.is_alive))
+    asyncio.run(look(partial(manager.shutdown_kernel, now=True)))
+
+
+async def test_a_start_that_is_given_up_leaves_nothing(manager: AsyncKernelManager) -> None:
+    async def start() -> None:
+        await manager.start_kernel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(start)
+        with anyio.fail_after(60):
+            while not children():
+                await anyio.sleep(0)
+        tasks.cancel_scope.cancel()
+    assert children() == ""
+    assert not provisioner(manager).has_process
+
+
+async def test_a_round_trip_takes_no_longer_than_to_a_kernel_without_a_sandbox(
+    manager: AsyncKernelManager,
+) -> None:
+    plain = AsyncKernelManager(kernel_name="python3")
+    times: dict[AsyncKernelManager, list[float]] = {manager: [], plain: []}
+    async with started(manager) as ours, started(plain) as stock:
+        for _ in range(40):
+            for client, of in ((ours, manager), (stock, plain)):
+                began = perf_counter()
+                assert await result(client, "1") == "1"
+                times[of].append(perf_counter() - began)
+    plain.context.destroy(linger=0)
+    assert statistics.median(times[manager]) < 1.2 * statistics.median(times[plain])
 
 
 async def test_the_policy_of_the_kernel_spec_holds(manager: AsyncKernelManager) -> None:
