@@ -33,7 +33,7 @@ from kernel_mcp.sandbox.select import NoSandbox
 from tests.escape.host import FOLDER, LIMITS, prepared
 from tests.escape.inside import ATTACKS
 from tests.escape.neighbours import CLEANUP, VICTIM, Neighbour
-from tests.integration.test_template import clone_environment
+from tests.integration.template.bench import clone_environment
 
 ENVIRONMENT = KernelEnvironment(
     python=Path(sys.executable), readonly=(Path(sys.prefix), Path(sys.base_prefix))

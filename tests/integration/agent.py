@@ -17,6 +17,9 @@ from mcp.client import Client
 ERAS = ("legacy", "auto")
 """Client modes: the handshake era and, by discovery, the newest one."""
 
+PREFIX = "[kernel-mcp] "
+"""What every notice of the server begins with."""
+
 Progress = Callable[[float, float | None, str | None], Any]
 
 
@@ -61,6 +64,24 @@ class Answer:
     @property
     def failed(self) -> bool:
         return self.result.is_error
+
+
+def notices(answer: Answer) -> list[str]:
+    """What the server says of itself: blocks of text, and the field of structured results."""
+    texts = [block.text for block in answer.result.content if block.type == "text"]
+    return [text for text in texts if text.startswith(PREFIX)]
+
+
+def losses(answer: Answer) -> list[str]:
+    """The notices that tell of lost variables."""
+    return [text for text in notices(answer) if "lost" in text]
+
+
+def lost(answer: Answer) -> list[str]:
+    """The names that the machine-readable part of an answer calls lost."""
+    meta = answer.result.meta or {}
+    found = meta.get("kernel-mcp/cell") or meta.get("kernel-mcp/lost") or {"lost": []}
+    return list(found["lost"])
 
 
 class Agent:

@@ -13,7 +13,7 @@ from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox
 from tests.integration.kernel_contract import keeps_the_contract
 from tests.integration.landlock_kernel import Notebook, notebook
-from tests.integration.test_template import bench
+from tests.integration.template.bench import bench
 
 pytestmark = [pytest.mark.anyio]
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +24,14 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.select import NoSandbox
+from tests.integration.processes import (
+    children,
+    descendants,
+    ended,
+    held,
+    open_descriptors,
+    running,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -124,51 +131,6 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     assert children(os.getpid()) == []
     assert open_descriptors() == descriptors
-
-
-def open_descriptors() -> list[str]:
-    return sorted(
-        str(entry.readlink())
-        for entry in Path("/proc/self/fd").iterdir()
-        if entry.is_symlink() and "/proc/" not in str(entry.readlink())
-    )
-
-
-def children(pid: int) -> list[int]:
-    """Child processes, dead ones too."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def descendants(pid: int) -> list[int]:
-    below = children(pid)
-    for child in list(below):
-        below += descendants(child)
-    return below
-
-
-def running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def held(pids: list[int]) -> list[int]:
-    """Handles of running processes."""
-    return [os.pidfd_open(pid) for pid in pids]
-
-
-async def ended(handles: list[int]) -> None:
-    """Wait until the processes are gone."""
-    with anyio.fail_after(60):
-        for handle in handles:
-            await anyio.wait_readable(handle)
-            os.close(handle)
 
 
 def is_confined(sandbox: Sandbox) -> bool:

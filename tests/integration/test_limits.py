@@ -21,6 +21,7 @@ from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from tests.integration.agent import agent
+from tests.integration.bombs import FILL_DISK, FORK_BOMB, HUNGRY_CHILDREN, THREAD_BOMB, ZIP_BOMB
 from tests.integration.limited_kernel import limited_kernel
 from tests.integration.unprivileged import as_ordinary_user
 
@@ -33,63 +34,6 @@ MEANS = [
     pytest.param({"forked": True}, id="cgroup, forked"),
     pytest.param({"groups": False}, id="watchdog"),
 ]
-
-HUNGRY_CHILDREN = """
-import os
-for _ in range(4):
-    if os.fork() == 0:
-        held = []
-        try:
-            while len(held) < 40:
-                held.append(b"x" * 10_000_000)
-            import time
-            time.sleep(5)
-        finally:
-            os._exit(0)
-statuses = [os.waitpid(-1, 0)[1] for _ in range(4)]
-print(statuses)
-"""
-FORK_BOMB = """
-import os, signal, time
-children = []
-try:
-    while True:
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(600)
-            os._exit(0)
-        children.append(pid)
-except BlockingIOError as error:
-    print(len(children), error)
-for pid in children:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-"""
-THREAD_BOMB = """
-import threading
-wait, threads = threading.Event(), []
-try:
-    while True:
-        threads.append(threading.Thread(target=wait.wait))
-        threads[-1].start()
-except RuntimeError as error:
-    print(len(threads), error)
-wait.set()
-"""
-ZIP_BOMB = """
-import zlib
-packer = zlib.compressobj(9)
-bomb = b"".join(packer.compress(bytes(10**7)) for _ in range(200)) + packer.flush()
-print(len(bomb) < 10**7)
-len(zlib.decompress(bomb))
-"""
-FILL_DISK = """
-number = 0
-while True:
-    with open(f"file{number}", "wb") as file:
-        file.write(b"x" * 5_000_000)
-    number += 1
-"""
 
 
 @pytest.fixture(autouse=True)

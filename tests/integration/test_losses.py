@@ -10,11 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.integration.agent import ERAS, Agent, Answer, agent
+from tests.integration.agent import ERAS, PREFIX, Agent, Answer, agent, losses, lost, notices
 
 pytestmark = [pytest.mark.anyio]
 
-PREFIX = "[kernel-mcp] "
 DIES_LATER = (
     "x = 1; y = 2; open('kept.txt', 'w').write('z')\n"
     "import os, threading; threading.Timer(0.3, lambda: os._exit(7)).start()"
@@ -41,24 +40,6 @@ TOOLS: dict[str, dict[str, Any]] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {"run_script": {"script": "print(1)"}, "create_session": {}}
 """Tools that are about no session that there is."""
-
-
-def notices(answer: Answer) -> list[str]:
-    """What the server says of itself: blocks of text, and the field of structured results."""
-    texts = [block.text for block in answer.result.content if block.type == "text"]
-    return [text for text in texts if text.startswith(PREFIX)]
-
-
-def losses(answer: Answer) -> list[str]:
-    """The notices that tell of lost variables."""
-    return [text for text in notices(answer) if "lost" in text]
-
-
-def lost(answer: Answer) -> list[str]:
-    """The names that the machine-readable part of an answer calls lost."""
-    meta = answer.result.meta or {}
-    found = meta.get("kernel-mcp/cell") or meta.get("kernel-mcp/lost") or {"lost": []}
-    return list(found["lost"])
 
 
 async def use(notebook: Agent, tool: str, session: str) -> Answer:

@@ -19,8 +19,7 @@ from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import build_mcp, parts
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
-from tests.integration.agent import Agent
-from tests.integration.test_losses import lost, notices
+from tests.integration.agent import Agent, lost, notices
 from tests.unit.fake_kernels import Handed
 
 pytestmark = [pytest.mark.anyio]

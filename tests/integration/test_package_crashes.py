@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 from tests.integration.agent import agent
-from tests.integration.test_clean_ends import RawServer, ends
+from tests.integration.processes import ends
+from tests.integration.rawserver import RawServer
 
 SILENT_S = 30
 

@@ -24,8 +24,9 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
 from tests.integration.agent import Agent, agent, command
+from tests.integration.processes import descendants
 from tests.integration.sabotaged import Sabotaged
-from tests.integration.test_template import ENVIRONMENT, bench, descendants, is_forked, run
+from tests.integration.template.bench import ENVIRONMENT, bench, is_forked, run
 from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
 
 pytestmark = pytest.mark.anyio

@@ -1,11 +1,9 @@
-"""How cells, the watchdog and the end of a kernel see its limits."""
+"""Limits of one kernel without control groups: disk and weighed memory."""
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,69 +12,18 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.limits import deleted_files, meter
 from kernel_mcp.limits import kernel as kernel_module
 from kernel_mcp.limits import quota as quota_module
-from kernel_mcp.limits.groups import GroupTree
-from kernel_mcp.limits.kernel import KernelLimits
-from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.limits.meter import Memory
-from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux import proc as usage_module
-from kernel_mcp.linux.cgroupfs import find_hierarchies
-from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.linux.walk import Holding
-from kernel_mcp.sandbox.base import SandboxCommand, SandboxReport
 from tests.unit.fake_cgroups import FakeGroups
+from tests.unit.limits.watched import KILLED, SMALL, Watched, with_groups
 
-pytestmark = pytest.mark.anyio
-
-SMALL = Limits(memory_bytes=2 * GIB, disk_bytes=4 * MIB, tmp_bytes=0)
-KILLED = ExitStatus(signal=signal.SIGKILL)
-REPORT = SandboxReport(backend="test", enforced=(), gaps=())
-
-
-@pytest.fixture(autouse=True)
-def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_module.FolderQuota, "due", lambda _self: True)
-
-
-class Watched:
-    """A kernel's limits, with what was done to it."""
-
-    def __init__(self, limits: KernelLimits, workspace: Path) -> None:
-        self.limits = limits
-        self.workspace = workspace
-        self.done: list[str] = []
-        limits.kill = lambda: self.done.append("kill")
-
-    async def begin(self) -> None:
-        await self.limits.begin(lambda: self.done.append("stop"))
-
-    def fill(self, size: int, name: str = "file") -> None:
-        (self.workspace / name).write_bytes(b"x" * size)
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    path = tmp_path / "workspace"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
-def watched(workspace: Path) -> Watched:
-    return Watched(ResourceManager().open(SMALL, workspace, workspace), workspace)
-
-
-def with_groups(groups: FakeGroups) -> ResourceManager:
-    hierarchies = find_hierarchies(groups.process)
-    return ResourceManager(
-        GroupTree.create(hierarchies, "kernel-mcp-1-x", groups.process / "record")
-    )
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("always_due")]
 
 
 async def test_a_cell_that_fills_the_disk_is_stopped(watched: Watched) -> None:
@@ -310,149 +257,3 @@ async def test_what_ends_because_the_machine_is_out_of_memory_is_not_said_to_be_
     )
     await limits.aclose()
     resources.close()
-
-
-async def test_the_system_s_kill_for_lack_of_memory_is_named(
-    groups: FakeGroups, workspace: Path
-) -> None:
-    groups.mount_v1("memory")
-    resources = with_groups(groups)
-    limits = resources.open(SMALL, workspace, workspace)
-    await limits.settled()
-    folder = groups.root / "memory" / "kernel-mcp-1-x" / "k-1"
-    await limits.begin(lambda: None)
-    assert limits.explain(KILLED).cause == ""
-    (folder / "memory.oom_control").write_text("oom_kill 2\n")
-    (folder / "memory.max_usage_in_bytes").write_text(str(int(2.4 * GIB)))
-    assert limits.explain(KILLED).cause == "out of memory (limit 2 GiB, peak 2.4 GiB)"
-    assert limits.explain(ExitStatus(code=1)).cause == ""
-    assert limits.end() == [
-        "The system killed 2 processes of this session: out of memory (limit 2 GiB, peak 2.4 GiB)"
-    ]
-    assert limits.end() == []
-    assert limits.explain(KILLED).cause == ""
-    await limits.aclose()
-    resources.close()
-    assert not folder.exists()
-
-
-async def test_a_group_that_cannot_be_made_fails_the_start(
-    groups: FakeGroups, workspace: Path
-) -> None:
-    groups.mount_v1("memory")
-    resources = with_groups(groups)
-    groups.unwritable.add(groups.root / "memory" / "kernel-mcp-1-x")
-    limits = resources.open(SMALL, workspace, workspace)
-    limits.admit([os.getpid()])
-    with pytest.raises(PermissionError):
-        await limits.settled()
-    await limits.aclose()
-    resources.close()
-
-
-async def test_the_event_loop_goes_on_while_the_system_moves_a_process(
-    groups: FakeGroups, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups.mount_v1("memory")
-    resources = with_groups(groups)
-    moving = threading.Event()
-    fake = cgroupfs.write
-
-    def slowly(file: Path, value: int | str) -> None:
-        if file.name == "cgroup.procs":
-            assert moving.wait(10)
-        fake(file, value)
-
-    monkeypatch.setattr(cgroupfs, "write", slowly)
-    limits = resources.open(SMALL, workspace, workspace)
-    with subprocess.Popen(["sleep", "60"]) as child:
-        limits.admit([child.pid])
-        moving.set()
-        await limits.settled()
-        assert limits.group is not None
-        assert limits.group.processes() == [child.pid]
-        child.kill()
-    await limits.aclose()
-    resources.close()
-
-
-async def test_processes_start_in_their_group(groups: FakeGroups, workspace: Path) -> None:
-    groups.mount_v1("memory")
-    limits = with_groups(groups).open(SMALL, workspace, workspace)
-    started = limits.command(SandboxCommand(argv=["bwrap", "x"], pass_fds=[], env={}))
-    assert started.argv[0] == "/bin/sh"
-    assert list(started.argv[-2:]) == ["bwrap", "x"]
-    assert str(groups.root / "memory" / "kernel-mcp-1-x" / "k-1" / "cgroup.procs") in started.argv
-
-
-async def test_a_folder_that_is_not_there_leaves_no_group(
-    groups: FakeGroups, workspace: Path
-) -> None:
-    groups.mount_v1("memory")
-    with pytest.raises(FileNotFoundError):
-        with_groups(groups).open(SMALL, workspace / "missing", workspace)
-    assert list(groups.root.rglob("k-1")) == []
-
-
-@pytest.mark.parametrize("version", [1, 2])
-async def test_a_long_cell_lets_others_go_first(
-    groups: FakeGroups, workspace: Path, version: int
-) -> None:
-    own = groups.mount_v1("cpu", "cpuacct") if version == 1 else groups.mount_v2("cpu", root=True)
-    limits = with_groups(groups).open(SMALL, workspace, workspace)
-    await limits.settled()
-    folder = own / "kernel-mcp-1-x" / "k-1"
-    share = folder / ("cpu.shares" if version == 1 else "cpu.weight")
-    usual = int(share.read_text())
-
-    def use(seconds: float) -> None:
-        if version == 1:
-            (folder / "cpuacct.usage").write_text(str(int(seconds * 1e9)))
-        else:
-            (folder / "cpu.stat").write_text(f"usage_usec {int(seconds * 1e6)}\n")
-
-    await limits.begin(lambda: None)
-    for seconds in (10.0, 10.01, 10.02):  # it waits for its turn
-        use(seconds)
-        limits.rank()
-    assert int(share.read_text()) == usual
-    use(10.22)
-    limits.rank()
-    assert int(share.read_text()) == usual // 8
-    limits.end()
-    await limits.begin(lambda: None)
-    assert int(share.read_text()) == usual
-
-
-def test_the_report_says_what_is_in_force(groups: FakeGroups) -> None:
-    groups.mount_v1("memory")
-    groups.mount_v2("pids cpu", root=True)
-    report = with_groups(groups).report(REPORT, Limits(cpus=1.5))
-    assert report.enforced == (
-        "memory 2 GiB by RLIMIT_AS and cgroup v1",
-        "512 processes and threads by cgroup v2",
-        "1.5 processors by cgroup v2",
-        "workspace 1 GiB by a watchdog",
-    )
-    assert report.gaps == ()
-
-
-def test_the_report_says_what_is_only_weakly_so() -> None:
-    resources = ResourceManager(refusal="no controller of cgroups is mounted here")
-    report = resources.report(REPORT, Limits(cpus=2, disk_bytes=0))
-    why = "(no cgroup: no controller of cgroups is mounted here)"
-    assert report.enforced == (
-        f"memory 2 GiB by RLIMIT_AS and a watchdog {why}",
-        f"512 processes and threads by RLIMIT_NPROC {why}",
-    )
-    assert report.gaps == (
-        "no cgroup limits memory, processes and processors",
-        "disk not limited at all",
-    )
-
-
-def test_the_weaker_form_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    ResourceManager(refusal="it is not mounted").warn(Limits())
-    assert caplog.messages == [
-        "no cgroup limits memory and processes of kernels: it is not mounted"
-    ]
