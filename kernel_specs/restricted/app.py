@@ -22,7 +22,7 @@ from tornado.ioloop import IOLoop
 from tornado.platform.asyncio import BaseAsyncIOLoop
 from traitlets.config import Config
 
-from kernel_specs.restricted import interrupts
+from kernel_specs.restricted import interrupts, service
 from kernel_specs.restricted.config import BootConfig, BootError
 from kernel_specs.restricted.console import iopub
 from kernel_specs.restricted.console import streams as console_module
@@ -30,8 +30,8 @@ from kernel_specs.restricted.console.iopub import HIGH_WATER_BYTES, IOPub, Outpu
 from kernel_specs.restricted.console.streams import Console
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.kernel import SandboxKernel
-from kernel_specs.restricted.wire import service, session, sockets, zmtp
-from kernel_specs.restricted.wire.service import Channel, ServiceThread
+from kernel_specs.restricted.service import Channel, ServiceThread
+from kernel_specs.restricted.wire import session, sockets, zmtp
 from kernel_specs.restricted.wire.session import LeanSession
 from kernel_specs.restricted.wire.sockets import Publisher, Router, listen
 

@@ -29,8 +29,8 @@ from kernel_specs.restricted.console.streams import Console, CStdout
 from kernel_specs.restricted.console.tracebacks import forgetting
 from kernel_specs.restricted.hibernation.snapshot import SnapshotRequests
 from kernel_specs.restricted.interrupts import InterruptGate
+from kernel_specs.restricted.service import ServiceThread
 from kernel_specs.restricted.shell import Shell
-from kernel_specs.restricted.wire.service import ServiceThread
 
 RETRY_SECONDS = 0.05
 MAIN_THREAD_REQUESTS = frozenset(

@@ -1,0 +1,115 @@
+"""The rooms of the house stand on one another: no import upwards, no cycle."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("kernel_mcp", "kernel_specs")
+
+ROOMS = (
+    ("errors",),
+    ("barriers",),
+    ("linux",),
+    ("config",),
+    ("output",),
+    ("policy",),
+    ("files",),
+    ("sandbox",),
+    ("limits",),
+    ("launch",),
+    ("environments",),
+    ("kernels",),
+    ("sessions",),
+    ("packages",),
+    ("tools",),
+    ("envelopes",),
+    ("stdio",),
+    ("server", "commands"),
+    ("cli",),
+    ("__main__",),
+)
+"""What stands in `kernel_mcp`, bottom to top; one step of the stairs a line."""
+
+FLOORS = {name: floor for floor, names in enumerate(ROOMS) for name in names}
+
+
+def sources() -> dict[str, Path]:
+    """The file of each module by its dotted name; a package is its `__init__`."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(tree: ast.Module, known: dict[str, Path]) -> Iterator[str]:
+    """Modules of ours that a file imports anywhere: in functions and for type checkers, too."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in known else node.module for name in whole]
+        yield from (name for name in names if name in known)
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    known = sources()
+    return {
+        name: set(imported(ast.parse(path.read_text(encoding="utf-8")), known)) - {name}
+        for name, path in known.items()
+    }
+
+
+def room(module: str) -> str:
+    """The folder or file of `kernel_mcp` that a module stands in."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_file_imports_itself_by_way_of_others(graph: dict[str, set[str]]) -> None:
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_no_folder_imports_itself_by_way_of_others(graph: dict[str, set[str]], depth: int) -> None:
+    folders: dict[str, set[str]] = defaultdict(set)
+    for module, others in graph.items():
+        folder = ".".join(module.split(".")[:depth])
+        folders[folder] |= {".".join(other.split(".")[:depth]) for other in others} - {folder}
+    assert circle(folders) == []
+
+
+def test_nothing_is_imported_upwards(graph: dict[str, set[str]]) -> None:
+    upwards = [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in others
+        if module.startswith("kernel_mcp.") and other.startswith("kernel_mcp.")
+        if room(module) != room(other) and FLOORS[room(module)] <= FLOORS[room(other)]
+    ]
+    assert upwards == []
+
+
+def test_what_runs_in_kernels_knows_nothing_of_the_server(graph: dict[str, set[str]]) -> None:
+    for module, others in graph.items():
+        if module.startswith("kernel_specs"):
+            assert not [other for other in others if other.startswith("kernel_mcp")], module
