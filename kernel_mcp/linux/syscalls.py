@@ -1,4 +1,4 @@
-"""Numbers of the system calls that the filter treats specially, per architecture.
+"""Numbers of the system calls that the filters treat specially, per architecture.
 
 Each entry is (x86-64, aarch64). Source: arch/x86/entry/syscalls/syscall_64.tbl and
 include/uapi/asm-generic/unistd.h of Linux 6.17.
@@ -139,6 +139,51 @@ _CHECKED: _Table = {
     "socketpair": (53, 199),
 }
 
+_OF_LANDLOCK: _Table = {
+    "chown": (92, None),
+    "connect": (42, 203),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "fgetxattr": (193, 10),
+    "file_getattr": (468, 468),
+    "file_setattr": (469, 469),
+    "flistxattr": (196, 13),
+    "fremovexattr": (199, 16),
+    "fsetxattr": (190, 7),
+    "futimesat": (261, None),
+    "getxattr": (191, 8),
+    "getxattrat": (464, 464),
+    "inotify_add_watch": (254, 27),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "ioprio_set": (251, 30),
+    "lchown": (94, None),
+    "lgetxattr": (192, 9),
+    "listxattr": (194, 11),
+    "listxattrat": (465, 465),
+    "llistxattr": (195, 12),
+    "lremovexattr": (198, 15),
+    "lsetxattr": (189, 6),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    "prlimit64": (302, 261),
+    "removexattr": (197, 14),
+    "removexattrat": (466, 466),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "setpgid": (109, 154),
+    "setpriority": (141, 140),
+    "setsid": (112, 157),
+    "setxattr": (188, 5),
+    "setxattrat": (463, 463),
+    "utime": (132, None),
+    "utimensat": (280, 88),
+    "utimes": (235, None),
+}
+"""What the second filter of a kernel under Landlock treats specially besides."""
+
 REFUSED = frozenset(_REFUSED)
 """Calls that are refused whatever their arguments."""
 
@@ -147,7 +192,7 @@ LAST_KNOWN = 469
 
 
 def _column(index: int) -> dict[str, int]:
-    pairs = (_REFUSED | _CHECKED).items()
+    pairs = (_REFUSED | _CHECKED | _OF_LANDLOCK).items()
     return {name: number for name, pair in pairs if (number := pair[index]) is not None}
 
 

@@ -8,18 +8,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection
-from typing import TypeAlias
 
-from kernel_mcp.linux.syscalls import LAST_KNOWN, REFUSED, Architecture
+from kernel_mcp.linux.syscalls import REFUSED, Architecture
 from kernel_mcp.sandbox.seccomp import bpf
-
-ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
-KILL = 0x80000000  # SECCOMP_RET_KILL_PROCESS
-_ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
-
-OFFSET_NR, OFFSET_ARCH = 0, 4
-"""Offsets into `struct seccomp_data`, little-endian."""
-X32_BIT = 0x40000000
+from kernel_mcp.sandbox.seccomp.bpf import ALLOW, argument, compile_rules, fail, one_of
 
 NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET of <linux/sched.h>."""
@@ -58,46 +50,26 @@ MAP_HUGETLB, MFD_HUGETLB = 0x40000, 0x4
 BUILDING = frozenset({"mount", "move_mount", "prctl", "setns", "sethostname", "umount2", "unshare"})
 """What it takes to build sandboxes for others, as a template does that has imported packages."""
 
-Rules: TypeAlias = dict[int, bpf.Program]
-
-
-def fail(error: int) -> int:
-    """The verdict that makes a call return `error`."""
-    return _ERRNO | error
-
 
 def compile_filter(arch: Architecture, but: Collection[str] = ()) -> bytes:
     """The filter for one architecture, as bubblewrap's `--seccomp` reads it.
 
     The calls named in `but` are left alone whatever their arguments.
     """
-    left = {arch.numbers[name] for name in but if name in arch.numbers}
-    rules = {number: rule for number, rule in _rules(arch).items() if number not in left}
-    by_number = bpf.search(_intervals(rules))
-    if arch.x32:
-        by_number = bpf.branch(bpf.JUMP_GE, X32_BIT, then=bpf.give(KILL), otherwise=by_number)
-    return bpf.assemble(
-        bpf.load(OFFSET_ARCH)
-        + bpf.branch(
-            bpf.JUMP_EQ,
-            arch.audit_arch,
-            then=bpf.load(OFFSET_NR) + by_number,
-            otherwise=bpf.give(KILL),
-        )
-    )
+    return compile_rules(arch, {name: rule for name, rule in _rules().items() if name not in but})
 
 
-def _rules(arch: Architecture) -> Rules:
+def _rules() -> dict[str, bpf.Program]:
     refuse, allow = bpf.give(fail(errno.EPERM)), bpf.give(ALLOW)
-    special: dict[str, bpf.Program] = {
+    return {
         **dict.fromkeys(REFUSED, refuse),
         # ENOSYS makes libc fall back to clone, whose flags a filter can read
         "clone3": bpf.give(fail(errno.ENOSYS)),
-        "clone": _argument(0)
+        "clone": argument(0)
         + bpf.branch(bpf.JUMP_SET, NAMESPACE_FLAGS, then=refuse, otherwise=_threads()),
         # as with clone: what is measured of a process is what one of its threads has open
         "close_range": _without_bits(2, CLOSE_RANGE_UNSHARE, errno.EINVAL),
-        "personality": _argument(0)
+        "personality": argument(0)
         + bpf.branch(bpf.JUMP_EQ, 0, then=bpf.give(ALLOW), otherwise=refuse),
         **dict.fromkeys(("socket", "socketpair"), _sockets()),
         # urgent data of Unix sockets has been a way into Linux, and a filter cannot tell families
@@ -121,37 +93,19 @@ def _rules(arch: Architecture) -> Rules:
         # whoever opens a file that somebody holds a lease on waits for it
         "fcntl": _none_of(1, SURVEILLANCE),
         # what a process holds would be hidden from an ordinary user's server
-        "prctl": _argument(0) + _match((PR_SET_DUMPABLE,), refuse, allow),
+        "prctl": argument(0) + one_of((PR_SET_DUMPABLE,), refuse, allow),
         # a socket that lingers holds up whoever closes it last, which may not be a kernel
-        "setsockopt": _argument(1)
+        "setsockopt": argument(1)
         + bpf.branch(
             bpf.JUMP_EQ,
             SOL_SOCKET,
-            then=_argument(2) + _match((SO_LINGER,), bpf.give(fail(errno.ENOPROTOOPT)), allow),
+            then=argument(2) + one_of((SO_LINGER,), bpf.give(fail(errno.ENOPROTOOPT)), allow),
             otherwise=allow,
         ),
         # no limit counts the pages that the machine has set aside
         "mmap": _without_bits(3, MAP_HUGETLB, errno.ENOMEM),
         "memfd_create": _without_bits(1, MFD_HUGETLB, errno.ENOMEM),
     }
-    return {arch.numbers[name]: rule for name, rule in special.items() if name in arch.numbers}
-
-
-def _intervals(rules: Rules) -> list[tuple[int, bpf.Program]]:
-    """Cover every number: neighbours with one rule are joined, the gaps are allowed."""
-    allow = bpf.give(ALLOW)
-    found: list[tuple[int, bpf.Program]] = []
-    for number in range(LAST_KNOWN + 1):
-        rule = rules.get(number, allow)
-        if not found or found[-1][1] != rule:
-            found.append((number, rule))
-    found.append((LAST_KNOWN + 1, bpf.give(fail(errno.ENOSYS))))
-    return found
-
-
-def _argument(index: int) -> bpf.Program:
-    """Load the low word of a system call's argument."""
-    return bpf.load(16 + 8 * index)
 
 
 def _threads() -> bpf.Program:
@@ -164,42 +118,35 @@ def _threads() -> bpf.Program:
 def _sockets() -> bpf.Program:
     """Allow sockets of few families and, in them, of the protocols that everybody uses."""
     allow, other = bpf.give(ALLOW), bpf.give(fail(errno.EPROTONOSUPPORT))
-    internet = _argument(2) + _match(INTERNET_PROTOCOLS, allow, other)
-    unix = _argument(2) + _match(UNIX_PROTOCOLS, allow, other)
+    internet = argument(2) + one_of(INTERNET_PROTOCOLS, allow, other)
+    unix = argument(2) + one_of(UNIX_PROTOCOLS, allow, other)
     # libzmq aborts on EAFNOSUPPORT
-    known = _match(INTERNET_FAMILIES, internet, bpf.give(fail(errno.EOPNOTSUPP)))
-    return _argument(0) + bpf.branch(bpf.JUMP_EQ, AF_UNIX, then=unix, otherwise=known)
+    known = one_of(INTERNET_FAMILIES, internet, bpf.give(fail(errno.EOPNOTSUPP)))
+    return argument(0) + bpf.branch(bpf.JUMP_EQ, AF_UNIX, then=unix, otherwise=known)
 
 
 def _none_of(index: int, values: tuple[int, ...], bits: int = 0xFFFFFFFF) -> bpf.Program:
     """Refuse the call when the masked argument is one of `values`."""
     refuse, allow = bpf.give(fail(errno.EPERM)), bpf.give(ALLOW)
-    return _argument(index) + bpf.mask(bits) + _match(values, refuse, allow)
+    return argument(index, bits) + one_of(values, refuse, allow)
 
 
 def _without_bits(index: int, bits: int, error: int = errno.EPERM) -> bpf.Program:
     """Let the call fail when the argument has one of `bits`."""
     lack = bpf.give(fail(error))
-    return _argument(index) + bpf.branch(bpf.JUMP_SET, bits, then=lack, otherwise=bpf.give(ALLOW))
+    return argument(index) + bpf.branch(bpf.JUMP_SET, bits, then=lack, otherwise=bpf.give(ALLOW))
 
 
 def _makes_a_node(mode: int) -> bpf.Program:
     """Refuse devices and what runs with the rights of its owner."""
     refuse = bpf.give(fail(errno.EPERM))
     kind = _none_of(mode, DEVICE_TYPES, TYPE_MASK)
-    return _argument(mode) + bpf.branch(bpf.JUMP_SET, SET_ID_BITS, then=refuse, otherwise=kind)
+    return argument(mode) + bpf.branch(bpf.JUMP_SET, SET_ID_BITS, then=refuse, otherwise=kind)
 
 
 def _opens(*, flags: int, mode: int) -> bpf.Program:
     """Refuse to make a file that runs with the rights of its owner."""
     checked = _without_bits(mode, SET_ID_BITS)
-    return _argument(flags) + bpf.branch(
+    return argument(flags) + bpf.branch(
         bpf.JUMP_SET, MAKES_A_FILE, then=checked, otherwise=bpf.give(ALLOW)
     )
-
-
-def _match(values: tuple[int, ...], then: bpf.Program, otherwise: bpf.Program) -> bpf.Program:
-    program = otherwise
-    for value in values:
-        program = bpf.branch(bpf.JUMP_EQ, value, then=then, otherwise=program)
-    return program
