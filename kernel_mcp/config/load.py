@@ -4,8 +4,8 @@ Every setting has one name. `idle-timeout` is the flag `--idle-timeout`, the var
 `KERNEL_MCP_IDLE_TIMEOUT` and the key `idle-timeout` of a TOML file; a flag wins over a variable,
 a variable over a file, a file over the default.
 
-A file that nobody named, found in the current folder, came with that folder, which may be a clone
-of anything. It may only narrow what holds without it (`Option.narrows`); the keys that would do
+A file in the current folder that no flag names came with that folder, which may be a clone of
+anything. It may only narrow what holds without it (`Option.narrows`); the keys that would do
 more are left out and told.
 """
 

@@ -65,8 +65,8 @@ class Option:
     """One setting: its name in all three places, its reader and its words in `--help` and README.
 
     `default` is what `read` makes the default from, or, with `in_words`, what stands for it.
-    `narrows` says whether a value from a file that nobody named, which came with the current
-    folder, permits no more than what holds without it; any other is refused there.
+    `narrows` says whether a value from a file that no flag names, found in the current folder,
+    permits no more than what holds without it; any other is refused there.
     """
 
     name: str
@@ -81,7 +81,6 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The command-line form."""
         return f"--{self.name}"
 
     @property
@@ -157,7 +156,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Keys of a configuration file that nobody named, found in the current folder, and not taken.
+    """Keys that were not taken from a file in the current folder that no flag names.
 
     Such a file may narrow what the operator permits, never widen it or name a place or a program.
     """

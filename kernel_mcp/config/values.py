@@ -1,6 +1,6 @@
 """Readers of single values: text or TOML in, a typed value out, ValueError in words.
 
-And what a file that nobody named may still set: values that permit no more than the operator's.
+And rules for a file that no flag names: it may set values that permit no more than the operator's.
 """
 
 from __future__ import annotations

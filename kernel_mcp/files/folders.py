@@ -72,7 +72,7 @@ def listing_of(path: str, fd: int) -> Listing:
 
 
 def entry_of(path: str, info: os.stat_result) -> Entry:
-    """How something in the workspace is listed."""
+    """What a listing shows of `path`, as `info` describes it."""
     kind: Literal["file", "folder", "link", "other"] = "other"
     if stat.S_ISREG(info.st_mode):
         kind = "file"
@@ -110,7 +110,7 @@ def _entered(folder: int, name: str, owner: tuple[int, int], opener: Opener | No
 
 
 def owner_of(fd: int) -> tuple[int, int]:
-    """User and group id of an open file."""
+    """User and group id of an open file, from `fstat`. Raises OSError."""
     info = os.fstat(fd)
     return info.st_uid, info.st_gid
 
@@ -155,7 +155,7 @@ _SHOWN = 20
 
 
 def not_found(path: str, folder: str, missing: str, listing: Listing) -> WorkspaceError:
-    """There is no `missing` in `folder`, which is the nearest one that exists."""
+    """The error for a path whose part `missing` is not in `folder`, the nearest one that exists."""
     names = [entry.path for entry in listing.entries]
     text = f"There is no file {path!r} in the workspace. "
     if close := get_close_matches(missing, names[:200], n=3):
@@ -167,7 +167,7 @@ def not_found(path: str, folder: str, missing: str, listing: Listing) -> Workspa
 
 
 def not_utf8(path: str, encoding: str) -> WorkspaceError:
-    """The file is no UTF-8 text; `encoding` is what it looks like, or empty."""
+    """The error for a file that is no UTF-8 text; `encoding` is what it looks like, or empty."""
     how = f"; its encoding looks like {encoding}" if encoding else ""
     return WorkspaceError(
         f"{path!r} is not UTF-8 text{how}. Read it with code, for example "
@@ -176,7 +176,7 @@ def not_utf8(path: str, encoding: str) -> WorkspaceError:
 
 
 def not_regular(path: str, mode: int) -> WorkspaceError:
-    """The file is a folder, a pipe or the like."""
+    """The error for what is no regular file."""
     if stat.S_ISDIR(mode):
         return WorkspaceError(f"{path!r} is a folder. Use list_files to see what it holds.")
     kind = "named pipe" if stat.S_ISFIFO(mode) else "device or socket"
@@ -184,7 +184,7 @@ def not_regular(path: str, mode: int) -> WorkspaceError:
 
 
 def unmeasured(error: OSError | MemoryError) -> WorkspaceError:
-    """The server could not see how full the workspace is."""
+    """The error for a workspace whose disk space cannot be measured."""
     return WorkspaceError(
         "The server could not measure the workspace, so nothing was written: "
         f"{reason_of(error)}. Try again."

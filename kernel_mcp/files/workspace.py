@@ -165,17 +165,17 @@ class Workspace:
         return len(data)
 
     def usage(self) -> Holding:
-        """Disk space that the folder takes up, counted no further than beyond what it may hold."""
+        """Bytes of disk that the folder takes up; the count ends once it exceeds `disk_bytes`."""
         with self._root() as root:
             return self._measured(root)
 
     def clear(self) -> None:
-        """Remove all files and folders in it; does nothing when it has gone."""
+        """Remove all files and folders in it, but not itself; a missing folder is no error."""
         with folders.explained(""), contextlib.suppress(FileNotFoundError):
             empty_tree(self.root)
 
     def remove(self) -> None:
-        """Remove the folder with all it holds; does nothing when it has gone."""
+        """Remove the folder with all it holds; a missing folder is no error."""
         with folders.explained(""):
             remove_tree(self.root)
 
@@ -238,7 +238,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def _root(self) -> Iterator[int]:
-        """A descriptor of the folder itself."""
+        """A descriptor of the folder itself, closed at the end. Raises WorkspaceError."""
         try:
             fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The limits of one kernel: who it consists of, what it uses, and why it had to end."""
+"""The limits of one kernel: its processes, what they use, and why it had to end."""
 
 from __future__ import annotations
 

@@ -95,11 +95,11 @@ class DisplayIndex(Generic[LogT]):
         return [other for other in self._logs.get(display_id, []) if other is not log]
 
     def holds(self, log: LogT) -> bool:
-        """Whether an update may yet reach `log`."""
+        """Whether `log` shows an id that an update may still name."""
         return log in self._ids
 
     def clear(self) -> None:
-        """Forget everything: the kernel that made the displays has gone."""
+        """Forget all ids: they end with the kernel that made them."""
         self._logs.clear()
         self._ids.clear()
 
@@ -197,7 +197,7 @@ class Displays:
         }
 
     def restore(self, row: dict[str, int]) -> None:
-        """Be the displays that gave this row."""
+        """Take the counts and displays of a row that `row` gave."""
         self._settled = True
         self.dropped, self._count, self._numbers = row["dropped"], row["count"], row["numbers"]
         self._shelf.in_memory, self._shelf.on_disk = row["in_memory"], row["on_disk"]

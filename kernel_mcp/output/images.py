@@ -64,7 +64,7 @@ def sniff(data: bytes) -> str | None:
 
 
 def shares(sizes: Sequence[int], total: int) -> list[int]:
-    """How many bytes each picture may take so that all fit into `total`: small ones as they are."""
+    """Bytes that each picture may take so that all fit into `total`: small ones as they are."""
     limits = list(sizes)
     left, count = total, len(sizes)
     for index in sorted(range(len(sizes)), key=sizes.__getitem__):

@@ -197,7 +197,6 @@ class _Reader:
             self._line.append(re.sub(r"\s+", " ", unescape(text)))
 
     def text(self) -> str:
-        """What was read so far."""
         self._end_line()
         return "\n".join(self._lines)
 

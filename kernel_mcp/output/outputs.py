@@ -67,7 +67,7 @@ class Position:
 
 
 class OutputLog:
-    """Everything one cell put out.
+    """The output of one cell, in order.
 
     Files are named `<number>.txt` for text and `<number>-<k>.<ext>` for displays, in `folder`,
     which is made when the first is needed. `index` lets updates reach displays of earlier cells.

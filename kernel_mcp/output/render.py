@@ -80,7 +80,7 @@ async def render(
 
 
 def _weight(item: Item) -> int:
-    """Characters that have to be cleaned or read for the layout."""
+    """Characters of `item` that the layout has to clean or read."""
     if isinstance(item, DisplayItem):
         return sum(part.size for part in item.parts if part.mime not in INLINE_IMAGES)
     if isinstance(item, FailureItem):
@@ -204,14 +204,12 @@ class _Page:
         self.text(text, apart=True)
 
     def picture(self, picture: Picture) -> None:
-        """Add a picture."""
         self._end_text()
         data = base64.b64encode(picture.data).decode("ascii")
         self._blocks.append(ImageContent(data=data, mime_type=picture.mime))
         self.empty = False
 
     def blocks(self) -> list[ContentBlock]:
-        """All blocks."""
         self._end_text()
         return self._blocks
 

@@ -21,7 +21,7 @@ MAX_COLUMN = 512
 
 _ESCAPE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, erase
-    r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # OSC, DCS and kin: titles, links, images
+    r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # OSC, DCS and the like: titles, links, images
     r"|\x1b[\]PX^_]"  # one that does not end must not swallow what follows
     r"|\x1b[ -/]*[0-Z\\^-~]"  # two characters: charsets, save and restore
     r"|\x1b"

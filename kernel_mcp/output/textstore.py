@@ -69,7 +69,6 @@ class TextStore:
         self._recent_chars = 0
 
     def append(self, text: str) -> None:
-        """Add text at the end."""
         for start in range(0, len(text), BLOCK_CHARS):
             self._append(text[start : start + BLOCK_CHARS])
 
@@ -129,7 +128,7 @@ class TextStore:
         }
 
     def restore(self, row: dict[str, Any]) -> None:
-        """Be the text that gave this row."""
+        """Take the text of a row that `row` gave."""
         self.total, self.disk_bytes = row["total"], row["disk_bytes"]
         self._blocks = [_Block(*block) for block in row["blocks"]]
         self._recent = deque(filter(None, [row["recent"]]))
@@ -232,11 +231,9 @@ class Transcript:
 
     @property
     def displays(self) -> list[Shown]:
-        """The displays in order."""
         return [entry for entry in self.entries if isinstance(entry, Shown)]
 
     def write(self, name: StreamName, text: str) -> None:
-        """Add stream text."""
         if not text:
             return
         start = self.text.total
@@ -251,7 +248,6 @@ class Transcript:
             self.entries.append(Segment(name, start, self.text.total))
 
     def place(self, entry: Shown | Failed) -> None:
-        """Add a display or failure."""
         self.entries.append(entry)
 
     def clear(self) -> None:
@@ -319,7 +315,6 @@ class Streams:
         return self._screens["stdout"].live, self._screens["stderr"].live
 
     def live(self, name: StreamName) -> str:
-        """The live rows of one stream."""
         return self._screens[name].live
 
     def order(self) -> list[StreamName]:
@@ -328,7 +323,6 @@ class Streams:
         return sorted(names, key=lambda name: self._screens[name].redrawing)
 
     def write(self, event: Stream) -> None:
-        """Add what the cell printed."""
         if event.name != self._current:
             self._transcript.write(self._current, self._screens[self._current].settle())
             self._current = event.name

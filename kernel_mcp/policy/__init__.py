@@ -2,12 +2,11 @@
 
 A guard rail for well-meaning code. The boundary is the sandbox.
 
-    model        Policy, the allow-list, the profiles, and how they travel to the kernel
+    model        Policy, the allow-list, the profiles; Diagnostic, Report and their text
     check        check(): code → Report, without running anything
     source       guards on the text, places in it, PEP 723 metadata
     magics       IPython's own syntax, made plain Python
     rules        what a restrictive policy refuses in the tree
-    diagnostics  Diagnostic, Report and their text
 """
 
 from kernel_mcp.policy.check import check, own_modules

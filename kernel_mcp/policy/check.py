@@ -94,7 +94,7 @@ def _too_deep(source: Source, line: int) -> Diagnostic:
 
 
 def _syntax(source: Source, error: SyntaxError, python: str, *, in_bytes: bool) -> Diagnostic:
-    """The parser counts a column in characters, the compiler behind it in bytes."""
+    """The diagnostic of a SyntaxError; `in_bytes`: the compiler has counted its column, in UTF-8."""
     line, column = error.lineno or 1, error.offset or 1
     if in_bytes:
         column = source.column_of_byte(line, column - 1)

@@ -1,4 +1,4 @@
-"""`Policy`: which modules code of a session may import."""
+"""`Policy`: which modules code of a session may import; and what `check` answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ImportUse:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known about code that has not run.
+    """What `check` finds in code that has not run.
 
     `valid` means that no diagnostic is an error. `note` says what is allowed, when something is
     not.
@@ -117,7 +117,7 @@ class Report:
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text as a set: a long list that stays readable."""
+    """The words of a text as a set."""
     return frozenset(text.split())
 
 

@@ -30,7 +30,11 @@ _COLUMNS = frozenset({"col", "datum"})
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """modules: name → dotted module it was imported as; bound: names that hold something else."""
+    """What names of a tree stand for.
+
+    modules  name → dotted module that it was imported as
+    bound    names that hold something else
+    """
 
     modules: dict[str, str]
     bound: frozenset[str]
@@ -126,7 +130,7 @@ _BUILTIN_NAMES = frozenset(dir(builtins))
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the rules say about one tree."""
+    """Imports and diagnostics that the rules find in one tree."""
 
     diagnostics: tuple[Diagnostic, ...]
     imports: tuple[ImportUse, ...]
@@ -157,7 +161,7 @@ class _Walk:
     def _visit(
         self, node: ast.AST, severity: Severity | None
     ) -> Iterator[tuple[ast.AST, Severity | None]]:
-        """Look at one node; yields those below it with the severity of an import among them."""
+        """Judge one node; yields those below it with the severity of an import among them."""
         if isinstance(node, ast.Import):
             self._import(node, severity)
         elif isinstance(node, ast.ImportFrom):
@@ -256,7 +260,7 @@ class _Walk:
             self._refuse_inside(str(key.value), key, key.col_offset)
 
     def _chain(self, base: ast.expr, steps: list[tuple[str, ast.expr]]) -> None:
-        """Look at attributes read one after another."""
+        """Judge attributes read one after another, such as `numpy.os.system`."""
         if self.policy.allow_all:
             return
         before = base.id if isinstance(base, ast.Name) else ""

@@ -28,7 +28,7 @@ _TOML_PLACE = re.compile(r"(?P<reason>.*?) \(at (?:line (?P<line>\d+), column \d
 
 @dataclass(frozen=True, slots=True)
 class ScriptMetadata:
-    """What a script says it needs."""
+    """What the PEP 723 block of a script names: packages and a Python."""
 
     dependencies: tuple[Requirement, ...] = ()
     requires_python: str | None = None
@@ -215,7 +215,7 @@ class Source:
 
     @property
     def text(self) -> str:
-        """The plain Python form."""
+        """The plain Python form, lines joined by LF."""
         return "\n".join(self.lines)
 
     def rewritten(self, changes: dict[int, tuple[str, int]]) -> Source:

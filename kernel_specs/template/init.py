@@ -1,4 +1,4 @@
-"""Notice ended children in a poll loop."""
+"""The first process of a template: makes a sandbox for each kernel, has it forked, reaps."""
 
 from __future__ import annotations
 

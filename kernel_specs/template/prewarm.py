@@ -1,4 +1,4 @@
-"""What a fork hands down besides memory: threads it loses, descriptors and mappings it shares.
+"""Import and run what kernels need; hand down no thread, descriptor or mapping that they share.
 
 A thread is gone in the child, with the locks it held. An open file keeps one position for all
 children, and shared memory stays shared: sessions would reach each other through them.

@@ -1,4 +1,4 @@
-"""Try what a template forks, once, before any session gets a kernel of it."""
+"""Fork kernels from a template; the first one is examined before a session gets any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels in containers are kept from, and what they are not."""
+"""podman or docker on this machine, and what its containers keep kernels from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""stdout of the C library, which keeps text back that does not go to a terminal."""
+"""stdout and stderr of the kernel, its children and the C library, handed to iopub in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run cells as if they had never been run."""
+"""Exceptions as text: frames of cells, cut to a size; and cells that leave no trace."""
 
 from __future__ import annotations
 

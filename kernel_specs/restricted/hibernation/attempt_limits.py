@@ -1,4 +1,4 @@
-"""What cannot leave a process, and why, in words for a list of lost variables."""
+"""Limits of time and size for one variable, and the reason why it cannot be kept."""
 
 from __future__ import annotations
 

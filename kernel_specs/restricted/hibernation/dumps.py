@@ -1,4 +1,4 @@
-"""What code of objects would do to the kernel that pickles them, found out in a child of it.
+"""A dump, pickled name by name; a child finds the names whose code would harm the kernel.
 
 The child runs ahead of the kernel, name by name, and says which one it has come to. Where it ends
 or hangs in code that heeds no signal, the kernel leaves that name alone, and the next child goes on
