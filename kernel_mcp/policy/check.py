@@ -94,7 +94,7 @@ def _too_deep(source: Source, line: int) -> Diagnostic:
 
 
 def _syntax(source: Source, error: SyntaxError, python: str, *, in_bytes: bool) -> Diagnostic:
-    """The diagnostic of a SyntaxError; `in_bytes`: the compiler has counted its column, in UTF-8."""
+    """The diagnostic of a SyntaxError; `in_bytes` says that its column counts UTF-8 bytes."""
     line, column = error.lineno or 1, error.offset or 1
     if in_bytes:
         column = source.column_of_byte(line, column - 1)
