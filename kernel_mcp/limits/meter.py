@@ -14,8 +14,8 @@ import anyio
 
 from kernel_mcp.barriers import Faults, absences
 from kernel_mcp.config.values import KIB, MIB, format_bytes
-from kernel_mcp.limits.deleted_files import opened
 from kernel_mcp.limits.group import KernelGroup, backstop
+from kernel_mcp.limits.quota import opened
 from kernel_mcp.linux.proc import Meter, Usage, memory_lines
 
 # The memory of some processes as /proc tells it, for systems that do not limit it themselves.

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.values import MIB
-from kernel_mcp.limits import deleted_files
-from kernel_mcp.limits.deleted_files import opened, unlinked
+from kernel_mcp.limits import quota
+from kernel_mcp.limits.quota import opened, unlinked
 from kernel_mcp.linux.proc import threads
 from kernel_mcp.linux.walk import BLOCK
 
@@ -61,7 +61,7 @@ def holder(code: str, folder: Path) -> Iterator[int]:
             process.kill()
 
 
-def on(folder: Path, found: deleted_files.DeletedFiles) -> list[int]:
+def on(folder: Path, found: quota.DeletedFiles) -> list[int]:
     device = folder.stat().st_dev
     return [size for (place, _), size in found.files.items() if place == device]
 
@@ -104,7 +104,7 @@ def test_a_program_that_runs_counts_when_it_has_been_deleted(tmp_path: Path) -> 
     with subprocess.Popen([program, "60"]) as process:
         size = program.stat().st_blocks * BLOCK
         program.unlink()
-        look = deleted_files._Look({})
+        look = quota._Look({})
         look._running(process.pid)
         assert on(tmp_path, look.found) == [size]
         process.kill()
@@ -121,7 +121,7 @@ def test_a_file_that_may_not_be_looked_at_keeps_the_size_it_had(
             if file[0] == tmp_path.stat().st_dev
         ]
         assert list(known.values()) == [MIB]
-        monkeypatch.setattr(deleted_files._Look, "_look_at", lambda _self, _path: False)
+        monkeypatch.setattr(quota._Look, "_look_at", lambda _self, _path: False)
         assert on(tmp_path, unlinked([pid])) == [mmap.PAGESIZE]
         assert on(tmp_path, unlinked([pid], known)) == [MIB]
 
@@ -135,7 +135,7 @@ def test_threads_are_looked_at_only_until_one_shows_its_files(
         thread.start()
     try:
         assert len(threads(os.getpid())) >= 65
-        monkeypatch.setattr(deleted_files, "MOST_FILES", 64)
+        monkeypatch.setattr(quota, "MOST_FILES", 64)
         assert opened([os.getpid()]).complete
     finally:
         done.set()
@@ -145,16 +145,16 @@ def test_threads_are_looked_at_only_until_one_shows_its_files(
 
 def test_too_many_descriptors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened([os.getpid()]).complete
-    monkeypatch.setattr(deleted_files, "MOST_FILES", 2)
+    monkeypatch.setattr(quota, "MOST_FILES", 2)
     assert not opened([os.getpid()]).complete
 
 
 def test_too_many_mappings_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unlinked([os.getpid()]).complete
-    monkeypatch.setattr(deleted_files, "MOST_MAPPINGS", 1000)
+    monkeypatch.setattr(quota, "MOST_MAPPINGS", 1000)
     assert not unlinked([os.getpid()]).complete
 
 
 def test_processes_that_are_gone_hold_nothing() -> None:
     assert threads(2**22 + 1) == []
-    assert unlinked([2**22 + 1]) == deleted_files.DeletedFiles()
+    assert unlinked([2**22 + 1]) == quota.DeletedFiles()

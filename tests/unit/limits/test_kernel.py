@@ -14,8 +14,8 @@ import pytest
 
 from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.limits import deleted_files, meter
 from kernel_mcp.limits import kernel as kernel_module
+from kernel_mcp.limits import meter, quota
 from kernel_mcp.limits import quota as quota_module
 from kernel_mcp.limits.meter import Memory
 from kernel_mcp.linux import proc as usage_module
@@ -206,7 +206,7 @@ async def test_a_system_that_gives_no_thread_leaves_the_last_values(
 async def test_what_cannot_be_weighed_is_too_much(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deleted_files, "MOST_FILES", 2)
+    monkeypatch.setattr(quota, "MOST_FILES", 2)
     watched.limits.admit([os.getpid()])
     await watched.limits.check_memory()
     assert watched.done == ["kill"]

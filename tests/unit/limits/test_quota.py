@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.values import MIB
-from kernel_mcp.limits import deleted_files, quota
+from kernel_mcp.limits import quota
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.walk import Holding
 
@@ -172,7 +172,7 @@ def test_nothing_is_looked_at_once_it_is_closed(watched: FolderQuota, clock: Clo
 def test_processes_that_hold_too_much_to_look_at_are_too_much(
     watched: FolderQuota, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deleted_files, "MOST_FILES", 2)
+    monkeypatch.setattr(quota, "MOST_FILES", 2)
     watched.look(lambda: [os.getpid()])
     assert watched.growing
     assert watched.severe
