@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import sys
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import anyio
@@ -41,6 +45,75 @@ GUILTY_BYTES = 16 * MIB
 """Who holds less than this is not made to give way."""
 RECORD_BYTES = 2 * GIB
 """Cells and outputs on disk of all sessions: as much as the variables of those that sleep."""
+
+
+# How much of the server's memory hangs on some objects, whatever those are made of.
+
+MOST_OBJECTS = 300_000
+"""What is looked at, in some tenths of a second; the rest does not count."""
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_OWN = (
+    "kernel_mcp.kernels.",
+    "kernel_mcp.output.",
+    "kernel_mcp.sessions.cell",
+    "kernel_mcp.sessions.history",
+    "kernel_mcp.sessions.runner",
+    "kernel_specs.restricted.wire.zmtp",
+)
+"""Modules of objects that belong to one session. All others may be shared, and are not entered."""
+_SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+
+
+def size_of(*roots: object) -> int:
+    """Bytes of `roots` and of all they hold that belongs to one session, each once."""
+    seen: set[int] = set()
+    pending: list[object] = list(roots)
+    total = 0
+    while pending and len(seen) < MOST_OBJECTS:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, _SHARED):
+            continue
+        seen.add(id(item))
+        total += sys.getsizeof(item, 0)
+        if isinstance(item, _CONTAINERS) or type(item).__module__.startswith(_OWN):
+            pending += gc.get_referents(item)
+    return total
+
+
+def held_by(session: Session) -> int:
+    """Bytes of the server's memory that its cells and the messages of its kernel take."""
+    return size_of(session.queue, session.kernel)
+
+
+def relieve(session: Session, cause: str) -> str:
+    """Let go of what the server holds for it, as little as will do; what was done, in words.
+
+    Cells that have ended go to disk first. Then those that wait are ended with `cause`, then the
+    kernel is. The next answer tells of it.
+    """
+    enough = held_by(session) // 2
+    done, refused = "had its ended cells moved to disk", list[int]()
+    filed = session.queue.file_away()
+    if held_by(session) > enough:
+        refused = session.queue.refuse(cause)
+        done = f"had {len(refused)} waiting cells ended"
+    if held_by(session) > enough and session.kernel is not None:
+        session.kernel.handle.limits.give_up(cause)
+        done = "lost its kernel"
+    if filed:
+        where = f"kernel://{session.handle}/cells/N"
+        session.ledger.add(
+            f"{_cells(filed)} ended meanwhile: what they put out can be read as {where}"
+        )
+    if refused:
+        session.ledger.add(f"{_cells(refused)} were not run: {cause}")
+    return done
+
+
+def _cells(numbers: list[int]) -> str:
+    """Cells that followed each other, by number."""
+    return f"Cells {min(numbers)} to {max(numbers)} ({len(numbers)})"
 
 
 class OwnMemory:
@@ -106,7 +179,7 @@ class ServerBounds:
         process.trim()
         if (held := self._memory()) <= self._most_memory:
             return True
-        parts = {session: session.held for session in self._sessions()}
+        parts = {session: held_by(session) for session in self._sessions()}
         guilty = max(parts, key=lambda session: parts[session], default=None)
         if guilty is None or parts[guilty] < GUILTY_BYTES:
             if not self._told:
@@ -117,10 +190,11 @@ class ServerBounds:
             self._told = True
             return False
         part = format_bytes(parts[guilty])
-        done = guilty.relieve(
+        done = relieve(
+            guilty,
             f"the server's memory ran short (it holds {format_bytes(held)}, limit "
             f"{format_bytes(self._most_memory)}), and this session held most of it: {part} of "
-            "outputs and code"
+            "outputs and code",
         )
         logger.warning(
             "the server held %s of memory, limit %s: session %s, which held %s, %s",

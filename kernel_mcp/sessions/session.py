@@ -7,14 +7,10 @@ other in the session's own task, so that a call may give up waiting without its 
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -36,41 +32,6 @@ from kernel_mcp.sessions.snapshot import counted, descriptions
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
-
-
-# How much of the server's memory hangs on some objects, whatever those are made of.
-
-MOST_OBJECTS = 300_000
-"""What is looked at, in some tenths of a second; the rest does not count."""
-
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-_OWN = (
-    "kernel_mcp.kernels.",
-    "kernel_mcp.output.",
-    "kernel_mcp.sessions.cell",
-    "kernel_mcp.sessions.history",
-    "kernel_mcp.sessions.runner",
-    "kernel_mcp.sessions.history",
-    "kernel_specs.restricted.wire.zmtp",
-)
-"""Modules of objects that belong to one session. All others may be shared, and are not entered."""
-_SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
-
-
-def size_of(*roots: object) -> int:
-    """Bytes of `roots` and of all they hold that belongs to one session, each once."""
-    seen: set[int] = set()
-    pending: list[object] = list(roots)
-    total = 0
-    while pending and len(seen) < MOST_OBJECTS:
-        item = pending.pop()
-        if id(item) in seen or isinstance(item, _SHARED):
-            continue
-        seen.add(id(item))
-        total += sys.getsizeof(item, 0)
-        if isinstance(item, _CONTAINERS) or type(item).__module__.startswith(_OWN):
-            pending += gc.get_referents(item)
-    return total
 
 
 Clock = Callable[[], float]
@@ -114,8 +75,8 @@ class Session:
         self.spared_until = 0.0
         self._spared_s = 0.0
         self.ledger = Ledger()
-        self._queue = CellQueue(cells_dir, clock)
-        self.cells = self._queue.cells
+        self.queue = CellQueue(cells_dir, clock)
+        self.cells = self.queue.cells
         self._lifecycle = KernelLifecycle(
             request,
             source,
@@ -146,7 +107,7 @@ class Session:
         """One of new, idle, busy, hibernated, closed."""
         if self._closed:
             return "closed"
-        if self._queue.busy or self.installing.locked():
+        if self.queue.busy or self.installing.locked():
             return "busy"
         if not self._lifecycle.awake:
             return "hibernated"
@@ -180,7 +141,7 @@ class Session:
     @property
     def current(self) -> Cell | None:
         """The cell that is running, if any."""
-        return self._queue.current
+        return self.queue.current
 
     @property
     def unreported(self) -> Cell | None:
@@ -190,41 +151,12 @@ class Session:
     @property
     def queued(self) -> int:
         """Cells waiting for their turn."""
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def kernel(self) -> Kernel | None:
         """The live kernel, if one has been started."""
         return self._lifecycle.kernel
-
-    @property
-    def held(self) -> int:
-        """Bytes of the server's memory that its cells and the messages of its kernel take."""
-        return size_of(self._queue, self.kernel)
-
-    def relieve(self, cause: str) -> str:
-        """Let go of what the server holds for it, as little as will do; what was done, in words.
-
-        Cells that have ended go to disk first. Then those that wait are ended with `cause`, then
-        the kernel is. The next answer tells of it.
-        """
-        enough = self.held // 2
-        done, refused = "had its ended cells moved to disk", list[int]()
-        filed = self._queue.file_away()
-        if self.held > enough:
-            refused = self._queue.refuse(cause)
-            done = f"had {len(refused)} waiting cells ended"
-        if self.held > enough and self.kernel is not None:
-            self.kernel.handle.limits.give_up(cause)
-            done = "lost its kernel"
-        if filed:
-            where = f"kernel://{self.handle}/cells/N"
-            self.ledger.add(
-                f"{_cells(filed)} ended meanwhile: what they put out can be read as {where}"
-            )
-        if refused:
-            self.ledger.add(f"{_cells(refused)} were not run: {cause}")
-        return done
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Run queued cells until the session is closed; ends the kernel on the way out."""
@@ -236,7 +168,7 @@ class Session:
                     await self._wake.wait()
                     self._wake = anyio.Event()
                     await self._start_ahead()
-                    while self._queue and not self._closed:
+                    while self.queue and not self._closed:
                         async with self._turn:
                             await self._run_next()
                 tasks.cancel_scope.cancel()
@@ -259,7 +191,7 @@ class Session:
         if self._closed:
             raise SessionNotFound("This session has been closed. Open another with create_session.")
         self._touched = True
-        cell = self._queue.add(code, timeout_s)
+        cell = self.queue.add(code, timeout_s)
         cell.since = self.ledger.number
         self._lifecycle.cancel_hibernation()
         self._wake.set()
@@ -268,7 +200,7 @@ class Session:
 
     def place(self, cell: Cell) -> int:
         """How many cells have to end before `cell` begins; 0 once it runs."""
-        return self._queue.place(cell)
+        return self.queue.place(cell)
 
     async def follow(self, cell: Cell, wait_s: float, report: ProgressCallback | None) -> None:
         """Wait until `cell` has ended, at most `wait_s` seconds, reporting new output meanwhile."""
@@ -283,13 +215,13 @@ class Session:
 
     def abandon(self, cell: Cell) -> None:
         """Stop a cell whose caller has gone: at once when queued, by interrupt when running."""
-        self._queue.abandon(cell)
+        self.queue.abandon(cell)
 
     async def interrupt(self) -> Cell | None:
         """Interrupt the running cell and wait for its end; None when nothing runs."""
         cell = self.current
         if cell is None and self._ahead is not None:
-            return self._queue.withdraw("it was stopped while its kernel was starting")
+            return self.queue.withdraw("it was stopped while its kernel was starting")
         if cell is not None:
             cell.stop(StopReason.INTERRUPT)
             await cell.finished.wait()
@@ -434,7 +366,7 @@ class Session:
         if self._ahead is not None:
             self._ahead.cancel()
         self._lifecycle.cancel_hibernation()
-        self._queue.halt(reason, lost)
+        self.queue.halt(reason, lost)
 
     async def _start_ahead(self) -> None:
         if self._ahead is not None:
@@ -445,22 +377,17 @@ class Session:
             self.begun.set()
 
     async def _run_next(self) -> None:
-        cell = self._queue.begin()
+        cell = self.queue.begin()
         if cell is None:
             return
         try:
             await self._runner.run(cell)
         finally:
             with Barrier("putting a cell's output away", self.handle):
-                self._queue.end(cell)
+                self.queue.end(cell)
             self.last_used = self._clock()
 
 
 async def _shielded(work: Callable[[], None]) -> None:
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(work)
-
-
-def _cells(numbers: list[int]) -> str:
-    """Cells that followed each other, by number."""
-    return f"Cells {min(numbers)} to {max(numbers)} ({len(numbers)})"

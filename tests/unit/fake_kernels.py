@@ -78,6 +78,8 @@ class FakeKernel:
         self.dead.set()
         if self._pending is not None:
             self._pending.done.set()
+        if self._waiting is not None:
+            self._waiting.finished.set()
 
     kill = die
 
@@ -109,6 +111,7 @@ class FakeKernel:
             return run
         if code == "wait":
             self._waiting = run
+            run.begun = True
             return run
         word, _, text = code.partition(" ")
         if word == "say":

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from kernel_mcp.config.values import KIB, MIB
@@ -13,10 +15,11 @@ from kernel_mcp.linux import process
 from kernel_mcp.output.items import Stream
 from kernel_mcp.sessions import quota as bounds
 from kernel_mcp.sessions.cell import Outcome, Status
-from kernel_mcp.sessions.quota import OwnMemory, ServerBounds
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.quota import OwnMemory, ServerBounds, relieve, size_of
 from kernel_mcp.sessions.runner import CellQueue
-from kernel_mcp.sessions.session import size_of
 from tests.integration.memory import status_bytes
+from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +60,13 @@ class Server:
         )
 
 
+@pytest.fixture
+def _holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask each `Holder` itself."""
+    monkeypatch.setattr(bounds, "held_by", lambda holder: holder.held)
+    monkeypatch.setattr(bounds, "relieve", Holder.relieve)
+
+
 def test_memory_goes_back_to_the_system_when_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(Holder("s-1", state="busy"))
     trims: list[int] = []
@@ -83,6 +93,7 @@ def test_memory_goes_back_to_the_system_when_nothing_runs(monkeypatch: pytest.Mo
     assert trims == [70, 59, 30, 10]
 
 
+@pytest.mark.usefixtures("_holders")
 def test_the_session_that_holds_most_lets_go_and_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -99,6 +110,7 @@ def test_the_session_that_holds_most_lets_go_and_no_other(
     assert not any(holder.causes for holder in server.holders[::2])
 
 
+@pytest.mark.usefixtures("_holders")
 def test_memory_that_no_session_holds_costs_no_session_anything(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -108,6 +120,50 @@ def test_memory_that_no_session_holds_costs_no_session_anything(
     assert not server.bounds.check_memory()
     assert not any(holder.causes for holder in server.holders)
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("sizes", "done", "statuses", "told"),
+    [
+        (
+            (10, 5, 5),
+            "had its ended cells moved to disk",
+            ("running", "queued"),
+            "Cells 1 to 1 (1)",
+        ),
+        ((10, 6, 5), "had 1 waiting cells ended", ("running", "interrupted"), "were not run: why"),
+        ((10, 6, 6), "lost its kernel", ("killed", "interrupted"), "were not run: why"),
+    ],
+)
+async def test_a_session_lets_go_of_no_more_than_will_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, ...],
+    done: str,
+    statuses: tuple[str, ...],
+    told: str,
+) -> None:
+    source = FakeSource()
+    manager = new_manager(tmp_path, source, FakeClock())
+    async with manager.running():
+        session = await manager.create(Caller())
+        await session.submit("x = 1", 0).finished.wait()
+        running, waiting = session.submit("wait", 0), session.submit("y = 2", 0)
+        with anyio.fail_after(60):
+            while source.kernels[0].running is None:
+                await anyio.lowlevel.checkpoint()
+        held = iter(sizes)
+        monkeypatch.setattr(bounds, "held_by", lambda _session: next(held))
+        monkeypatch.setattr(
+            source.kernels[0].limits, "give_up", lambda _cause: source.kernels[0].die()
+        )
+        assert relieve(session, "why") == done
+        if statuses[0] == "killed":
+            with anyio.fail_after(60):
+                await running.finished.wait()
+        assert (running.status.value, waiting.status.value) == statuses
+        assert any(told in notice.text for notice in session.ledger.pending)
 
 
 def test_records_are_levelled_so_that_small_ones_are_kept(tmp_path: Path) -> None:
