@@ -21,13 +21,8 @@ from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S, Terms
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.launch.base import (
-    START_TIMEOUT_S,
-    KernelEnvironment,
-    KernelHandle,
-    Launcher,
-    LaunchRequest,
-)
+from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.model import profile_entries
@@ -239,7 +234,7 @@ class KernelFactory:
         return kernel
 
     def _connect(
-        self, handle: KernelHandle, environment: KernelEnvironment, policy: Policy
+        self, handle: KernelProcess, environment: KernelEnvironment, policy: Policy
     ) -> Kernel:
         from kernel_mcp.kernels.kernel import Kernel
 

@@ -15,7 +15,8 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.channels import Channel, Channels
 from kernel_mcp.kernels.run import Ending, Run, Sink
 from kernel_mcp.kernels.wire import Message, event_from
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle
+from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.output.items import Stream
 from kernel_mcp.policy import Policy
@@ -89,7 +90,7 @@ class Kernel:
 
     def __init__(
         self,
-        handle: KernelHandle,
+        handle: KernelProcess,
         *,
         environment: KernelEnvironment,
         policy: Policy,

@@ -6,15 +6,9 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
-
-if TYPE_CHECKING:
-    from kernel_mcp.limits.kernel import KernelLimits
-
 
 START_TIMEOUT_S = 60.0
 """From the launch of a kernel to its being ready."""
@@ -92,65 +86,3 @@ class LaunchRequest:
     limits: Limits
     workspace: Path
     layers: tuple[Path, ...] = ()
-
-
-class KernelHandle(Protocol):
-    """One running kernel process in its sandbox."""
-
-    @property
-    def pid(self) -> int:
-        """Process id of the kernel itself, as the host sees it."""
-
-    @property
-    def connection(self) -> ConnectionInfo:
-        """Where its channels listen."""
-
-    @property
-    def boundary(self) -> tuple[str, ...]:
-        """How it was started, and what the server has found of its boundary, for people."""
-
-    @property
-    def exit(self) -> ExitStatus | None:
-        """How it ended, or None while it lives."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a signal has stopped it, so that it does nothing until it is continued."""
-
-    @property
-    def limits(self) -> KernelLimits:
-        """What it may use."""
-
-    def usage(self) -> Usage:
-        """What it uses, as far as the operating system tells; zeros once it has ended."""
-
-    def unheard(self, characters: int) -> str:
-        """What it printed after the first `characters`, as far as that is still known.
-
-        For the end of the output of a kernel that died before its messages had left it.
-        """
-
-    def interrupt(self) -> None:
-        """Send SIGINT to the kernel's process group; does nothing once it has ended."""
-
-    def kill(self) -> None:
-        """End every process of the sandbox with SIGKILL; does nothing once it has ended."""
-
-    async def wait(self) -> ExitStatus:
-        """Return how it ended, at once after its death (pidfd)."""
-
-    async def aclose(self) -> None:
-        """Kill what still runs, reap it and remove the socket directory."""
-
-
-class Launcher(Protocol):
-    """Starts kernels; the session cannot tell a cold start from a fork."""
-
-    async def launch(self, request: LaunchRequest) -> KernelHandle:
-        """Return a kernel whose sockets are bound and listening.
-
-        Raises LaunchError with the tail of the kernel's stderr when it does not get there.
-        """
-
-    async def aclose(self) -> None:
-        """Release what outlives single kernels."""

@@ -14,7 +14,7 @@ from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import START_TIMEOUT_S, ConnectionInfo, LaunchRequest
-from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, OutputRing
+from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.spawn import Spawned
@@ -46,7 +46,7 @@ class LocalLauncher:
 
     async def launch(
         self, request: LaunchRequest, *, connection: ConnectionInfo | None = None
-    ) -> LaunchedKernel:
+    ) -> KernelProcess:
         """Start a kernel and return it once its sockets listen.
 
         `connection` is what the kernel has to listen on, for example that of a closed one; its
@@ -60,7 +60,7 @@ class LocalLauncher:
 
     async def _launch(
         self, request: LaunchRequest, connection: ConnectionInfo | None
-    ) -> LaunchedKernel:
+    ) -> KernelProcess:
         async with AsyncExitStack() as undo:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
@@ -93,7 +93,7 @@ class LocalLauncher:
             channel.close()
             if identity is not None:
                 seal(folder, identity)
-            return LaunchedKernel(
+            return KernelProcess(
                 connection=wanted,
                 boundary=("started cold", *inspected.words),
                 process=process,

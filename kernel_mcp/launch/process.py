@@ -1,9 +1,10 @@
 """One confined process with all it starts, however it came to be: signalled, ended as a whole.
 
-ConfinedProcess    the one face of it, for cold and forked kernels alike
+KernelProcess      a running kernel: its process, channels, limits; what a Launcher starts
+ConfinedProcess    the process of a kernel or another command, cold and forked alike
 Start              how it was started, how all of it is killed and how its end becomes known
-Spawned          a child of the server, bubblewrap in front of it as a rule (spawned.py)
-Forked           made by a template, which tells of its end (template_kernel.py)
+Spawned            a child of the server, bubblewrap in front of it as a rule (spawn.py)
+Forked             made by a template, which tells of its end (template/kernel.py)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.base import ConnectionInfo
+from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage, Watched
@@ -271,11 +272,13 @@ def fatal_line(output: str) -> str:
     return next((line[:200] for line in lines if line.startswith(marks)), "")
 
 
-# One running kernel, however it was started: the face that sessions see of its process.
+class KernelProcess:
+    """One running kernel in its sandbox, however it was started: what sessions see of it.
 
-
-class LaunchedKernel:
-    """One kernel that a launcher has started, with what has to be undone after it."""
+    connection  where its channels listen, in host paths
+    boundary    how it was started, and what the server has found of its boundary, for people
+    limits      what it may use
+    """
 
     def __init__(
         self,
@@ -287,10 +290,11 @@ class LaunchedKernel:
         recorder: OutputRing,
         resources: AsyncExitStack,
     ) -> None:
+        """Take over what has been started; `resources` undo it."""
         self.process = process
-        self._connection = connection
-        self._boundary = boundary
-        self._limits = limits
+        self.connection = connection
+        self.boundary = boundary
+        self.limits = limits
         self._recorder = recorder
         self._resources = resources
 
@@ -298,16 +302,6 @@ class LaunchedKernel:
     def pid(self) -> int:
         """Process id of the kernel itself, as the host sees it."""
         return self.process.pid
-
-    @property
-    def connection(self) -> ConnectionInfo:
-        """Where its channels listen, in host paths."""
-        return self._connection
-
-    @property
-    def boundary(self) -> tuple[str, ...]:
-        """How it was started, and what the server has found of its boundary."""
-        return self._boundary
 
     @property
     def exit(self) -> ExitStatus | None:
@@ -319,17 +313,15 @@ class LaunchedKernel:
         """Whether a signal has stopped it, so that it does nothing until it is continued."""
         return self.process.stopped
 
-    @property
-    def limits(self) -> KernelLimits:
-        """What it may use."""
-        return self._limits
-
     def usage(self) -> Usage:
         """What it uses, children included; zeros once it has ended."""
-        return self._limits.usage() if self.exit is None else Usage()
+        return self.limits.usage() if self.exit is None else Usage()
 
     def unheard(self, characters: int) -> str:
-        """What it printed after the first `characters`, as far as that is still known."""
+        """What it printed after the first `characters`, as far as that is still known.
+
+        For the end of the output of a kernel that died before its messages had left it.
+        """
         return self._recorder.unheard(characters)
 
     def interrupt(self) -> None:
@@ -345,9 +337,22 @@ class LaunchedKernel:
         self.process.kill()
 
     async def wait(self) -> ExitStatus:
-        """Return how it ended, at once after its death."""
+        """Return how it ended, at once after its death (pidfd)."""
         return await self.process.wait()
 
     async def aclose(self) -> None:
         """Kill what still runs, reap it, remove the socket directory, give the user id back."""
         await self._resources.aclose()
+
+
+class Launcher(Protocol):
+    """Starts kernels; the session cannot tell a cold start from a fork."""
+
+    async def launch(self, request: LaunchRequest) -> KernelProcess:
+        """Return a kernel whose sockets are bound and listening.
+
+        Raises LaunchError with the tail of the kernel's stderr when it does not get there.
+        """
+
+    async def aclose(self) -> None:
+        """Release what outlives single kernels."""

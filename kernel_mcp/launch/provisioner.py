@@ -24,7 +24,7 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.process import LaunchedKernel
+from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.policy import Policy
@@ -95,7 +95,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         self._launcher: LocalLauncher | None = None
         self._loop: KernelLoop | None = None
         self._relaunched = False
-        self._kernel: LaunchedKernel | None = None
+        self._kernel: KernelProcess | None = None
 
     @property
     def has_process(self) -> bool:
@@ -212,7 +212,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         return KernelEnvironment(python=python, readonly=tuple(dict.fromkeys(paths)))
 
 
-async def _signal(kernel: LaunchedKernel, signum: int) -> None:
+async def _signal(kernel: KernelProcess, signum: int) -> None:
     if signum == signal.SIGINT:
         kernel.interrupt()
     elif signum == signal.SIGKILL:

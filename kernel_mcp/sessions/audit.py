@@ -24,7 +24,7 @@ from kernel_mcp.errors import ConfigError
 from kernel_mcp.sessions.cell import Cell, Status
 
 if TYPE_CHECKING:
-    from kernel_mcp.launch.base import KernelHandle
+    from kernel_mcp.launch.process import KernelProcess
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Journal:
     def closed(self, *, cells: int) -> None:
         """The session has ended."""
 
-    def begins(self, handle: KernelHandle) -> None:
+    def begins(self, handle: KernelProcess) -> None:
         """A cell is about to run on this kernel."""
 
     def ran(self, cell: Cell) -> None:
@@ -145,7 +145,7 @@ class _SessionJournal(Journal):
     def __init__(self, audit: Audit, who: str, session: str) -> None:
         self._audit = audit
         self._head = {"who": who, "session": session}
-        self._handle: KernelHandle | None = None
+        self._handle: KernelProcess | None = None
         self._cpu_before = 0.0
 
     def opened(self, *, name: str, packages: Iterable[str], python: str) -> None:
@@ -154,7 +154,7 @@ class _SessionJournal(Journal):
     def closed(self, *, cells: int) -> None:
         self._note("session_end", cells=cells)
 
-    def begins(self, handle: KernelHandle) -> None:
+    def begins(self, handle: KernelProcess) -> None:
         self._handle, self._cpu_before = None, 0.0
         with self._barrier():
             self._cpu_before = handle.usage().cpu_s

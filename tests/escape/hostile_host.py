@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import cast
 
 import anyio
 
@@ -25,6 +26,7 @@ from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment
+from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.proc import ExitStatus, Usage
@@ -120,7 +122,7 @@ class HostileSource:
         handle = HostileHandle(self.mode, folder)
         try:
             await handle.started()
-            kernel = Kernel(handle, environment=ENVIRONMENT, policy=OPEN)
+            kernel = Kernel(cast(KernelProcess, handle), environment=ENVIRONMENT, policy=OPEN)
         except BaseException:
             await handle.aclose()
             raise

@@ -19,9 +19,9 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, Launcher, LaunchRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.process import LaunchedKernel
+from kernel_mcp.launch.process import Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.template.kernel import Forked
@@ -169,7 +169,6 @@ async def against(attacker: Kernel, victim: Kernel, *, confined: bool) -> dict[s
     told = json.loads(await run(victim, VICTIM.format(marker=marker, name=name, key=key)))
     place = (await run(victim, "print(os.getcwd())")).strip()
     handle = victim.handle
-    assert isinstance(handle, LaunchedKernel)
     process = handle.process
     sockets = Path(handle.connection.ip).parent
     neighbour = Neighbour(

@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kernel_mcp.linux.proc import parent_of
+from kernel_mcp.linux.proc import Usage, parent_of
 from tests.integration.landlock_kernel import Cell, Notebook
 
 Begin = Callable[[], AbstractAsyncContextManager[Notebook]]
@@ -72,6 +72,20 @@ async def a_kill_is_final_and_may_be_repeated(begin: Begin) -> None:
         assert not book.handle.stopped
 
 
+async def what_it_uses_is_told_until_its_end(begin: Begin) -> None:
+    async with begin() as book:
+        cell = await book.run("import os; kept = bytearray(os.urandom(1)) * 40_000_000")
+        assert cell.status == "ok"
+        used = book.handle.usage()
+        assert used.memory_bytes > 40_000_000
+        assert used.cpu_s > 0
+        assert used.measured
+        book.handle.kill()
+        with anyio.fail_after(PATIENCE_S):
+            await book.handle.wait()
+        assert book.handle.usage() == Usage()
+
+
 async def a_death_is_told_as_it_was(begin: Begin) -> None:
     async with begin() as book:
         cell = await book.run("import os; os._exit(3)")
@@ -113,6 +127,7 @@ CONTRACT: tuple[Callable[[Begin], Awaitable[None]], ...] = (
     an_interrupt_ends_a_cell_and_nothing_else,
     a_kernel_that_has_stopped_itself_is_continued_and_interrupted,
     a_kill_is_final_and_may_be_repeated,
+    what_it_uses_is_told_until_its_end,
     a_death_is_told_as_it_was,
     it_can_be_closed_twice_and_at_once,
     it_ends_although_those_who_have_to_take_note_were_stopped,

@@ -18,8 +18,9 @@ import anyio
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.output.items import Event, Stream
 from kernel_mcp.policy import Policy
@@ -49,7 +50,7 @@ class Cell:
 class Notebook:
     """A kernel and the workspace it runs in."""
 
-    def __init__(self, handle: KernelHandle, kernel: Kernel, workspace: Path) -> None:
+    def __init__(self, handle: KernelProcess, kernel: Kernel, workspace: Path) -> None:
         self.handle = handle
         self.kernel = kernel
         self.workspace = workspace

@@ -21,8 +21,9 @@ import anyio
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
@@ -64,7 +65,7 @@ class LimitedKernel:
         self._count = 0
 
     @property
-    def handle(self) -> KernelHandle:
+    def handle(self) -> KernelProcess:
         return self.kernel.handle
 
     async def run(self, code: str, *, timeout: float = 60, grace: float = 1) -> Ended:

@@ -11,6 +11,7 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.landlock import LandlockSandbox
+from kernel_mcp.sandbox.select import NoSandbox
 from tests.integration.kernel_contract import keeps_the_contract
 from tests.integration.landlock_kernel import Notebook, notebook
 from tests.integration.template.bench import bench
@@ -20,8 +21,8 @@ pytestmark = [pytest.mark.anyio]
 
 @pytest.mark.parametrize(
     "backend",
-    [BwrapSandbox.detect, LandlockSandbox.detect],
-    ids=["bwrap", "landlock"],
+    [BwrapSandbox.detect, LandlockSandbox.detect, NoSandbox],
+    ids=["bwrap", "landlock", "none"],
 )
 async def test_a_cold_kernel(
     backend: Callable[[], Sandbox], caplog: pytest.LogCaptureFixture

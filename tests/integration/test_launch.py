@@ -18,7 +18,7 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.process import LaunchedKernel
+from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
@@ -71,7 +71,7 @@ def forever():
         signal.pause()
 """
 
-Launch: TypeAlias = Callable[..., Coroutine[Any, Any, LaunchedKernel]]
+Launch: TypeAlias = Callable[..., Coroutine[Any, Any, KernelProcess]]
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def runs(tmp_path: Path) -> Iterator[RunDirectory]:
 def launch(sandbox: Sandbox, runs: RunDirectory, boot: Path, workspace: Path) -> Launch:
     async def launch(
         script: str, *, timeout: float = 20, python: str = sys.executable
-    ) -> LaunchedKernel:
+    ) -> KernelProcess:
         (boot / "restricted" / "boot.py").write_text(PRELUDE + script)
         launcher = LocalLauncher(sandbox, runs, start_timeout_s=timeout)
         return await launcher.launch(

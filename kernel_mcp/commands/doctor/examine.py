@@ -26,8 +26,9 @@ from kernel_mcp.errors import (
     SandboxUnavailable,
 )
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, Launcher, LaunchRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
@@ -164,7 +165,7 @@ _FORKED_REMEDY = "start the server with --no-template, and report this as a defe
 class _ForkedOnly:
     """Takes the place of cold starts where they would hide that nothing can be forked."""
 
-    async def launch(self, request: LaunchRequest) -> KernelHandle:
+    async def launch(self, request: LaunchRequest) -> KernelProcess:
         """Raises LaunchError."""
         raise LaunchError("the template could not fork a kernel")
 

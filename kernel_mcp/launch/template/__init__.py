@@ -19,15 +19,9 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import rundir
-from kernel_mcp.launch.base import (
-    ConnectionInfo,
-    KernelEnvironment,
-    KernelHandle,
-    Launcher,
-    LaunchRequest,
-)
+from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import hand_over, remove_folder, seal
-from kernel_mcp.launch.process import ConfinedProcess, LaunchedKernel, OutputRing
+from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import outer
@@ -192,7 +186,7 @@ class TemplateLauncher:
         supervisor = self._supervisors.get(environment)
         return "" if supervisor is None else supervisor.refusal
 
-    async def launch(self, request: LaunchRequest) -> KernelHandle:
+    async def launch(self, request: LaunchRequest) -> KernelProcess:
         """Fork a kernel, or start it cold when there is no template for it.
 
         Raises LaunchError, SandboxUnavailable.
@@ -228,7 +222,7 @@ class TemplateLauncher:
         self._retired = [kept for kept in self._retired if kept.busy]
         self._retired.append(supervisor)
 
-    async def _fork(self, template: TemplateProcess, request: LaunchRequest) -> LaunchedKernel:
+    async def _fork(self, template: TemplateProcess, request: LaunchRequest) -> KernelProcess:
         """Fork a kernel and return it once its sockets listen; on failure nothing is left.
 
         Raises LaunchError, OSError.
@@ -271,7 +265,7 @@ class TemplateLauncher:
             channel.close()
             if identity is not None:
                 seal(folder, identity)
-            return LaunchedKernel(
+            return KernelProcess(
                 connection=connection,
                 boundary=("forked from a template that was tried", *inspected.words),
                 process=process,

@@ -15,9 +15,9 @@ import pytest
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, KernelHandle, LaunchRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.process import LaunchedKernel
+from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.launch.template.kernel import Forked
@@ -63,7 +63,7 @@ class Bench:
         assert is_forked(kernel)
         return kernel
 
-    async def meet(self, handle: KernelHandle) -> Kernel:
+    async def meet(self, handle: KernelProcess) -> Kernel:
         kernel = Kernel(handle, environment=ENVIRONMENT, policy=OPEN)
         self.kernels.append(kernel)
         await kernel.ready(10)
@@ -77,7 +77,6 @@ class Bench:
 
 
 def is_forked(kernel: Kernel) -> bool:
-    assert isinstance(kernel.handle, LaunchedKernel)
     return isinstance(kernel.handle.process.start, Forked)
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.launch.base import KernelHandle
+from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.items import Stream
 from kernel_mcp.output.outputs import OutputLog
@@ -70,7 +70,7 @@ def test_every_event_is_a_line_with_its_time_principal_and_session(tmp_path: Pat
 def test_a_cell_is_told_by_hash_outcome_and_what_it_used(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     journal = log(path).journal("ada", "s-1")
-    journal.begins(cast(KernelHandle, Handle()))
+    journal.begins(cast(KernelProcess, Handle()))
     journal.ran(cell(tmp_path, Outcome(Status.OK), code="secret = 'hunter2'"))
     (line,) = lines(path)
     assert line["event"] == "cell"
@@ -86,7 +86,7 @@ def test_a_kill_has_a_line_of_its_own_and_no_invented_numbers(tmp_path: Path) ->
     path = tmp_path / "audit.jsonl"
     journal = log(path).journal("ada", "s-1")
     handle = Handle()
-    journal.begins(cast(KernelHandle, handle))
+    journal.begins(cast(KernelProcess, handle))
     handle.exit = ExitStatus(signal=9)
     journal.ran(cell(tmp_path, Outcome(Status.KILLED, False, "out of memory")))
     journal.died("the kernel exited with code 3 between cells")
@@ -185,6 +185,6 @@ def test_without_a_file_nothing_is_kept_and_no_kernel_is_looked_at(tmp_path: Pat
     assert type(audit) is Audit
     journal = audit.journal("ada", "s-1")
     handle = Handle()
-    journal.begins(cast(KernelHandle, handle))
+    journal.begins(cast(KernelProcess, handle))
     journal.ran(cell(tmp_path, Outcome(Status.OK)))
     assert handle.looks == 0
