@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -113,3 +114,13 @@ def test_what_runs_in_kernels_knows_nothing_of_the_server(graph: dict[str, set[s
     for module, others in graph.items():
         if module.startswith("kernel_specs"):
             assert not [other for other in others if other.startswith("kernel_mcp")], module
+
+
+def test_the_paper_on_the_architecture_names_every_room_and_no_other_file() -> None:
+    paper = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for folder in (ROOT / "kernel_mcp").iterdir():
+        if (folder / "__init__.py").exists():
+            assert f"`{folder.name}/`" in paper
+    places = [ROOT, ROOT / "kernel_mcp", ROOT / "kernel_specs", ROOT / "kernel_specs/restricted"]
+    for name in re.findall(r"`([a-z_]+/[a-z_]+)`", paper):
+        assert any((place / f"{name}{end}").exists() for place in places for end in ("", ".py"))

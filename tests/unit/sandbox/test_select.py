@@ -1,4 +1,4 @@
-"""The choice of a backend."""
+"""Which sandbox is chosen, what is said when none works, and the one that confines nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.errors import ConfigError, SandboxUnavailable
-from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
+from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.landlock import landlock_available
-from kernel_mcp.sandbox.select import proven_sandbox, select_sandbox
+from kernel_mcp.sandbox.select import NoSandbox, proven_sandbox, select_sandbox
 
 NEEDS_LANDLOCK = pytest.mark.skipif(
     (reason := landlock_available()) is not None, reason=str(reason)
@@ -134,3 +135,18 @@ def test_where_nothing_works_every_reason_is_told(
     with pytest.raises(SandboxUnavailable) as shorter:
         select_sandbox("auto")
     assert "landlock" not in str(shorter.value)
+
+
+def test_temporary_files_and_settings_are_not_looked_for_where_others_can_write(
+    tmp_path: Path,
+) -> None:
+    request = SandboxRequest(["true"], {}, tmp_path, tmp_path, (), Limits())
+    sandbox = NoSandbox()
+    sandbox.command(request, None)
+    tmp = Path(sandbox.guest_paths(tmp_path, tmp_path).tmp)
+    assert tmp.parent == tmp_path
+    assert tmp.stat().st_mode & 0o777 == 0o700
+    tmp.rmdir()
+    tmp.symlink_to("/tmp")
+    with pytest.raises(LaunchError, match="in the way"):
+        sandbox.command(request, None)
