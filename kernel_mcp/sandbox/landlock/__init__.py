@@ -28,7 +28,6 @@ from kernel_mcp.sandbox.base import (
     SandboxReport,
     SandboxRequest,
 )
-from kernel_mcp.sandbox.landlock.call_filter import compile_landlock_filter
 from kernel_mcp.sandbox.landlock.rules import (
     RUN,
     WRITE,
@@ -37,6 +36,7 @@ from kernel_mcp.sandbox.landlock.rules import (
     allow_required,
     allow_system,
     closed_folder,
+    compile_landlock_filter,
     unavailable,
 )
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, Promise, user_of

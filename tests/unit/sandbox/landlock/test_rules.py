@@ -9,7 +9,7 @@ from typing import TypeAlias
 import pytest
 
 from kernel_mcp.linux.syscalls import AARCH64, LAST_KNOWN, X86_64, Architecture
-from kernel_mcp.sandbox.landlock import call_filter
+from kernel_mcp.sandbox.landlock import rules
 from kernel_mcp.sandbox.seccomp.bpf import ALLOW, KILL, fail
 
 ARCHITECTURES = [X86_64, AARCH64]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arc
 
 @pytest.fixture
 def answer(verdict: Callable[..., int], arch: Architecture) -> Answer:
-    program = call_filter.compile_landlock_filter(arch, own_user=False)
+    program = rules.compile_landlock_filter(arch, own_user=False)
 
     def answer(name: str, *args: int) -> int:
         return verdict(program, arch=arch.audit_arch, number=arch.numbers[name], args=args)
@@ -61,7 +61,7 @@ def test_the_older_names_of_these_calls_are_covered_on_x86(
 def test_a_user_of_its_own_changes_modes_and_times(
     verdict: Callable[..., int], arch: Architecture
 ) -> None:
-    program = call_filter.compile_landlock_filter(arch, own_user=True)
+    program = rules.compile_landlock_filter(arch, own_user=True)
     for name in ("fchmod", "fchmodat", "fchmodat2", "utimensat"):
         number = arch.numbers[name]
         assert verdict(program, arch=arch.audit_arch, number=number, args=(1, 4096, 0)) == ALLOW
@@ -164,15 +164,15 @@ def test_ordinary_requests_pass(answer: Answer, request_code: int) -> None:
 def test_all_other_calls_are_left_to_the_first_filter(
     verdict: Callable[..., int], arch: Architecture
 ) -> None:
-    program = call_filter.compile_landlock_filter(arch, own_user=False)
-    known = {arch.numbers.get(name) for name in call_filter._rules()}
+    program = rules.compile_landlock_filter(arch, own_user=False)
+    known = {arch.numbers.get(name) for name in rules._call_rules()}
     for number in range(LAST_KNOWN + 1):
         if number not in known:
             assert verdict(program, arch=arch.audit_arch, number=number) == ALLOW, number
 
 
 def test_a_foreign_architecture_kills(verdict: Callable[..., int], arch: Architecture) -> None:
-    program = call_filter.compile_landlock_filter(arch, own_user=False)
+    program = rules.compile_landlock_filter(arch, own_user=False)
     assert verdict(program, arch=0x40000003, number=1) == KILL
 
 
