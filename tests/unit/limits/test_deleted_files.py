@@ -135,7 +135,8 @@ def test_threads_are_looked_at_only_until_one_shows_its_files(
         thread.start()
     try:
         assert len(threads(os.getpid())) >= 65
-        monkeypatch.setattr(quota, "MOST_FILES", 64)
+        own = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # what other tests left open, too
+        monkeypatch.setattr(quota, "MOST_FILES", own + 32)
         assert opened([os.getpid()]).complete
     finally:
         done.set()
