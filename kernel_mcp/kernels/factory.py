@@ -228,8 +228,7 @@ class KernelFactory:
         try:
             await kernel.ready(START_TIMEOUT_S)
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await kernel.aclose()
+            await kernel.aclose()
             raise
         return kernel
 

@@ -233,7 +233,8 @@ class Kernel:
         """Close the channels, end the process and remove its files."""
         self._closing = True
         self._channels.close()
-        await self.handle.aclose()
+        with anyio.CancelScope(shield=True):
+            await self.handle.aclose()
 
     def _on_message(self, channel: Channel, message: Message) -> None:
         if channel != "iopub" and (answer := self._asked.get(message.parent)) is not None:

@@ -184,7 +184,7 @@ async def _why_silent(session: Session, kernel: Kernel) -> str:
             f"{kernel.exit.story('The kernel')} during the imports: all variables are lost, "
             "the packages are installed. The next cell gets a fresh kernel."
         )
-    if session.current is None:
+    if session.queue.current is None:
         kernel.interrupt()
     return (
         f"The imports did not end within {VERIFY_S:g} s. The packages are installed; import them "

@@ -1,4 +1,4 @@
-"""A cell: code given to a session, what it printed and showed, and how it ended."""
+"""A cell: its code, output, remarks and outcome, and progress reports while it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kernel_mcp.sessions.losses import Loss, Notice
 
 
 class Status(str, Enum):
-    """Where a cell stands; every value but the first two is final."""
+    """The status of a cell; all but the first two are final."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -29,7 +29,7 @@ class Status(str, Enum):
 
 
 class StopReason(str, Enum):
-    """Why a running cell is made to stop."""
+    """Why the server stops a running cell."""
 
     TIMEOUT = "timeout"
     CPU = "cpu"
@@ -41,15 +41,15 @@ class StopReason(str, Enum):
 
 
 AT_ONCE = (StopReason.RESET, StopReason.CLOSE)
-"""Reasons that leave a cell no time, whatever it had been told before."""
+"""Reasons without a grace period; they replace any other reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a cell ended.
 
-    `state_kept` is False when variables of this or earlier cells were lost; `cause` says why, and
-    is None where there is nothing to explain.
+    `state_kept` is False when variables of this or earlier cells were lost; `cause` is the reason,
+    None without one.
     """
 
     status: Status
@@ -61,9 +61,9 @@ class Outcome:
 class Cell:
     """One cell of a session. Times are seconds of the session's clock; `timeout_s` 0 is none.
 
-    `since` is the number of the session's last notice when the cell was handed in; `before` are the
-    losses it ran after, `own` is the one that was its doing. It is `told` when an answer about its
-    end was delivered, and `reported` is how far delivered answers have told its output.
+    `since` is the number of the last notice when the cell was submitted. `before` are the losses it
+    ran after, `unsaid` those of them in no delivered answer, `own` is the loss it caused. `told`
+    says that an answer about its end was delivered, `reported` how much output such answers had.
     """
 
     def __init__(self, number: int, code: str, timeout_s: float, log: OutputLog) -> None:
@@ -84,17 +84,17 @@ class Cell:
         self.told = False
         self.listens = False
         self.reported = Position()
-        self._unsaid: list[Notice] = []
-        self._stop: StopReason | None = None
+        self.unsaid: list[Notice] = []
+        self.stop_reason: StopReason | None = None
         self._scope: anyio.CancelScope | None = None
         self._changes = 0
-        self._heard: anyio.Event | None = None
+        self._changed: anyio.Event | None = None
 
     @classmethod
     def ended(
         cls, number: int, code: str, log: OutputLog, outcome: Outcome, duration_s: float
     ) -> Cell:
-        """A cell as it was when its end had been told."""
+        """A finished cell, restored from its row."""
         cell = cls(number, code, 0.0, log)
         cell.outcome, cell.duration_s, cell.told = outcome, duration_s, True
         cell.finished.set()
@@ -102,22 +102,13 @@ class Cell:
 
     @property
     def status(self) -> Status:
-        """The status as of now."""
+        """The status now."""
         if self.outcome is not None:
             return self.outcome.status
         return Status.QUEUED if self.started is None else Status.RUNNING
 
-    @property
-    def stop_reason(self) -> StopReason | None:
-        """Why the cell was told to stop, or None."""
-        return self._stop
-
-    def begin(self, now: float) -> None:
-        """Mark the cell as running."""
-        self.started = now
-
     def finish(self, outcome: Outcome, now: float) -> None:
-        """Record how the cell ended; the first outcome stands."""
+        """Record how the cell ended; only the first call counts."""
         if self.outcome is not None:
             return
         self.outcome = outcome
@@ -125,90 +116,82 @@ class Cell:
         with Barrier(f"closing the output of cell {self.number}"):
             self.log.close()
         self.finished.set()
-        self._tell()
+        self._note_change()
 
     def fail(self, error: Exception, now: float) -> None:
-        """Record that the cell could not be run at all because of `error`."""
+        """Record that `error` kept the cell from running."""
         self.error = error
         self.finish(Outcome(Status.ERROR, cause=str(error)), now)
 
     def stop(self, reason: StopReason) -> None:
-        """Ask whoever runs the cell to end it; the first reason stands but for one `AT_ONCE`."""
-        if self._stop is None or (reason in AT_ONCE and self._stop not in AT_ONCE):
-            self._stop = reason
+        """Cancel the scope of `watch_stop`; only the first reason and one `AT_ONCE` count."""
+        if self.stop_reason is None or (reason in AT_ONCE and self.stop_reason not in AT_ONCE):
+            self.stop_reason = reason
             if self._scope is not None:
                 self._scope.cancel()
 
     def watch_stop(self, scope: anyio.CancelScope | None, known: StopReason | None = None) -> None:
-        """Let `stop` cancel `scope`, at once when there is another reason than the `known` one."""
+        """Have `stop` cancel `scope`; cancel it now when the reason is not the `known` one."""
         self._scope = scope
-        if scope is not None and self._stop is not known:
+        if scope is not None and self.stop_reason is not known:
             scope.cancel()
 
     def listen(self) -> Callable[[Event], None]:
-        """Where a kernel's output goes from now on: to this cell until another one listens."""
+        """The callback for a kernel's output, until another cell listens."""
         self.listens = True
         return self.take
 
     def take(self, event: Event) -> None:
         """Add an output event."""
         self.log.add(event)
-        self._tell()
+        self._note_change()
 
     def notice(self, text: str) -> None:
-        """Add a remark of the server that belongs to this cell's answer."""
+        """Add a remark of the server to this cell's answer."""
         self.notices.append(text)
-        self._tell()
+        self._note_change()
 
     def run_after(self, losses: list[Notice]) -> None:
-        """Have the answers about this cell tell what was lost before it began."""
+        """Add what was lost before it began to the answers about this cell."""
         self.before = losses
-        self._unsaid = list(losses)
-        self._tell()
-
-    @property
-    def unsaid(self) -> tuple[Notice, ...]:
-        """Of the losses it ran after, those that no delivered answer about it has told."""
-        return tuple(self._unsaid)
+        self.unsaid = list(losses)
+        self._note_change()
 
     def delivered(self, *, ended: bool, to: Position, notices: int, said: Sequence[Notice]) -> None:
-        """An answer has arrived: with output up to `to`, `ended` or not, and so many notices."""
+        """Record a delivered answer: output up to `to`, the end or not, and so many notices."""
         self.told = self.told or ended
         self.reported = to
         del self.notices[:notices]
-        self._unsaid = [notice for notice in self._unsaid if notice not in said]
+        self.unsaid = [notice for notice in self.unsaid if notice not in said]
 
     @property
     def losses(self) -> list[Loss]:
-        """What was lost before it began and by it."""
+        """The losses before it and its own."""
         found = [*self.before, *([self.own] if self.own is not None else [])]
         return [notice.loss for notice in found if notice.loss is not None]
 
     async def step(self, text: str) -> None:
-        """Tell what is being done before the cell can run; shown as progress only."""
+        """Add a line of progress from before the cell runs."""
         self.steps.append(text)
-        self._tell()
+        self._note_change()
 
-    async def heard(self, changes: int = 0) -> int:
-        """Return when there was output, a remark or the end beyond the first `changes` of them.
-
-        Returns how many there have been, for the next call.
-        """
+    async def changed(self, changes: int = 0) -> int:
+        """Wait for more than `changes` changes (output, remark, end); how many there are."""
         while changes == self._changes and not self.finished.is_set():
-            self._heard = self._heard or anyio.Event()
-            await self._heard.wait()
+            self._changed = self._changed or anyio.Event()
+            await self._changed.wait()
         return self._changes
 
-    def _tell(self) -> None:
+    def _note_change(self) -> None:
         self._changes += 1
-        if self._heard is not None:
-            self._heard.set()
-            self._heard = None
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     def meta(self, session: str, *, omitted: int, outputs: list[str]) -> dict[str, Any]:
-        """The machine-readable outcome under `kernel-mcp/cell`; durations in seconds.
+        """The structured outcome under `kernel-mcp/cell`; `duration_s` in seconds.
 
-        `lost` names variables that are gone, `lost_omitted` counts those without a name there.
+        `lost` names lost variables, `lost_omitted` counts further ones.
         """
         outcome = self.outcome or Outcome(self.status)
         losses = self.losses
@@ -228,19 +211,17 @@ class Cell:
         }
 
 
-# Telling whoever waits for a cell what is new, while it runs.
-
 EVERY_S = 0.1
 CHARS = 2000
 
 
 async def narrate(cell: Cell, report: ProgressCallback) -> None:
-    """Report the steps before the cell and its new output, at most ten times a second."""
+    """Report steps and new output until the cell ends, at most once every `EVERY_S` seconds."""
     told = cell.reported
     steps = changes = 0
     ended = False
     while not ended:
-        changes = await cell.heard(changes)
+        changes = await cell.changed(changes)
         ended = cell.finished.is_set()
         for step in cell.steps[steps:]:
             await report(step)

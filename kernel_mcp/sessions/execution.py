@@ -1,4 +1,9 @@
-"""Run one cell to its end, whatever it does: wait, interrupt, kill."""
+"""One cell in a kernel: wait for its end, interrupt it, kill the kernel, probe a silent one.
+
+Code may have replaced what takes and answers requests. But a kernel that does not answer may also
+run C code that holds the GIL. So a cell is given up only when the kernel's main thread is known to
+be idle: it says so, or it goes on taking requests, which it cannot while code blocks it.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +23,18 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.run import Run
 
 
-# Whether a kernel can still be reached: code may have replaced what takes and answers requests.
-#
-# A kernel that does not answer is not therefore broken: code may hold Python's lock (the GIL) while
-# it waits, and no other thread gets to answer then. So a cell is given up only where the kernel's
-# main thread is known to have nothing in hand: it says so, or it goes on taking requests, which it
-# cannot while code holds it up.
-
 TICK_S = 0.25
 LOOK_S = 2.0
-"""How long a cell runs before the kernel is asked about it; the pauses double from there."""
+"""Run time before the first probe of the kernel; the pauses double from there."""
 MOST_PAUSE_S = 30.0
 ASK_S = 2.0
 AGAIN_S = 0.5
 IDLE_LOOKS = 2
-"""Looks that find the main thread waiting for requests, though it has not answered this one."""
+"""Probes that find the main thread waiting for requests while the cell has no answer."""
 DEAF_LOOKS = 4
-"""Looks that find requests taken and none answered."""
+"""Probes that find requests taken and none answered."""
 HELD_LOOKS = 2
-"""Looks without an answer after which the cell tells of it."""
+"""Probes without an answer before the cell gets a remark."""
 ASLEEP_CPU_S = 0.1
 """Processor time of a process that sleeps for `ASK_S`."""
 BROKEN = "the kernel's own code no longer works; call reset"
@@ -66,9 +64,9 @@ class _State(Enum):
 async def ended(
     kernel: Kernel, run: Run, tick: Callable[[], None] | None, tell: Callable[[str], None]
 ) -> bool:
-    """Wait for the end of a cell; False when the kernel has nothing in hand and will not answer.
+    """Wait for the end of a cell; False when the kernel is idle and will not answer.
 
-    `tick` is called every `TICK_S` meanwhile, `tell` once when there is something to be said.
+    Calls `tick` every `TICK_S` seconds, and `tell` once when the kernel does not answer.
     """
     pause = LOOK_S
     found: list[_State] = []
@@ -97,10 +95,7 @@ async def ended(
 
 
 async def broken(kernel: Kernel, run: Run) -> bool:
-    """Whether a cell has failed because every cell does.
-
-    Asked only where no line of the cell itself is in the traceback.
-    """
+    """Whether every cell fails; probed only when the traceback has no line of this cell."""
     failure = run.failure
     if failure is not None and any("Cell In[" in line for line in failure.traceback):
         return False
@@ -109,14 +104,14 @@ async def broken(kernel: Kernel, run: Run) -> bool:
 
 
 async def still_broken(kernel: Kernel) -> bool:
-    """Whether a kernel that was found broken still is; asked before it gets another cell."""
+    """Whether a kernel marked broken still is; probed before each cell."""
     if kernel.broken:
         kernel.broken = await _trial(kernel, AGAIN_S) != "ok"
     return kernel.broken
 
 
 async def _trial(kernel: Kernel, timeout: float) -> str:
-    """What comes of a cell that does nothing: a status, or nothing within `timeout` seconds."""
+    """The status of an empty cell; "" when there is none within `timeout` seconds."""
     content = {"code": "pass", "silent": True, "store_history": False, "allow_stdin": False}
     try:
         with kernel.asking("shell", "execute_request", content) as answer:
@@ -135,7 +130,7 @@ async def _look(kernel: Kernel, run: Run) -> _State:
         after = kernel.handle.usage()
     else:
         return _State.IDLE if reply.get("idle") is True else _State.WORKS
-    if run.outputs != outputs:  # the cell is busy sending, or kept waiting by who reads it
+    if run.outputs != outputs:  # the cell sends output, or waits for its reader
         return _State.WORKS
     asleep = after.cpu_s - before.cpu_s < ASLEEP_CPU_S and not kernel.handle.stopped
     if not (asleep and before.measured and after.measured):
@@ -144,7 +139,7 @@ async def _look(kernel: Kernel, run: Run) -> _State:
 
 
 async def _takes_requests(kernel: Kernel) -> bool:
-    """Whether the main thread takes a request now, which it cannot while code holds it up."""
+    """Whether the main thread takes a request within `AGAIN_S`."""
     try:
         if kernel.taken:
             kernel.knock()
@@ -155,20 +150,18 @@ async def _takes_requests(kernel: Kernel) -> bool:
 
 
 INTERRUPT_EVERY_S = 0.5
-"""A kernel ignores an interrupt that arrives just before the cell begins, so it is repeated."""
+"""A kernel ignores an interrupt that arrives just before the cell begins, hence several."""
 DEATH_TIMEOUT_S = 5.0
 GONE = "The kernel ended before it could take this cell. Run it again."
 
 
-async def run_cell(
-    kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float, clock: Callable[[], float]
-) -> Outcome:
+async def run_cell(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) -> Outcome:
     """Run `cell` on `kernel` and return how it ended.
 
-    The cell is interrupted when it is told to stop, after its own `timeout_s` of wall-clock time
-    or after `cpu_s` seconds of processor time (0: no limit); `grace_s` later the kernel is killed.
-    Raises LaunchError when the kernel takes no requests, KernelGone when it has ended before it
-    took this one, WorkspaceError when its disk quota is used up by far.
+    `cell.stop`, `timeout_s` seconds of wall-clock time or `cpu_s` seconds of processor time (0: no
+    limit) interrupt the cell; `grace_s` seconds later the kernel is killed. Raises LaunchError when
+    the kernel takes no requests, KernelGone when it ended before it took this one, WorkspaceError
+    when its disk quota is far exceeded.
     """
     limits = kernel.handle.limits
     await limits.begin(lambda: cell.stop(StopReason.DISK))
@@ -202,13 +195,14 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     if lost or (reason is None and run.status == "error" and await broken(kernel, run)):
         cell.notice(ADVICE)
         return Outcome(Status.ERROR, cause=BROKEN, execution_count=run.execution_count)
+    wish = _wish(kernel, cell, reason, cpu_s)
     if killed or run.status is None:
-        return _death(kernel, run, cell, reason, grace_s, cpu_s)
-    return _end(kernel, run, cell, reason, cpu_s)
+        return _death(kernel, run, wish, reason, grace_s)
+    return _end(run, wish, reason)
 
 
 async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
-    """Send the cell. Raises LaunchError where none is taken, KernelGone when that is for good."""
+    """Submit the cell. Raises LaunchError, or KernelGone when the kernel has ended."""
     try:
         return kernel.submit(cell.code, cell.listen())
     except LaunchError as error:
@@ -220,11 +214,11 @@ async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
 
 
 _MOST_GRACE_S = {**dict.fromkeys(AT_ONCE, 0.0), StopReason.DISK: 1.0}
-"""A kernel that fills the disk does not get long to obey."""
+"""Bounds of the grace period; a kernel that fills the disk gets one second."""
 
 
 async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> StopReason | None:
-    """None when the cell ended by itself or its kernel lost it, else why it has to be stopped."""
+    """Why the cell has to be stopped; None when it ended or its kernel lost it."""
     began = kernel.handle.usage() if cpu_s else Usage()
 
     def check_cpu() -> None:
@@ -247,10 +241,9 @@ async def _end_or_stop(kernel: Kernel, run: Run, cell: Cell, cpu_s: float) -> St
 
 
 async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
-    """Interrupt the cell, and kill its kernel when that does not help; whether it was killed.
+    """Interrupt the cell for `grace_s` seconds, then kill its kernel; whether it was killed.
 
-    It is killed at once when the session comes to its end meanwhile. A reply that comes after the
-    kill saves nothing.
+    A reset or close meanwhile kills it at once.
     """
     left = grace_s
     try:
@@ -272,7 +265,7 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
 
 
 def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -> str:
-    """Why the cell had to stop, in words; empty when it did not."""
+    """`reason` as text."""
     return {
         None: "",
         StopReason.TIMEOUT: f"it reached its time limit of {cell.timeout_s:g} s",
@@ -286,15 +279,9 @@ def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -
 
 
 def _death(
-    kernel: Kernel,
-    run: Run,
-    cell: Cell,
-    reason: StopReason | None,
-    grace_s: float,
-    cpu_s: float,
+    kernel: Kernel, run: Run, wish: str, reason: StopReason | None, grace_s: float
 ) -> Outcome:
-    """The outcome of a cell that has lost its kernel."""
-    wish = _wish(kernel, cell, reason, cpu_s)
+    """The outcome of a cell whose kernel ended."""
     cause = kernel.exit.story("the kernel") if kernel.exit else "the kernel is gone"
     if reason in AT_ONCE:
         cause = wish
@@ -305,8 +292,8 @@ def _death(
     return Outcome(Status.KILLED, state_kept=False, cause=cause)
 
 
-def _end(kernel: Kernel, run: Run, cell: Cell, reason: StopReason | None, cpu_s: float) -> Outcome:
-    """The outcome of a cell that came to an end in a kernel that lives."""
+def _end(run: Run, wish: str, reason: StopReason | None) -> Outcome:
+    """The outcome of a cell in a live kernel."""
     if reason is None and run.status == "aborted":
         cause = "the kernel dropped the cell twice without running it; run it again"
         return Outcome(Status.ERROR, cause=cause)
@@ -316,5 +303,4 @@ def _end(kernel: Kernel, run: Run, cell: Cell, reason: StopReason | None, cpu_s:
         status = Status.TIMEOUT
     else:
         status = Status.INTERRUPTED
-    cause_or_none = _wish(kernel, cell, reason, cpu_s) or None
-    return Outcome(status, cause=cause_or_none, execution_count=run.execution_count)
+    return Outcome(status, cause=wish or None, execution_count=run.execution_count)

@@ -1,18 +1,18 @@
-"""A session's sleep: its variables put aside, proven to come back, and brought back.
+"""Hibernation: a session's variables saved to a file, proven to load, and loaded again.
 
-A dump counts only after a fresh kernel has loaded it while the old kernel still lives. Where
-nothing forces a kernel out it stays when a variable would be lost. Where something does, a variable
-that cannot be written or read is left out with a reason, and never costs the others.
+A dump counts only after a fresh kernel has loaded it while the old kernel still lives. Unless it is
+forced, hibernation fails when a variable would be lost. Forced, it leaves out each variable that
+cannot be written or read, with a reason, and keeps the others.
 
-What is lost is told twice: in the words of a notice, and as data, `Waking.lost`, which maps each
-name to a reason and goes into the result of the next cell.
+A loss is reported twice: as text in a notice, and as data in the result of the next cell
+(`Waking.lost`, name to reason).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 DUMP_NAME = "variables.dump"
 MAKE_ROOM = "to make room for another session"
 ROUNDS = 4
-"""Dumps that are tried, each without what the trial of the one before has shown to do harm."""
+"""Dumps that are tried, each without the variables that failed in the trial before."""
 TRIALS = 24
-"""Kernels that may be started, and lost, to find out which variables do harm."""
+"""Kernels that may be started, and lost, to find the variables that fail."""
 APART_BYTES = 64 * MIB
-"""Room for variables taken apart, which multiplies what they share; larger ones show together."""
+"""Largest dump with a memo per variable: it repeats what variables share."""
 SEARCH_S = 600.0
-"""How long finding them may take; a machine may be busy."""
+"""Wall-clock bound of that search, wide enough for a busy machine."""
 LISTED_CHARS = 8000
-"""Names in one notice; the rest is counted."""
+"""Characters of names in one notice; the other names are counted."""
 MAX_RESULTS = 5
-"""Results of cells that are named one by one."""
+"""Results of cells (`Out[n]`) that are named one by one."""
 START_ANEW = (
     "Threads, caches, environment variables, the current folder, library settings and the state of "
     "imported modules start anew"
@@ -51,11 +51,11 @@ _RESULT = re.compile(r"Out\[\d+\]")
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """What a hibernated session is instead of having a kernel. `idle_s` and `since` in seconds.
+    """The state of a hibernated session. `idle_s` and `since` in seconds.
 
-    `dump` is None where there was nothing to save, or nothing could be saved: `failure` says why.
-    `lost` maps the names of variables that will not come back to reasons. `copies` names arrays
-    that shared memory with another object and will not. `files` ended with the kernel.
+    `dump` is None when nothing was saved; `failure` is the reason, empty when there was nothing to
+    save. `lost` maps names of lost variables to reasons. `copies` names arrays that no longer share
+    memory with another object. `files` are paths that ended with the kernel.
     """
 
     since: float
@@ -69,22 +69,22 @@ class Sleep:
 
     @property
     def gone(self) -> dict[str, str]:
-        """Names of variables and paths of files that will not come back, with reasons."""
+        """Names of lost variables and paths of lost files, with reasons."""
         return {**self.lost, **dict.fromkeys(self.files, ENDED_WITH_KERNEL)}
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Bytes of the dump."""
         return self.dump.size if self.dump is not None else 0
 
     @property
     def variables(self) -> list[Mapping[str, Any]]:
-        """Descriptions of the variables that will come back."""
+        """Descriptions of the saved variables, as `snapshot.descriptions`."""
         described = self.dump.variables if self.dump is not None else ()
         return [item for item in described if item["name"] not in self.lost]
 
     def remark(self) -> str:
-        """How things stand while the session sleeps."""
+        """The state as sentences, for answers of a hibernated session."""
         text = "This session is hibernated: its next cell brings these variables back."
         if self.failure:
             text = f"This session is hibernated without its variables: {self.failure}."
@@ -95,20 +95,19 @@ class Sleep:
         return text
 
     def began(self) -> str:
-        """The start of every notice."""
+        """The first words of every notice."""
         purpose = f" {self.purpose}" if self.purpose else ""
         return f"This session had been hibernated after {duration(self.idle_s)} idle{purpose}"
 
 
 @dataclass(frozen=True, slots=True)
 class Waking:
-    """How a session came back.
+    """What loading brought back.
 
-    `notice` is for the answer of its first cell, empty when there had been nothing to save;
-    `loss` says in short what is gone, None when nothing is. `back` names variables, and `lost`
-    maps the names of lost variables and the paths of lost files to reasons: all of them, while the
-    notice is cut. It is empty where even the names are lost. `restored` says whether the kernel
-    holds what an earlier one had made.
+    `notice` is for the answer of the next cell, empty when there was nothing to save; `loss` is the
+    cause of a loss in short. `back` names variables. `lost` maps names of variables and paths of
+    files to reasons, uncut, and is empty when the names are lost too. `restored` says whether the
+    kernel holds variables of an earlier one.
     """
 
     notice: str = ""
@@ -119,9 +118,9 @@ class Waking:
 
 
 class Hibernation:
-    """One session's way to sleep and back; holds at most one dump, in `folder`.
+    """Saves and loads one session's variables; owns at most one dump, in `folder`.
 
-    `start` starts a kernel beside the one that lives.
+    `start` starts a second kernel.
     """
 
     def __init__(
@@ -133,10 +132,10 @@ class Hibernation:
         self._start = start
 
     async def prepare(self, kernel: Kernel | None, sleep: Sleep, *, forced: bool) -> Sleep:
-        """Save the variables of `kernel`, which goes on living; `sleep` with what came of it.
+        """Save the variables of `kernel`, which stays; `sleep` with the result.
 
-        Raises HibernationError when something would be lost and nothing is `forced`, KernelMcpError
-        or OSError when it is not the kernel's fault that nothing was saved.
+        Raises HibernationError when something would be lost and it is not `forced`, KernelMcpError
+        or OSError when the server cannot save.
         """
         if kernel is None:
             return sleep
@@ -161,7 +160,7 @@ class Hibernation:
         )
 
     async def bring_back(self, kernel: Kernel) -> Waking:
-        """Load what was saved into `kernel`. Raises HibernationError when that kernel is lost."""
+        """Load the dump into `kernel`. Raises HibernationError when that kernel is lost."""
         sleep = self.sleep
         if sleep is None:
             return Waking()
@@ -174,12 +173,12 @@ class Hibernation:
         return came_back(sleep, loaded.names, unread(loaded))
 
     async def end(self) -> None:
-        """Forget the sleep and what it had saved."""
+        """Remove the dump and clear `sleep`."""
         self.sleep = None
         await self._remove()
 
     async def _save_all(self, kernel: Kernel) -> _Saved:
-        """A dump of everything. Raises HibernationError when something would be lost."""
+        """A dump of all variables. Raises HibernationError when one would be lost."""
         dump = await self._take(kernel)
         loaded = None if dump.lost else await self._try(dump)
         lost = dump.lost if loaded is None else unread(loaded)
@@ -188,7 +187,7 @@ class Hibernation:
         return _Saved(dump, {}, loaded.missing)
 
     async def _save_most(self, kernel: Kernel) -> _Saved:
-        """A dump of all that comes back, and what is not in it."""
+        """A dump of all variables that load. Raises HibernationError after `ROUNDS`."""
         lost: dict[str, str] = {}
         search = _Search(self._start)
         for _ in range(ROUNDS):
@@ -202,11 +201,11 @@ class Hibernation:
                 if not loaded.lost:
                     return _Saved(dump, lost, loaded.missing)
                 failure = ""
-            # Apart a variable costs only itself. What does harm only with others shows together.
-            harm = await search.through(await self._take(kernel, lost, shared=False))
-            if not harm:
-                harm = await search.through(await self._take(kernel, lost), together=True)
-            lost |= harm
+            # With a memo each, a variable fails alone. Some fail only beside others.
+            failed = await search.through(await self._take(kernel, lost, shared=False))
+            if not failed:
+                failed = await search.through(await self._take(kernel, lost), together=True)
+            lost |= failed
         raise HibernationError(failure or "they could not be read back together")
 
     async def _take(
@@ -216,8 +215,7 @@ class Hibernation:
         return await take(kernel, self._path, max_bytes=size, shared=shared, leave=leave)
 
     async def _try(self, dump: Dump) -> Loaded:
-        """Load a dump in a fresh kernel. Raises HibernationError when that kernel is lost."""
-        async with _beside(self._start) as trial:
+        async with aclosing(await self._start()) as trial:
             try:
                 return await give(trial, dump)
             except HibernationError as error:
@@ -232,7 +230,7 @@ class Hibernation:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """A dump that comes back whole, what is not in it, and the files that end with the kernel."""
+    """A dump that loads, the variables left out of it, and the files that end with the kernel."""
 
     dump: Dump
     lost: Mapping[str, str]
@@ -240,9 +238,9 @@ class _Saved:
 
 
 class _Search:
-    """Finds the variables of a dump that cannot be read or end the kernel that reads them.
+    """Finds the variables of a dump that cannot be loaded or that end the kernel.
 
-    They are loaded one by one; when a kernel is lost the next one goes on behind the guilty one.
+    It loads them one by one; after a lost kernel the next one goes on behind that variable.
     """
 
     def __init__(self, start: Callable[[], Awaitable[Kernel]]) -> None:
@@ -251,66 +249,52 @@ class _Search:
         self._end = anyio.current_time() + SEARCH_S
 
     async def through(self, dump: Dump, *, together: bool = False) -> dict[str, str]:
-        """Which of the variables do harm, with reasons; the first one where they are `together`.
+        """The variables that fail, with reasons; with `together` only the first one.
 
-        Names that no trial has come to are among them. Raises KernelMcpError, OSError.
+        Variables left untried count as failed. Raises KernelMcpError, OSError.
         """
-        harm: dict[str, str] = {}
+        failed: dict[str, str] = {}
         good: list[str] = []
         left = list(dump.stored)
         while left and self._trials and anyio.current_time() < self._end:
             self._trials -= 1
-            await self._trial(dump, good, left, harm)
-            if together and harm:
-                return harm
-        return harm | dict.fromkeys(left, "could not be tried: others had ended too many trials")
+            await self._trial(dump, good, left, failed)
+            if together and failed:
+                return failed
+        return failed | dict.fromkeys(left, "could not be tried: others had ended too many trials")
 
     async def _trial(
-        self, dump: Dump, good: list[str], left: list[str], harm: dict[str, str]
+        self, dump: Dump, good: list[str], left: list[str], failed: dict[str, str]
     ) -> None:
-        """Load what is `good` and go on with what is `left`, until a variable ends the kernel."""
-        async with _beside(self._start) as trial:
+        """Load `good`, then `left` one by one, until a variable ends the kernel."""
+        async with aclosing(await self._start()) as trial:
             await hand_over(trial, dump)
             name = good[-1] if good else ""
             try:
                 if good:
-                    await load(trial, dump, count=len(good), leave=harm)
+                    await load(trial, dump, count=len(good), leave=failed)
                 while left:
                     name = left.pop(0)
                     good.append(name)
-                    loaded = await load(trial, dump, count=1, leave=harm)
+                    loaded = await load(trial, dump, count=1, leave=failed)
                     if loaded.lost:
                         good.remove(name)
-                        harm |= loaded.lost
+                        failed |= loaded.lost
                     if loaded.behind:
                         return
             except HibernationError as error:
                 good.remove(name)
-                harm[name] = f"ended the trial of reading it: {error}"
-
-
-@asynccontextmanager
-async def _beside(start: Callable[[], Awaitable[Kernel]]) -> AsyncIterator[Kernel]:
-    """A kernel that is thrown away afterwards."""
-    kernel = await start()
-    try:
-        yield kernel
-    finally:
-        with anyio.CancelScope(shield=True):
-            await kernel.aclose()
+                failed[name] = f"ended the trial of reading it: {error}"
 
 
 def unread(loaded: Loaded) -> dict[str, str]:
-    """What was in a dump and has not come out of it, with reasons."""
+    """The variables of a dump that were not loaded, with reasons."""
     behind = dict.fromkeys(loaded.behind, "was stored behind one that could not be read")
     return {**loaded.lost, **behind}
 
 
 def came_back(sleep: Sleep, names: Sequence[str], failed: Mapping[str, str]) -> Waking:
-    """A notice that says exactly what is there again and what is not.
-
-    `failed` maps names that could not be read now to reasons.
-    """
+    """The result for loaded `names`; `failed` maps names that could not be read to reasons."""
     parts = [sleep.began()]
     lost = {**sleep.lost, **failed}
     if names:
@@ -333,7 +317,7 @@ def came_back(sleep: Sleep, names: Sequence[str], failed: Mapping[str, str]) -> 
 
 
 def nothing_back(sleep: Sleep, failure: str) -> Waking:
-    """A notice for a session whose variables are lost, or that had none."""
+    """The result for a session that lost all variables, or had none."""
     if failure:
         text = f"{sleep.began()}, but its variables could not be saved: {failure}. All variables"
         saved = sleep.dump.names if sleep.dump is not None else ()
@@ -346,7 +330,7 @@ def nothing_back(sleep: Sleep, failure: str) -> Waking:
 
 
 def duration(seconds: float) -> str:
-    """A time in words: `40 s`, `12 min`, `1 h`, `1 h 30 min`, `3 days`."""
+    """Seconds as text: `40 s`, `12 min`, `1 h`, `1 h 30 min`, `3 days`."""
     minutes = round(seconds / 60)
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -358,12 +342,12 @@ def duration(seconds: float) -> str:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names with commas, counted from where they become too long."""
+    """Names with commas, up to `LISTED_CHARS`; the others are counted."""
     return _joined([one_line(name) for name in names])
 
 
 def reasons(lost: Mapping[str, str]) -> str:
-    """Names with reasons in brackets; many results of cells count as one."""
+    """Names with reasons in brackets; more than `MAX_RESULTS` results of cells count as one."""
     results = [name for name in lost if _RESULT.fullmatch(name)]
     if len(results) > MAX_RESULTS:
         short = ", ".join([*results[:MAX_RESULTS], "…"])

@@ -1,4 +1,4 @@
-"""The kernel of a session: started when it is needed, missed when it died, put to sleep, woken."""
+"""The kernel of a session: start, death between cells, hibernation, and the notice of each loss."""
 
 from __future__ import annotations
 
@@ -26,16 +26,11 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
 
-# The folders of a session, made again where somebody has removed them under a running server.
-
 REMOVED = "The workspace folder of this session has been removed from outside"
 
 
 def restore(request: KernelRequest) -> list[str]:
-    """Make what is missing of a session's folders; what it has lost by that, in sentences.
-
-    Raises OSError.
-    """
+    """Make missing folders of a session again; a sentence for each. Raises OSError."""
     lost = []
     if not request.workspace.exists():
         make_private(request.workspace)
@@ -51,15 +46,15 @@ def restore(request: KernelRequest) -> list[str]:
 
 FILES_KEPT = "files in the workspace are kept"
 SHOWN_NAMES = 50
-"""Names of lost variables in a notice; the machine-readable outcome has more."""
+"""Names of lost variables in a notice; the structured result has up to `losses.MOST_NAMES`."""
 
 
 class KernelLifecycle:
-    """Keeps one session's kernel; for one task at a time.
+    """Owns one session's kernel; for one task at a time.
 
-    `request` is what the next kernel has to be like.
-    `awake` is False for a hibernated session, which has no kernel until `admit` lets it have one.
-    `used` says that the kernel holds what cells have made. Every loss goes to `ledger`.
+    `request` describes the next kernel. `awake` is False for a hibernated session, which gets a
+    kernel after `admit`. `used` says that the kernel holds variables of cells. Every loss goes to
+    `ledger`.
     """
 
     def __init__(
@@ -90,16 +85,16 @@ class KernelLifecycle:
 
     @property
     def sleep(self) -> Sleep | None:
-        """What a hibernated session is instead of having a kernel."""
+        """The saved state of a hibernated session."""
         return self._hibernation.sleep
 
     @property
     def holds(self) -> bool:
-        """Whether there is something to lose: what cells have made, in a kernel or saved."""
+        """Whether there are variables of cells, in a kernel or saved."""
         return self.used or self.sleep is not None
 
     def lost_state(self, cause: str) -> Loss:
-        """What would be lost now, because of `cause`."""
+        """The variables that an end now, because of `cause`, would lose."""
         if self.sleep is not None:
             return Loss.of(cause, (str(each["name"]) for each in self.sleep.variables))
         if self.kernel is None or not self.used:
@@ -108,7 +103,7 @@ class KernelLifecycle:
 
     @contextmanager
     def engaged(self) -> Iterator[None]:
-        """Inside this block a death of the kernel is told by the cell that runs in it."""
+        """Inside this block the running cell reports a death of the kernel."""
         used, self.used = self.used, True
         self._engaged = True
         try:
@@ -122,13 +117,13 @@ class KernelLifecycle:
                 self._miss(self.kernel)
 
     def watch_in(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Watch kernels for their death in this task group."""
+        """Wait in this task group for the death of each kernel."""
         self._tasks = tasks
 
     async def ensure(self, progress: ProgressCallback = silence) -> Kernel:
-        """The live kernel, a fresh one or one with what a hibernated session had saved.
+        """The live kernel, a fresh one, or one with the saved variables.
 
-        Raises KernelMcpError; a hibernated session then goes on sleeping.
+        Raises KernelMcpError; a hibernated session then stays hibernated.
         """
         if self.kernel is not None and self.kernel.exit is None:
             if self._missed or self.request.workspace.exists():
@@ -137,7 +132,7 @@ class KernelLifecycle:
                 self._miss_workspace()
                 return self.kernel
             await self.drop()
-        await self.mourn()
+        await self.note_death()
         asleep = not self.awake
         if asleep:
             await self._admit()
@@ -153,12 +148,12 @@ class KernelLifecycle:
         kernel, self.kernel, self.used = self.kernel, None, False
         if kernel is not None:
             with Barrier("ending a kernel", self.request.session):
-                await _end(kernel)
+                await kernel.aclose()
 
     async def start_fresh(self) -> Kernel:
-        """A kernel to take the place of the one that lives, or of what is saved.
+        """A second kernel, to replace the live one or the saved variables.
 
-        Raises KernelMcpError; all is as it was then.
+        Raises KernelMcpError; nothing has changed then.
         """
         asleep = not self.awake
         if asleep:
@@ -176,9 +171,9 @@ class KernelLifecycle:
             raise
 
     async def forget(self, fresh: Kernel | None) -> None:
-        """End the kernel with all that it held, saved or not, and use `fresh` from now on.
+        """End the kernel, remove what was saved and use `fresh` from now on.
 
-        Nothing later runs after a loss.
+        Later cells do not run after a loss.
         """
         await self.drop()
         self.kernel = fresh
@@ -187,17 +182,17 @@ class KernelLifecycle:
         self.ledger.forgive()
 
     async def hibernate(self, sleep: Sleep, *, forced: bool) -> bool:
-        """Save what the kernel holds and end it, unless `cancel_hibernation` is called before.
+        """Save the variables and end the kernel, unless `cancel_hibernation` is called before.
 
-        Raises HibernationError when something would be lost and nothing is `forced`, KernelMcpError
-        or OSError when the server cannot do it now; the kernel lives on.
+        Raises HibernationError when something would be lost and it is not `forced`, KernelMcpError
+        or OSError when the server cannot save; the kernel then stays.
         """
         with anyio.CancelScope() as scope:
             self._hibernating = scope
             told = False
             try:
                 if self.kernel is not None and self.kernel.exit is not None:
-                    await self.mourn()
+                    await self.note_death()
                 self._engaged = True
                 kernel = self.kernel if self.used else None
                 sleep = await self._hibernation.prepare(kernel, sleep, forced=forced)
@@ -220,17 +215,17 @@ class KernelLifecycle:
         return True
 
     def cancel_hibernation(self) -> None:
-        """Give up what `hibernate` is doing: the kernel is needed."""
+        """Cancel a running `hibernate`; the kernel stays."""
         if self._hibernating is not None:
             self._hibernating.cancel()
 
     def lose(self, what: str, loss: Loss) -> Notice:
-        """Have the next answer tell that all variables are lost; `what` is a sentence about why."""
+        """Add a notice that all variables are lost; `what` is a sentence with the reason."""
         text = f"{what}: all variables, imports and definitions made before are lost; {FILES_KEPT}"
         return self.ledger.add(f"{text}.{lost_names(loss)}", loss)
 
-    async def mourn(self) -> None:
-        """Have the next answer tell that the kernel died between cells, if it did."""
+    async def note_death(self) -> None:
+        """Drop a kernel that died between cells, with a notice."""
         kernel = self.kernel
         if kernel is not None and kernel.exit is not None:
             self._miss(kernel)
@@ -244,7 +239,7 @@ class KernelLifecycle:
             self.used = False
 
     def _tell_sleep(self, sleep: Sleep) -> Notice:
-        """Have the next answer tell what the session has lost by falling asleep."""
+        """Add a notice of what hibernation lost."""
         if sleep.failure:
             cause = f"the session was hibernated, and {sleep.failure}"
             loss = self.lost_state(cause)
@@ -260,11 +255,11 @@ class KernelLifecycle:
         try:
             waking = await self._hibernation.bring_back(kernel)
         except HibernationError as error:
-            await _end(kernel)
+            await kernel.aclose()
             waking = nothing_back(self.sleep, str(error))
             kernel = await self._start(self.request, progress)
         except BaseException:
-            await _end(kernel)
+            await kernel.aclose()
             raise
         await self._hibernation.end()
         self._journal.woke(len(waking.back), len(waking.lost))
@@ -295,7 +290,7 @@ class KernelLifecycle:
         return await self._start(replace(self.request, beside=True), silence)
 
     def _miss_workspace(self) -> None:
-        """Have the next answer tell, once, that the kernel's workspace is there no more."""
+        """Add a notice, once, that the workspace of the live kernel was removed."""
         self._missed = True
         self.ledger.add(
             f"{REMOVED}: its files are gone, and this kernel can write none. Variables are kept; "
@@ -304,7 +299,7 @@ class KernelLifecycle:
 
 
 def lost_names(loss: Loss) -> str:
-    """A sentence with the names of what was lost; empty where none is known."""
+    """A sentence with up to `SHOWN_NAMES` names; empty without names."""
     if not loss.names:
         return ""
     more = loss.more + max(0, len(loss.names) - SHOWN_NAMES)
@@ -313,14 +308,9 @@ def lost_names(loss: Loss) -> str:
 
 
 def _loss_of(waking: Waking, known: Loss | None) -> Loss | None:
-    """What a session has lost by its sleep; `known` is what falling asleep had told of."""
+    """What hibernation lost; `known` is the loss of the notice from its beginning."""
     if waking.loss is None:
         return None
     if known is not None and not waking.lost:
         return replace(known, cause=waking.loss)
     return Loss.of(waking.loss, waking.lost)
-
-
-async def _end(kernel: Kernel) -> None:
-    with anyio.CancelScope(shield=True):
-        await kernel.aclose()

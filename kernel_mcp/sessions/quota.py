@@ -47,10 +47,8 @@ RECORD_BYTES = 2 * GIB
 """Cells and outputs on disk of all sessions: as much as the variables of those that sleep."""
 
 
-# How much of the server's memory hangs on some objects, whatever those are made of.
-
 MOST_OBJECTS = 300_000
-"""What is looked at, in some tenths of a second; the rest does not count."""
+"""Objects that `size_of` counts, in some tenths of a second; it ignores further ones."""
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OWN = (
@@ -61,12 +59,12 @@ _OWN = (
     "kernel_mcp.sessions.runner",
     "kernel_specs.restricted.wire.zmtp",
 )
-"""Modules of objects that belong to one session. All others may be shared, and are not entered."""
+"""Modules whose objects belong to one session; `size_of` does not follow other objects."""
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 
 
 def size_of(*roots: object) -> int:
-    """Bytes of `roots` and of all they hold that belongs to one session, each once."""
+    """Bytes of `roots` and of the objects of one session that they reach, each once."""
     seen: set[int] = set()
     pending: list[object] = list(roots)
     total = 0
@@ -293,7 +291,7 @@ class SessionQuota:
     async def admit(self, session: Session) -> None:
         """Let a hibernated session have a kernel again. Raises SessionLimitReached."""
         async with self.reserve():
-            session.mark_awake()
+            session.lifecycle.awake = True
 
     async def hibernate(self, session: Session, purpose: str = "") -> bool:
         """Hibernate a session unless it is in use; whether it sleeps now."""
@@ -332,9 +330,6 @@ class SessionQuota:
         finally:
             self._forced.pop(session.handle).set()
 
-    def _awake(self) -> int:
-        return sum(session.awake for session in self._sessions())
-
     def _longest_idle(self, without: set[str]) -> Session | None:
         if not self._settings.hibernate_sessions:
             return None
@@ -353,7 +348,8 @@ class SessionQuota:
 
     def _lack(self) -> str:
         """Why there is no room for one more session with a kernel; empty where there is."""
-        if self._awake() >= self._settings.max_sessions:
+        awake = [session for session in self._sessions() if session.lifecycle.awake]
+        if len(awake) >= self._settings.max_sessions:
             sessions = (
                 f"All {self._settings.max_sessions} sessions that this server may run at once "
                 "(--max-sessions)"
@@ -367,7 +363,7 @@ class SessionQuota:
                 f"{sessions} are in use, and none of them is idle and can be hibernated. Wait for "
                 "a cell to end, or end a session with close_session; list_sessions shows yours."
             )
-        coming = sum(session.awake and session.kernel is None for session in self._sessions())
+        coming = sum(session.kernel is None for session in awake)
         if shortage := self._capacity.shortage(coming + 1):
             return (
                 f"The system has no room for one more session of this server: {shortage}. End a "

@@ -1,4 +1,4 @@
-"""Seeing one cell of a session through: its kernel, the policy's say, its run, its outcome."""
+"""The queue of a session's cells, the policy check of each, and its run to an outcome."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Notice
 
-# The cells of a session: those that wait for their turn, the one that has it, those before.
-
 RECORD_BYTES = 512 * MIB
-"""Files that one session's cells and their outputs may take; the oldest make room."""
+"""Most bytes of one session's record on disk; the oldest outputs are removed first."""
 
 
 class CellQueue:
-    """First come, first served. `cells` are all there have been, `current` is the one that runs.
+    """The cells of a session in order: `cells` are all of them, `current` is the running one.
 
     Their outputs go to files in `folder`; `clock` is the session's.
     """
@@ -62,15 +60,15 @@ class CellQueue:
         return cell
 
     def begin(self) -> Cell | None:
-        """Make the first cell that waits the running one; None when there is none."""
+        """Make the first waiting cell the running one; None when there is none."""
         if not self._waiting:
             return None
         cell = self.current = self._waiting.popleft()
-        cell.begin(self._clock())
+        cell.started = self._clock()
         return cell
 
     def end(self, cell: Cell) -> None:
-        """Let the next one run after `cell`, whose output may make older ones go."""
+        """Clear `current` and keep the record within `RECORD_BYTES`."""
         self.current = None
         self.cells.ended(cell, RECORD_BYTES)
 
@@ -81,19 +79,19 @@ class CellQueue:
         return self._waiting.index(cell) + (self.current is not None)
 
     def withdraw(self, cause: str) -> Cell | None:
-        """End the cell that would be the next to run; None when there is none."""
+        """End the first waiting cell; None when there is none."""
         return self._drop(self._waiting[0], cause) if self._waiting else None
 
     def abandon(self, cell: Cell) -> None:
-        """Stop a cell whose caller has gone: at once when it waits, by interrupt when it runs."""
+        """Stop a cell whose call was cancelled: at once when waiting, by interrupt when running."""
         if cell in self._waiting:
             self._drop(cell, "it was cancelled before it began")
         else:
             cell.stop(StopReason.CANCEL)
-        cell.told = True  # nobody asks for it; what it cost is told with the next answer
+        cell.told = True  # its call is over; the next answer reports a loss
 
     def halt(self, reason: StopReason, lost: Notice | None) -> None:
-        """End every cell, because the session is reset or closed; `lost` is what that has cost."""
+        """End every cell, because the session is reset or closed; `lost` is the loss."""
         what = "reset" if reason is StopReason.RESET else "closed"
         while self._waiting:
             cause = f"the session was {what} before this cell began"
@@ -106,7 +104,7 @@ class CellQueue:
             self.current.told = True
 
     def file_away(self) -> list[int]:
-        """Move ended cells to disk; the numbers of those whose end no answer has told of."""
+        """Move ended cells to disk; the numbers of those without a delivered answer."""
         ended = [cell for cell in self.cells.untold if cell.finished.is_set()]
         for cell in ended:
             cell.told = True
@@ -114,30 +112,26 @@ class CellQueue:
         return [cell.number for cell in ended]
 
     def refuse(self, cause: str) -> list[int]:
-        """End every cell that waits, because of `cause`, and move them to disk; their numbers."""
+        """End every waiting cell with `cause` and move it to disk; the numbers."""
         while self._waiting:
             self._drop(self._waiting[0], f"it was not run: {cause}")
         return self.file_away()
 
     def _drop(self, cell: Cell, cause: str) -> Cell:
-        """End a cell that waits."""
         self._waiting.remove(cell)
         cell.finish(Outcome(Status.INTERRUPTED, cause=cause), self._clock())
         return cell
 
 
-# The policy's say on a cell before it runs, in the form of a cell's failure.
-
 LONG_CODE_CHARS = 20_000
-"""Code beyond this is checked in a thread: 300 lines take some 9 ms."""
+"""Longer code is checked in a thread: 300 lines take some 9 ms."""
 
 
 async def refuse(code: str, policy: Policy, workspace: Path, *, python: str = "") -> Failure | None:
-    """The failure that stands for the policy's refusal, or None when the code may run.
+    """The policy's refusal as a cell's failure, or None when the code may run.
 
-    Modules that lie in `workspace` may be imported. Text that does not parse cannot be checked and
-    is not run. A kernel with a newer `python` than the server's may know more syntax, so it parses
-    for itself; what the code then imports or commands meets the guard in the kernel.
+    Modules in `workspace` may be imported. Code that does not parse is refused, unless the kernel's
+    `python` is newer than the server's and may know more syntax; then only its guard applies.
     """
     if policy.allow_all:
         return None
@@ -146,17 +140,13 @@ async def refuse(code: str, policy: Policy, workspace: Path, *, python: str = ""
     else:
         report = _check(code, policy, workspace)
     name, found = "PolicyError", report.refusals
-    if not found and not _newer(python):
+    newer = python and tuple(map(int, python.split(".")[:2])) > sys.version_info[:2]
+    if not found and not newer:
         name, found = "SyntaxError", report.syntax_errors
     if not found:
         return None
     text = replace(report, diagnostics=found).render()
     return Failure(name, f"nothing was run.\n{text}", ())
-
-
-def _newer(python: str) -> bool:
-    """Whether a version such as `3.13.1` is of a later Python than the server's."""
-    return tuple(map(int, python.split(".")[:2])) > sys.version_info[:2] if python else False
 
 
 def _check(code: str, policy: Policy, workspace: Path) -> Report:
@@ -167,11 +157,11 @@ def _check(code: str, policy: Policy, workspace: Path) -> Report:
 
 
 RESTART_S = 0.7
-"""How long an answer about a death may wait for the fresh kernel."""
+"""Longest delay of an answer about a death until a fresh kernel is up."""
 
 
 class CellRunner:
-    """Runs cells that have begun, one at a time, on the kernel of `lifecycle`.
+    """Runs one cell at a time on the kernel of `lifecycle`.
 
     `grace_s` and `cpu_s` are those of `run_cell`; `clock` is the session's.
     """
@@ -192,7 +182,7 @@ class CellRunner:
         self._journal = journal
 
     async def run(self, cell: Cell) -> None:
-        """Bring `cell` to its end, whatever happens on the way."""
+        """Run `cell` until it has an outcome. Raises nothing but a cancellation."""
         try:
             with Barrier(f"running cell {cell.number}", self._lifecycle.request.session) as barrier:
                 await self._run(cell)
@@ -207,15 +197,13 @@ class CellRunner:
 
     async def _run(self, cell: Cell) -> None:
         try:
-            cell.finish(await self._outcome(cell), self._clock())
+            try:
+                outcome = await self._attempt(cell)
+            except KernelGone:  # nothing of the cell has run: a fresh kernel may run it
+                outcome = await self._attempt(cell)
+            cell.finish(outcome, self._clock())
         except KernelMcpError as error:
             cell.fail(error, self._clock())
-
-    async def _outcome(self, cell: Cell) -> Outcome:
-        try:
-            return await self._attempt(cell)
-        except KernelGone:  # nothing of the cell has run: a fresh kernel may run it
-            return await self._attempt(cell)
 
     async def _attempt(self, cell: Cell) -> Outcome:
         with anyio.CancelScope() as scope:
@@ -235,9 +223,7 @@ class CellRunner:
             return self._refused(cell, refusal)
         self._journal.begins(kernel.handle)
         with self._lifecycle.engaged():
-            outcome = await run_cell(
-                kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s, clock=self._clock
-            )
+            outcome = await run_cell(kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s)
             if outcome.status is Status.KILLED:
                 await self._after_kill(cell, outcome)
         return outcome
@@ -266,18 +252,14 @@ class CellRunner:
         return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
 
     async def _after_kill(self, cell: Cell, outcome: Outcome) -> None:
-        """Drop the dead kernel and, unless the session ends or resets, have a fresh one."""
-        ends = cell.stop_reason in AT_ONCE  # which tell it themselves
-        if not ends:
-            cause = outcome.cause or "its kernel is gone"
-            loss = self._lifecycle.lost_state(cause)
-            cell.own = self._lifecycle.lose(f"Cell {cell.number} was killed ({cause})", loss)
+        """Drop the dead kernel and, unless the session is reset or closed, start a fresh one."""
+        if cell.stop_reason in AT_ONCE:  # reset and close report the loss
+            await self._lifecycle.drop()
+            return
+        cause = outcome.cause or "its kernel is gone"
+        loss = self._lifecycle.lost_state(cause)
+        cell.own = self._lifecycle.lose(f"Cell {cell.number} was killed ({cause})", loss)
         await self._lifecycle.drop()
-        if not ends:
-            await self._replace_kernel(cell)
-
-    async def _replace_kernel(self, cell: Cell) -> None:
-        """Have a fresh kernel up by the time the answer about a death goes out, if it is quick."""
         try:
             with anyio.move_on_after(RESTART_S):
                 await self._lifecycle.ensure()

@@ -1,8 +1,8 @@
 """A session: a handle, a private workspace, a queue of cells and the kernel that runs them.
 
 States: `new` (no kernel yet) → `idle` ⇄ `busy`, and `idle` → `hibernated` (no kernel, variables on
-disk) → `busy`; a session outlives its kernel, and ends only as `closed`. Cells run one after the
-other in the session's own task, so that a call may give up waiting without its cell being lost.
+disk) → `busy`; a session outlives its kernel, and ends only as `closed`. One task per session runs
+its cells one after the other, so a cell goes on when its call stops waiting.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ Clock = Callable[[], float]
 
 VARIABLES_TIMEOUT_S = 5.0
 RETRY_S = 60.0
-"""A session that could not be hibernated is left alone for so long, then for twice as long."""
+"""Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
 RETRY_MOST_S = 3600.0
 
 
 class Session:
-    """One agent's notebook. `serve` runs its cells until the session is closed."""
+    """One notebook. `serve` runs its cells until the session is closed.
+
+    `lifecycle` owns the kernel, `queue` the cells, `ledger` the notices.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,8 @@ class Session:
         clock: Clock,
         journal: Journal = SILENT,
     ) -> None:
-        """`admit` lets a hibernated session have a kernel again."""
+        """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`."""
+        self.request = request
         self.handle = request.session
         self.owner = owner
         self.name = name
@@ -77,7 +81,7 @@ class Session:
         self.ledger = Ledger()
         self.queue = CellQueue(cells_dir, clock)
         self.cells = self.queue.cells
-        self._lifecycle = KernelLifecycle(
+        self.lifecycle = KernelLifecycle(
             request,
             source,
             folder=cells_dir,
@@ -87,7 +91,7 @@ class Session:
             journal=journal,
         )
         self._runner = CellRunner(
-            self._lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
+            self.lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
         )
         self._clock = clock
         self._turn = anyio.Lock()
@@ -98,34 +102,24 @@ class Session:
         self._touched = False
 
     @property
-    def request(self) -> KernelRequest:
-        """What the session asks of its kernels."""
-        return self._lifecycle.request
-
-    @property
     def state(self) -> str:
         """One of new, idle, busy, hibernated, closed."""
         if self._closed:
             return "closed"
         if self.queue.busy or self.installing.locked():
             return "busy"
-        if not self._lifecycle.awake:
+        if not self.lifecycle.awake:
             return "hibernated"
-        return "new" if self._lifecycle.kernel is None else "idle"
-
-    @property
-    def awake(self) -> bool:
-        """Whether the session has a kernel or may start one; False when it is hibernated."""
-        return self._lifecycle.awake
+        return "new" if self.lifecycle.kernel is None else "idle"
 
     @property
     def restful(self) -> bool:
-        """Whether the session could be hibernated: awake, and nothing is being done in it."""
+        """Whether it could be hibernated: awake, no cell, no install, no start under way."""
         return self.state in ("new", "idle") and not self._turn.locked()
 
     @property
     def blank(self) -> bool:
-        """Whether nothing would be lost with it: no cell was run, and there is no file."""
+        """Whether its end would lose nothing: no cell was run, and there is no file."""
         if self._touched:
             return False
         try:
@@ -136,33 +130,18 @@ class Session:
     @property
     def sleep(self) -> Sleep | None:
         """What a hibernated session has saved."""
-        return self._lifecycle.sleep
-
-    @property
-    def current(self) -> Cell | None:
-        """The cell that is running, if any."""
-        return self.queue.current
-
-    @property
-    def unreported(self) -> Cell | None:
-        """The oldest cell whose end no answer has told of yet."""
-        return next(iter(self.cells.untold), None)
-
-    @property
-    def queued(self) -> int:
-        """Cells waiting for their turn."""
-        return len(self.queue)
+        return self.lifecycle.sleep
 
     @property
     def kernel(self) -> Kernel | None:
         """The live kernel, if one has been started."""
-        return self._lifecycle.kernel
+        return self.lifecycle.kernel
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Run queued cells until the session is closed; ends the kernel on the way out."""
+        """Run queued cells until the session is closed, then end the kernel."""
         try:
             async with anyio.create_task_group() as tasks:
-                self._lifecycle.watch_in(tasks)
+                self.lifecycle.watch_in(tasks)
                 task_status.started()
                 while not self._closed:
                     await self._wake.wait()
@@ -176,12 +155,12 @@ class Session:
             self.close()
             with anyio.CancelScope(shield=True):
                 async with self._turn:
-                    await self._lifecycle.drop()
+                    await self.lifecycle.drop()
 
     def begin(self) -> None:
-        """Have the kernel started before there is a cell, which will tell if that fails.
+        """Start the kernel before there is a cell; `begun` is set afterwards.
 
-        `begun` is set when it has been or could not be.
+        A failure is reported by the first cell.
         """
         self._ahead = anyio.CancelScope()
         self._wake.set()
@@ -193,14 +172,10 @@ class Session:
         self._touched = True
         cell = self.queue.add(code, timeout_s)
         cell.since = self.ledger.number
-        self._lifecycle.cancel_hibernation()
+        self.lifecycle.cancel_hibernation()
         self._wake.set()
         self.last_used = self._clock()
         return cell
-
-    def place(self, cell: Cell) -> int:
-        """How many cells have to end before `cell` begins; 0 once it runs."""
-        return self.queue.place(cell)
 
     async def follow(self, cell: Cell, wait_s: float, report: ProgressCallback | None) -> None:
         """Wait until `cell` has ended, at most `wait_s` seconds, reporting new output meanwhile."""
@@ -213,13 +188,9 @@ class Session:
         finally:
             self.last_used = self._clock()
 
-    def abandon(self, cell: Cell) -> None:
-        """Stop a cell whose caller has gone: at once when queued, by interrupt when running."""
-        self.queue.abandon(cell)
-
     async def interrupt(self) -> Cell | None:
         """Interrupt the running cell and wait for its end; None when nothing runs."""
-        cell = self.current
+        cell = self.queue.current
         if cell is None and self._ahead is not None:
             return self.queue.withdraw("it was stopped while its kernel was starting")
         if cell is not None:
@@ -228,11 +199,11 @@ class Session:
         return cell
 
     async def reset(self, *, packages: bool, files: bool) -> Notice | None:
-        """Drop the queue and the kernel for a fresh one; what tells of the loss, if there was any.
+        """Empty the queue and replace the kernel; the notice of the loss, if there was one.
 
-        With `packages` it has none of those that were installed, with `files` an empty workspace.
-        What holds variables is given up once the fresh kernel is there. Raises KernelMcpError when
-        none can be started, or when files or packages cannot be removed.
+        `packages` removes the installed packages too, `files` the files of the workspace. The old
+        kernel ends once the fresh one has started. Raises KernelMcpError when none can be started,
+        or when files or packages cannot be removed.
         """
         async with AsyncExitStack() as held:
             if packages:  # in the order in which an install takes them
@@ -241,91 +212,83 @@ class Session:
             if layer is not None:
                 held.push_async_callback(_shielded, layer.take_back)
                 await anyio.to_thread.run_sync(layer.set_aside)
-            fresh = await self._lifecycle.start_fresh() if self._lifecycle.holds else None
+            fresh = await self.lifecycle.start_fresh() if self.lifecycle.holds else None
             try:
                 return await self._swap(held, fresh, layer, files=files)
             except BaseException:
                 if fresh is not None and fresh is not self.kernel:
-                    with anyio.CancelScope(shield=True):
-                        await fresh.aclose()
+                    await fresh.aclose()
                 raise
 
     async def _swap(
         self, held: AsyncExitStack, fresh: Kernel | None, layer: Layer | None, *, files: bool
     ) -> Notice | None:
         notice = None
-        with anyio.CancelScope(shield=True):  # what is told as lost is lost
+        with anyio.CancelScope(shield=True):  # the notice and the loss belong together
             if fresh is not None:
-                loss = self._lifecycle.lost_state("the session was reset")
-                notice = self._lifecycle.lose("The session was reset", loss)
+                loss = self.lifecycle.lost_state("the session was reset")
+                notice = self.lifecycle.lose("The session was reset", loss)
             self._halt(StopReason.RESET, notice)
             await held.enter_async_context(self._turn)
             if self._closed:
                 raise SessionNotFound("This session was closed meanwhile.")
-            await self._lifecycle.forget(fresh)
+            await self.lifecycle.forget(fresh)
             self.cells.settle(kernel_gone=True)
             if layer is not None:
                 await anyio.to_thread.run_sync(layer.clear)
             if files:
                 await anyio.to_thread.run_sync(self.workspace.clear)
         self.last_used = self._clock()
-        await self._lifecycle.ensure()
+        await self.lifecycle.ensure()
         return notice
 
     async def ensure_kernel(self) -> Kernel:
-        """The live kernel, without waiting for a cell that runs in it.
-
-        Starts one where there is none. Raises KernelMcpError.
-        """
+        """The live kernel, or a new one; waits for no running cell. Raises KernelMcpError."""
         self._touched = True
-        self._lifecycle.cancel_hibernation()
+        self.lifecycle.cancel_hibernation()
         kernel = self.kernel
-        if self.current is not None and kernel is not None and kernel.exit is None:
+        if self.queue.current is not None and kernel is not None and kernel.exit is None:
             return kernel
         async with self._turn:
             if self._closed:
                 raise SessionNotFound("This session was closed meanwhile.")
             self.last_used = self._clock()
-            return await self._lifecycle.ensure()
+            return await self.lifecycle.ensure()
 
     async def hibernate(self, purpose: str = "") -> bool:
-        """Save the variables and end the kernel; False when the session is in use, or is by now.
+        """Save the variables and end the kernel; False when the session is or comes into use.
 
-        A `purpose` forces it, whatever is lost. Raises HibernationError when there is none and
-        something would be lost, KernelMcpError or OSError when the server cannot do it now; nothing
-        is lost then.
+        A `purpose` forces it, whatever is lost. Raises HibernationError when it is empty and
+        something would be lost, KernelMcpError or OSError when the server cannot save; the session
+        is unchanged then.
         """
         if not self.restful:
             return False
         now = self._clock()
         async with self._turn:
             sleep = Sleep(now, now - self.last_used, purpose)
-            return await self._lifecycle.hibernate(sleep, forced=bool(purpose))
+            return await self.lifecycle.hibernate(sleep, forced=bool(purpose))
 
     def spare(self) -> None:
-        """Leave a session alone that could not be hibernated; longer each time it is not used."""
+        """Set `spared_until` after a failed hibernation; the pause doubles while it is unused."""
         now = self._clock()
         unused = self.last_used < self.spared_until
         self._spared_s = min(2 * self._spared_s, RETRY_MOST_S) if unused else RETRY_S
         self.spared_until = now + self._spared_s
 
-    def mark_awake(self) -> None:
-        """Count as awake from now on, because room was made for a kernel."""
-        self._lifecycle.awake = True
-
     def lost_state(self, cause: str) -> Loss:
-        """What its end loses: what there is, or was, and what it had lost and nobody was told."""
+        """What its end loses: its variables, and losses of which no notice was delivered."""
         if self._gone is not None:
             return replace(self._gone, cause=cause)
-        return self.ledger.with_pending(self._lifecycle.lost_state(cause))
+        return self.ledger.with_pending(self.lifecycle.lost_state(cause))
 
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
         notice = None
         self._gone = self.lost_state("it was closed")
-        if self._lifecycle.holds and not self._closed:
-            notice = self._lifecycle.lose(
-                "The session was closed", self._lifecycle.lost_state("it was closed")
+        if self.lifecycle.holds and not self._closed:
+            notice = self.lifecycle.lose(
+                "The session was closed", self.lifecycle.lost_state("it was closed")
             )
         self._closed = True
         self.closing.set()
@@ -340,7 +303,7 @@ class Session:
         """
         if self.sleep is not None:
             return {"variables": self.sleep.variables, "omitted": 0}
-        kernel = self._lifecycle.kernel
+        kernel = self.lifecycle.kernel
         if kernel is None:
             return {"variables": [], "omitted": 0}
         try:
@@ -350,8 +313,8 @@ class Session:
         except LaunchError:
             if kernel.exit is None:
                 raise
-            async with self._turn:  # the cell that it died of tells of it first
-                await self._lifecycle.mourn()
+            async with self._turn:  # after the cell in which it died
+                await self.lifecycle.note_death()
             return {"variables": [], "omitted": 0}
         return {
             "variables": descriptions(reply.get("variables")),
@@ -365,14 +328,14 @@ class Session:
     def _halt(self, reason: StopReason, lost: Notice | None) -> None:
         if self._ahead is not None:
             self._ahead.cancel()
-        self._lifecycle.cancel_hibernation()
+        self.lifecycle.cancel_hibernation()
         self.queue.halt(reason, lost)
 
     async def _start_ahead(self) -> None:
         if self._ahead is not None:
             with self._ahead, Barrier("starting a kernel ahead", self.handle):
                 async with self._turn:
-                    await self._lifecycle.ensure()
+                    await self.lifecycle.ensure()
             self._ahead = None
             self.begun.set()
 

@@ -1,7 +1,7 @@
-"""A kernel's variables as a file, and the way back: the host's half of the guest's `snapshot`.
+"""A kernel's variables written to a file and loaded again: the host's half of guest `snapshot`.
 
-A dump is hostile data. It is bounded, stored and sent to another sandboxed kernel; nothing here
-looks into it, and what the kernel says about it is checked before it is believed or shown.
+A dump is hostile data. The host bounds it, stores it and sends it to another sandboxed kernel, but
+never parses it. Every reply of the kernel is checked before it is shown or kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import anyio
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, LaunchError
-from kernel_mcp.kernels.wire import whole_number
 from kernel_mcp.output.text import one_line
 
 if TYPE_CHECKING:
@@ -25,20 +24,18 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.wire import Message
 
 
-# What a kernel says about its variables, checked and cut before it is shown or kept.
-
 MAX_DESCRIBED = 500
 MAX_DIMENSIONS = 32
 
 
 def descriptions(value: object) -> tuple[dict[str, Any], ...]:
-    """A list of descriptions with the fields of `models.Variable`, whatever was sent."""
+    """At most `MAX_DESCRIBED` descriptions with the fields of `models.Variable`, from any value."""
     items = value[:MAX_DESCRIBED] if isinstance(value, list) else []
     return tuple(_description(item) for item in items if isinstance(item, dict))
 
 
 def counted(value: object) -> int | None:
-    """A size or length, or None for what is none."""
+    """A count from 0 to 2**63 - 1, else None."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < 2**63 else None
@@ -62,21 +59,21 @@ def _text(value: object) -> str:
 
 
 SECONDS = 20.0
-"""Processor time the kernel gives itself for all variables together, and again for imports."""
+"""Processor time of the kernel for all variables, and again for imports."""
 ANSWER_S = 5.0
-"""How much more its answer may take, and how much any other answer."""
+"""Further processor time of that answer, and that of every other answer."""
 PATIENCE = 10
-"""How many times as long all that may take on a clock: a machine may be busy."""
+"""Wall-clock bound as a multiple of the processor time, for a busy machine."""
 LOOK_S = 0.5
-"""How often the processor time of a late kernel is looked at."""
+"""Pause between two readings of a late kernel's processor time."""
 TRANSFER_S = 600.0
-"""How long all parts of a dump may take together."""
+"""Wall-clock bound of all parts of a dump together."""
 SETTLE_S = 0.2
 INTERRUPTS = 4
-"""A kernel may ignore an interrupt that comes just before it begins, so it is repeated."""
+"""A kernel ignores an interrupt that arrives just before the request begins, hence several."""
 PART_BYTES = 4 * MIB
 EXTRA_BYTES = 32 * MIB
-"""Room for what is not variables: code of cells, names."""
+"""Allowance beyond the variables, for code of cells and names."""
 MAX_NAMES = 25_000
 MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 200
@@ -86,9 +83,9 @@ MAX_REASON_CHARS = 200
 class Dump:
     """Variables in a file of `size` bytes.
 
-    `names` are in the order of definition; `stored` are in that of the file, with results of cells.
-    `lost` maps names that are not in it to reasons, `variables` describes those that are. `copies`
-    names arrays that shared memory and will not. `files` lie in folders that are the kernel's own.
+    `names` are in order of definition; `stored` are in file order, with results of cells. `lost`
+    maps names left out to reasons, `variables` describes the others. `copies` names arrays that
+    shared memory and no longer will. `files` are paths in the kernel's private folders.
     """
 
     path: Path
@@ -103,25 +100,24 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a kernel has brought back, and what not: `lost` for a reason, `behind` because of it.
+    """What a kernel has loaded. `lost` maps names to reasons, `behind` lay after a lost one.
 
-    `left` variables have not been tried, `missing` files of the dump are not there.
+    `missing` are files of the dump that do not exist in this kernel.
     """
 
     names: tuple[str, ...]
     lost: Mapping[str, str]
     behind: tuple[str, ...]
-    left: int = 0
     missing: tuple[str, ...] = ()
 
 
 async def take(
     kernel: Kernel, path: Path, *, max_bytes: int, shared: bool, leave: Iterable[str] = ()
 ) -> Dump:
-    """Write the variables of an idle kernel to `path`, without those named in `leave`.
+    """Write the variables of an idle kernel to `path`, except those in `leave`.
 
-    `shared` keeps objects shared that several variables hold; a variable that cannot be read back
-    then costs those behind it. Raises HibernationError for what is the kernel's fault, OSError.
+    `shared` uses one memo, so objects stay shared; a variable that cannot be read then costs those
+    behind it. Raises HibernationError for a fault of the kernel, OSError.
     """
     content: dict[str, Any] = {
         "max_bytes": max_bytes,
@@ -130,7 +126,7 @@ async def take(
         "leave": sorted(leave),
     }
     try:
-        seconds = 2 * SECONDS + ANSWER_S  # once more for the children that run ahead of the kernel
+        seconds = 2 * SECONDS + ANSWER_S  # twice: forked children try first
         answer = await _ask(kernel, "kernel_mcp_dump_request", content, seconds)
         reply = answer.content
         size = reply.get("size")
@@ -156,16 +152,13 @@ async def take(
 
 
 async def give(kernel: Kernel, dump: Dump) -> Loaded:
-    """Bring the variables of a dump back in `kernel`.
-
-    Raises HibernationError for what is the kernel's fault, OSError.
-    """
+    """Load a dump into `kernel`. Raises HibernationError for a fault of the kernel, OSError."""
     await hand_over(kernel, dump)
     return await load(kernel, dump)
 
 
 async def hand_over(kernel: Kernel, dump: Dump) -> None:
-    """Send a dump to `kernel`. Raises HibernationError for what is the kernel's fault, OSError."""
+    """Send a dump to `kernel`. Raises HibernationError for a fault of the kernel, OSError."""
     descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         while part := await anyio.to_thread.run_sync(file.read, PART_BYTES):
@@ -173,9 +166,9 @@ async def hand_over(kernel: Kernel, dump: Dump) -> None:
 
 
 async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[str] = ()) -> Loaded:
-    """Load the next `count` variables of a dump that was handed over; 0 for all that are left.
+    """Load the next `count` variables of a dump that was handed over, or all with 0.
 
-    Names in `leave` are passed over, now and later, in a dump that was taken apart. Raises
+    Names in `leave` are skipped, now and later, in a dump without a shared memo. Raises
     HibernationError.
     """
     content: dict[str, Any] = {
@@ -190,7 +183,6 @@ async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[st
         names=_names(reply.get("names")),
         lost=_reasons(reply.get("lost")),
         behind=_names(reply.get("behind")),
-        left=whole_number(reply.get("left")) or 0,
         missing=tuple(path for path in _names(reply.get("missing")) if path in dump.files),
     )
 
@@ -211,7 +203,7 @@ async def _store(kernel: Kernel, path: Path, size: int) -> None:
 
 
 def _let_go(kernel: Kernel) -> None:
-    """Have the kernel forget its dump, which keeps the memory of variables; nobody waits for it."""
+    """Make the kernel free its dump, whose buffers are the variables' memory; no wait."""
     with (
         contextlib.suppress(LaunchError),
         kernel.asking("shell", "kernel_mcp_dump_part_request", {"bytes": 0}),
@@ -228,10 +220,7 @@ def _write(descriptor: int, data: bytes) -> None:
 async def _ask(
     kernel: Kernel, kind: str, content: dict[str, Any], seconds: float, *buffers: bytes
 ) -> Message:
-    """The answer to a request on the shell channel, interrupted when it is late or not wanted.
-
-    Raises HibernationError.
-    """
+    """The answer to a shell request, which is interrupted when late. Raises HibernationError."""
     try:
         with kernel.asking("shell", kind, content, buffers) as answer:
             try:
@@ -254,7 +243,7 @@ async def _ask(
 
 
 async def _patience(kernel: Kernel, answer: Answer, seconds: float) -> None:
-    """Wait for an answer, until `seconds` have passed and the kernel has worked for as long."""
+    """Wait until `seconds` have passed on the clock and as processor time of the kernel."""
     with anyio.move_on_after(seconds):
         before = kernel.handle.usage().cpu_s
         await answer.done.wait()
@@ -265,7 +254,7 @@ async def _patience(kernel: Kernel, answer: Answer, seconds: float) -> None:
 
 
 async def _settle(kernel: Kernel, answer: Answer) -> None:
-    """Interrupt a kernel that is still at it, until it says that it has stopped."""
+    """Interrupt a kernel that has not answered, `INTERRUPTS` times."""
     for _ in range(INTERRUPTS):
         if answer.done.is_set():
             break

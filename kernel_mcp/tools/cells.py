@@ -76,7 +76,7 @@ def register(box: Toolbox, services: Services) -> None:
         try:
             await found.follow(cell, wait, progress_of(ctx))
         except anyio.get_cancelled_exc_class():
-            found.abandon(cell)
+            found.queue.abandon(cell)
             raise
         return await answer(found, cell, caller.reply, since=Position())
 
@@ -91,7 +91,7 @@ def register(box: Toolbox, services: Services) -> None:
         """
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
-        cell = found.unreported
+        cell = next(iter(found.cells.untold), None)
         if cell is None:
             return say(_nothing_runs(found))
         await found.follow(cell, wait, progress_of(ctx))

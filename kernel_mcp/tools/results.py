@@ -91,7 +91,7 @@ def closing_line(session: Session, cell: Cell) -> str:
     """The sentence that says how things stand; empty when the output says it all."""
     match cell.status:
         case Status.QUEUED:
-            before = session.place(cell)
+            before = session.queue.place(cell)
             return (
                 f"queued: cell {cell.number} begins after {before} other "
                 f"{'cell' if before == 1 else 'cells'}. Call wait to follow, interrupt to stop "

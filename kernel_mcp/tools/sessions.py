@@ -139,7 +139,7 @@ async def open_session(
 
 def _state(session: Session, now: float) -> SessionState:
     """One line of `list_sessions`; `now` is a time of the session's clock."""
-    current, kernel = session.current, session.kernel
+    current, kernel = session.queue.current, session.kernel
     usage = kernel.handle.usage() if kernel is not None else None
     running_s = None
     if current is not None and current.started is not None:
@@ -153,7 +153,7 @@ def _state(session: Session, now: float) -> SessionState:
         memory_mb=round(usage.memory_bytes / MIB, 1) if usage else 0.0,
         python=kernel.environment.version if kernel is not None else "",
         cells=len(session.cells),
-        queued=session.queued,
+        queued=len(session.queue),
         running_cell=current.number if current is not None else None,
         running_s=running_s,
         last_cell=_last_cell(session),

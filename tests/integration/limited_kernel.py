@@ -75,9 +75,7 @@ class LimitedKernel:
         cell = Cell(self._count, code, timeout, log)
         begin = time.monotonic()
         try:
-            outcome = await run_cell(
-                self.kernel, cell, grace_s=grace, cpu_s=0.0, clock=time.monotonic
-            )
+            outcome = await run_cell(self.kernel, cell, grace_s=grace, cpu_s=0.0)
             cell.finish(outcome, time.monotonic())
         except KernelMcpError as error:
             cell.fail(error, time.monotonic())

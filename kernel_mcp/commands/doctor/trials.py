@@ -126,8 +126,8 @@ class Patient:
 
     async def run(self, cell: Cell) -> Cell:
         """Run a cell to its end."""
-        cell.begin(time.monotonic())
-        outcome = await run_cell(self.kernel, cell, grace_s=PROMPT_S, cpu_s=0, clock=time.monotonic)
+        cell.started = time.monotonic()
+        outcome = await run_cell(self.kernel, cell, grace_s=PROMPT_S, cpu_s=0)
         cell.finish(outcome, time.monotonic())
         return cell
 
@@ -180,7 +180,7 @@ async def interrupt(patient: Patient) -> list[Check]:
     cell = patient.cell("print('running', flush=True)\nwhile True: pass")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(patient.run, cell)
-        await cell.heard()
+        await cell.changed()
         began = time.monotonic()
         cell.stop(StopReason.INTERRUPT)
         await cell.finished.wait()

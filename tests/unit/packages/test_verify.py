@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -58,7 +59,7 @@ class FakeKernel:
 class FakeSession:
     def __init__(self, kernel: FakeKernel | None, *, busy: bool = False) -> None:
         self._kernel = kernel
-        self.current = object() if busy else None
+        self.queue = SimpleNamespace(current=object() if busy else None)
 
     async def ensure_kernel(self) -> FakeKernel:
         if self._kernel is None:

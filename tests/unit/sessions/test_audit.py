@@ -47,7 +47,7 @@ def log(path: Path) -> AuditLog:
 
 def cell(folder: Path, outcome: Outcome, code: str = "x = 1") -> Cell:
     made = Cell(3, code, 0, OutputLog(folder, 3))
-    made.begin(10.0)
+    made.started = 10.0
     made.take(Stream("stdout", "hello"))
     made.finish(outcome, 12.5)
     return made

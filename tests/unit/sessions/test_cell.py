@@ -21,7 +21,7 @@ def new_cell(folder: Path) -> Cell:
 async def test_status_goes_from_queued_over_running_to_the_outcome(tmp_path: Path) -> None:
     cell = new_cell(tmp_path)
     statuses = [cell.status]
-    cell.begin(1.0)
+    cell.started = 1.0
     statuses.append(cell.status)
     cell.finish(Outcome(Status.OK, execution_count=3), 3.5)
     statuses.append(cell.status)
@@ -63,7 +63,7 @@ async def test_listeners_wake_on_output_and_on_the_end(tmp_path: Path) -> None:
     async def listen() -> None:
         changes = 0
         while not cell.finished.is_set():
-            changes = await cell.heard(changes)
+            changes = await cell.changed(changes)
             heard.append("".join(cell.log.text()).strip())
 
     with anyio.fail_after(60):
@@ -80,6 +80,6 @@ async def test_what_came_while_nobody_listened_is_heard_at_once(tmp_path: Path) 
     cell = new_cell(tmp_path)
     cell.take(Stream("stdout", "one\n"))
     with anyio.fail_after(60):
-        changes = await cell.heard()
+        changes = await cell.changed()
         cell.take(Stream("stdout", "two\n"))
-        assert await cell.heard(changes) == changes + 1
+        assert await cell.changed(changes) == changes + 1

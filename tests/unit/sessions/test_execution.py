@@ -17,7 +17,7 @@ from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions import execution
 from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
-from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource
+from tests.unit.fake_kernels import FakeKernel, FakeSource
 
 pytestmark = [pytest.mark.anyio]
 
@@ -38,10 +38,10 @@ class LateKernel(FakeKernel):
 async def stopped(kernel: FakeKernel, folder: Path, reason: StopReason) -> Outcome:
     """The outcome of a cell that waits for ever and is told to stop."""
     cell = Cell(1, "wait", 0, OutputLog(folder, 1))
-    cell.begin(0.0)
+    cell.started = 0.0
     cell.stop(reason)
     with anyio.fail_after(60):
-        return await run_cell(cast(Kernel, kernel), cell, grace_s=0.01, cpu_s=0, clock=FakeClock())
+        return await run_cell(cast(Kernel, kernel), cell, grace_s=0.01, cpu_s=0)
 
 
 async def test_an_interrupt_that_works_keeps_the_variables(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ async def test_a_reply_that_comes_after_the_kill_does_not_hide_the_loss(tmp_path
 async def test_a_cell_that_resists_is_killed_at_once_when_its_session_ends(tmp_path: Path) -> None:
     kernel = LateKernel(FakeSource())
     cell = Cell(1, "wait", 0, OutputLog(tmp_path, 1))
-    cell.begin(0.0)
+    cell.started = 0.0
     cell.stop(StopReason.CANCEL)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
@@ -77,7 +77,7 @@ async def test_a_cell_that_resists_is_killed_at_once_when_its_session_ends(tmp_p
 
 async def run(kernel: FakeKernel, cell: Cell) -> None:
     """Run a cell that has more time to obey than the test."""
-    ended = await run_cell(cast(Kernel, kernel), cell, grace_s=1000, cpu_s=0, clock=FakeClock())
+    ended = await run_cell(cast(Kernel, kernel), cell, grace_s=1000, cpu_s=0)
     cell.finish(ended, 0.0)
 
 

@@ -51,7 +51,7 @@ class Cells:
         number = len(self.history) + 1
         cell = Cell(number, f"cell {number}", 0.0, self._log(number))
         self.history.append(cell)
-        cell.begin(1.0)
+        cell.started = 1.0
         take = cell.listen() if listens else cell.take
         for event in events:
             take(event)

@@ -84,7 +84,7 @@ def test_how_a_cell_ended_is_kept_in_its_metadata(tmp_path: Path) -> None:
     killed = cell(tmp_path, 1, "boom()")
     killed.outcome = Outcome(Status.KILLED, False, "killed by SIGSEGV")
     running = Cell(2, "loop()", 0.0, OutputLog(tmp_path, 2))
-    running.begin(0.0)
+    running.started = 0.0
     first, second = written(killed, running)["cells"]
     assert first["metadata"]["kernel-mcp"] == {"status": "killed", "cause": "killed by SIGSEGV"}
     assert second["metadata"]["kernel-mcp"] == {"status": "running"}

@@ -100,7 +100,7 @@ async def test_sessions_asked_for_at_once_do_not_exceed_the_limit(tmp_path: Path
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(one_more)
-        assert sum(session.awake for session in sessions) == 3
+        assert sum(session.lifecycle.awake for session in sessions) == 3
         assert states(sessions[:3]) == ["hibernated", "idle", "idle"]
         for session in sessions[3:]:
             await run(session, "y = 1")

@@ -88,8 +88,8 @@ class Served:
             while True:
                 for session in self.manager.sessions:
                     if session.kernel is not None and session.kernel.running is not None:
-                        assert session.current is not None
-                        return session.current
+                        assert session.queue.current is not None
+                        return session.queue.current
                 await anyio.lowlevel.checkpoint()
 
     async def hanging(self) -> Session:
