@@ -148,8 +148,9 @@ async def test_reset_names_what_is_lost_and_keeps_files_unless_told(tmp_path: Pa
         await server.call("write_file", path="a.txt", content="a")
         answer = await server.call("reset")
         assert "has a fresh kernel" in answer.text
-        assert "Lost: x." in answer.text
+        assert answer.text.count("Lost: x.") == 1
         assert (answer.result.meta or {})["kernel-mcp/lost"]["lost"] == ["x"]
+        assert "Lost" not in (await server.call("list_files")).text
         assert server.session.workspace.list_files().entries
         answer = await server.call("reset", files=True, packages=True)
         assert "The workspace is now empty. The packages" in answer.text
