@@ -77,7 +77,7 @@ class SandboxProvisioner(KernelProvisionerBase):
     keeps the connection, so that clients find the new kernel where the old one was.
     """
 
-    sandbox = Unicode("auto", help="Backend: auto, bwrap or none").tag(config=True)
+    sandbox = Unicode("auto", help="Backend, as `--sandbox` names it").tag(config=True)
     allow = List(Unicode(), help="Modules that code may import; ['*'] for all").tag(config=True)
     profile = Unicode("default", help="Import profile to begin from").tag(config=True)
     memory_mb = Int(0, help="Memory in MiB; 0 for the default").tag(config=True)
