@@ -43,8 +43,7 @@ from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.quota import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.stdio import stdio_streams
-from kernel_mcp.tools import Post, Services, Toolbox, cells, files, packages, sessions
-from kernel_mcp.tools.instructions import instructions
+from kernel_mcp.tools import Post, Services, Toolbox, cells, files, instructions, packages, sessions
 from kernel_mcp.tools.resources import ResourceServer
 
 logger = logging.getLogger(__name__)

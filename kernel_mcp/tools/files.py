@@ -19,15 +19,7 @@ from kernel_mcp.output.render import OUTPUT_CHARS, PICTURE_BYTES
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.tools import (
-    CHANGES,
-    READS,
-    AnyContext,
-    PathArg,
-    Services,
-    SessionArg,
-    Toolbox,
-)
+from kernel_mcp.tools import CHANGES, READS, AnyContext, PathArg, Services, SessionArg, Toolbox
 from kernel_mcp.tools.models import FileEntry, FileList, Written
 from kernel_mcp.tools.resources import cell_of, cell_uri_number
 from kernel_mcp.tools.results import said, say

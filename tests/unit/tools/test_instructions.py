@@ -8,7 +8,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.select import NoSandbox
-from kernel_mcp.tools.instructions import instructions
+from kernel_mcp.tools import instructions
 
 WHOLE = SandboxReport("bwrap", ("everything",), ())
 
