@@ -1,1 +1,0 @@
-"""What the operator decides: flags, environment variables and TOML files become `Settings`."""

@@ -1,1 +1,0 @@
-"""One live kernel: its channels, the wire protocol, and how one comes about for a session."""

@@ -1,1 +1,0 @@
-"""The ground floor: what Linux offers, as calls that know nothing of kernels and sessions."""

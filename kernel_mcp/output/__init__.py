@@ -1,1 +1,0 @@
-"""What cells put out: kept in order and within bounds, and rendered for a model."""

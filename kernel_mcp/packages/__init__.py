@@ -1,1 +1,0 @@
-"""Packages that a session adds to its environment while it lives."""
