@@ -298,6 +298,7 @@ SEAMS = frozenset(
         "tempfile.NamedTemporaryFile",
         "tempfile.TemporaryDirectory",
         "tempfile.mkdtemp",
+        "threading.Thread",
     ]
 )
 
