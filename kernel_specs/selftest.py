@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # importing typing would take longer than all of the rest
 
 
 def main() -> None:
-    """Tell every fact."""
+    """Print every fact as JSON."""
     json.dump(gather(json.load(sys.stdin), inherited=(0, 1, 2)), sys.stdout)
 
 
@@ -74,7 +74,7 @@ def _readable(path: str) -> bool:
 
 
 def _writable(folder: str, attempt: bool) -> bool:
-    """Whether a file can be made in a folder; only asked, not made, without a sandbox."""
+    """Whether a file can be made in a folder; `access` instead of an `attempt` without sandbox."""
     if not attempt:
         return os.access(folder, os.W_OK)
     path = f"{folder}/.kernel-mcp-selftest"
@@ -94,7 +94,7 @@ def _names(folder: str) -> "list[str]":
 
 
 def _foreign(descriptor: str) -> bool:
-    """Whether an open file is other than a fact about this process itself."""
+    """Whether a descriptor leads elsewhere than to this process's own /proc files."""
     try:
         return not os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"/proc/{os.getpid()}/")
     except OSError:
@@ -102,10 +102,7 @@ def _foreign(descriptor: str) -> bool:
 
 
 def _environments(known: "list[int]") -> "list[str]":
-    """The environment of every process that can be looked at, to be compared by the host.
-
-    `known` are processes of the host that may be looked for though /proc cannot be listed.
-    """
+    """The environment in hex of every readable process; `known` are pids to try besides /proc's."""
     found = []
     for name in {*map(str, known), *_names("/proc")}:
         if name.isdigit():
@@ -138,7 +135,6 @@ def _connects(address: "str | list[str | int]") -> bool:
 
 
 def _urgent_data() -> str:
-    """What comes of urgent data on a Unix socket."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         try:
@@ -162,7 +158,7 @@ def _size(folder: str) -> int:
 
 
 def _calls(numbers: "dict[str, list[int]]") -> "dict[str, str]":
-    """What raw system calls answer: the name of the error, or `done`."""
+    """The errno name of each raw system call, or `done`."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -106,7 +106,7 @@ class Installer:
         asked: tuple[Requirement, ...],
         progress: ProgressCallback,
     ) -> tuple[Present, Generation]:
-        """Make the next generation of the layer; what there was before, and what it brings."""
+        """Add the next generation to the layer; what was present, and the generation."""
         assert session.request.layer is not None
         layer = Layer(session.request.layer)
         present = await anyio.to_thread.run_sync(Present.of, environment, layer)
@@ -152,7 +152,7 @@ class Installer:
         present: Present,
         progress: ProgressCallback,
     ) -> dict[str, str]:
-        """Resolve what is asked for together with all that is there, and install what differs."""
+        """Resolve against all that is present and install what differs; versions by name."""
         names = {each.name for each in asked}
         earlier = [each for each in present.requested if each.name not in names]
         own = self._factory.spec(session.request).packages
@@ -218,13 +218,13 @@ class Installer:
             )
 
     def _known_as(self, session: Session, layer: Layer) -> str:
-        """Where the session's kernels will see the next generation, which bytecode tells of."""
+        """The path of the next generation inside the session's kernels, for bytecode."""
         places = self._sandbox.guest_paths(session.request.workspace, self._scratch)
         folder = f"{places.layers}/0" if places.layers else str(layer.folder)
         return f"{folder}/{layer.next_name}"
 
     async def _builds_allowed(self) -> bool:
-        """Code of packages runs in a sandbox, or where the operator wants none at all."""
+        """Builds run package code: only in a sandbox, or when the operator turned it off."""
         wanted = bool(self._sandbox.report().enforced)
         boundary = (await self._workshop.builder()).confined or not wanted
         return self._settings.allow_source_builds and boundary

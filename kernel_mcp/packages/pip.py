@@ -153,7 +153,7 @@ class ConfinedPip:
     async def _once(
         self, args: Sequence[str], folders: Sequence[Path], progress: ProgressCallback
     ) -> UvResult:
-        """Raises InstallError when too much is written."""
+        """Raises InstallError when it writes more than `most_bytes`."""
         result = await self._workshop.run(
             args,
             readonly=self._environment.runtime,
@@ -186,7 +186,7 @@ def _failure(result: UvResult, earlier: Sequence[str] = ()) -> InstallError:
 
 
 def _content(path: Path) -> str:
-    """The text of a file, unless code of packages has put something else in its place."""
+    """The text of a regular file. Raises InstallError when package code replaced it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, encoding="utf-8", errors="replace") as file:

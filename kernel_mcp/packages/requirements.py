@@ -1,4 +1,4 @@
-"""What agents ask to have installed, and the operator's say on it."""
+"""Requested packages checked against `--allow-install`, and what a script needs to run."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class InstallRules:
 
 
 def _read(asked: str | Requirement) -> Requirement | None:
-    """Raises InputError for options, URLs, paths and anything that is not PEP 508."""
+    """None for the standard library. Raises InputError for anything that is not PEP 508."""
     try:
         return requirement_for(asked)
     except ValueError as error:
@@ -114,10 +114,6 @@ def _read(asked: str | Requirement) -> Requirement | None:
             "changed."
         ) from None
 
-
-# What a script needs to run: packages and a Python, from its metadata and its caller.
-#
-# Also how its session is told that what follows is a script and not a cell of a notebook.
 
 SCRIPT_FILE = "script.py"
 """The script in its workspace."""
@@ -134,7 +130,7 @@ class Needs:
 
 
 class ScriptReader:
-    """Turns scripts and wishes into needs that the operator permits."""
+    """Turns scripts and arguments into needs that the operator permits."""
 
     def __init__(self, settings: Settings, rules: InstallRules, interpreters: Interpreters) -> None:
         self._settings = settings
@@ -185,7 +181,7 @@ class ScriptReader:
         return "" if found == own else version
 
     async def _fitting(self, requires: str, wanted: str, progress: ProgressCallback) -> str:
-        """The Python to run a script with `requires-python` on."""
+        """The Python for a script with `requires-python`; empty for the server's own."""
         fits = SpecifierSet(requires)
         if wanted.strip():
             version = await self.python(wanted, progress)
@@ -215,7 +211,7 @@ class ScriptReader:
         )
 
     async def _short(self, version: str, fits: SpecifierSet) -> str:
-        """`3.12` in place of `3.12.1` if that fits too, so that the next script finds it known."""
+        """`3.12` for `3.12.1` if that fits too: the next script then needs no search."""
         short = version.rpartition(".")[0]
         found = await self._interpreters.find(short)
         return short if fits.contains(found.version, prereleases=True) else version

@@ -1,4 +1,4 @@
-"""What came of an installation, package by package, and the words for it."""
+"""What a session has before an installation, and the result of it package by package."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from packaging.utils import canonicalize_name
 from kernel_mcp.environments.layer import Generation, Layer, versions
 from kernel_mcp.environments.metadata import DISTRIBUTIONS, provided_modules
 from kernel_mcp.launch.base import KernelEnvironment
-
-# What a session has before an installation.
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ class Outcome:
         return any(each.state is State.NEEDS_RESET for each in self.packages)
 
     def summary(self) -> str:
-        """All that a model has to know, what went wrong first."""
+        """The result as text, failures first."""
         asked = [each for each in self.packages if each.asked]
         rest = [each for each in self.packages if not each.asked]
         asked.sort(key=lambda each: each.state is not State.FAILS)

@@ -1,4 +1,4 @@
-"""The last step of an installation: the live kernel gets the packages and imports them."""
+"""Trial imports in a process of their own, then in the live kernel of the session."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from kernel_mcp.sessions.session import Session
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
-
-# A first import in a process that is thrown away, so that a broken package touches no session.
 
 TRIAL_S = 60.0
 
@@ -87,7 +85,7 @@ async def try_imports(
 
 
 def _failures(output: str, modules: Sequence[str], ended: str) -> dict[str, str]:
-    """From the last line that the process wrote; without one it died over the imports."""
+    """The failures in the last line of output; without one, all failed with `ended`."""
     last = output.strip().rpartition("\n")[2]
     try:
         report = json.loads(last)
@@ -104,7 +102,6 @@ def _make(folder: Path, identity: Identity | None) -> None:
 
 
 def _limits(limits: Limits, *, own_process_count: bool) -> dict[str, int]:
-    """As a kernel gets them at boot."""
     return {
         "memory_bytes": limits.memory_bytes,
         "pids": limits.pids if own_process_count else 0,
@@ -161,7 +158,7 @@ async def verify_live(
 async def _import(
     session: Session, permitted: Sequence[str], modules: Sequence[str]
 ) -> tuple[Verdicts, str]:
-    """What the kernel says about each module, or what kept it from saying anything."""
+    """The verdict on each module, and why there is none."""
     try:
         kernel = await session.ensure_kernel()
     except KernelMcpError as error:
@@ -193,7 +190,7 @@ async def _why_silent(session: Session, kernel: Kernel) -> str:
 
 
 def _verdicts(reply: Mapping[str, Any]) -> Verdicts:
-    """The kernel's word, as far as it has the right shape."""
+    """The entries of a reply that have the right shape."""
     modules = reply.get("modules")
     if not isinstance(modules, dict):
         return {}

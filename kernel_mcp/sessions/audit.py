@@ -47,7 +47,7 @@ class Audit:
         """Add an event."""
 
     def close(self) -> None:
-        """Add nothing more."""
+        """Accept no further events."""
 
 
 class Journal:
@@ -203,11 +203,11 @@ class _SessionJournal(Journal):
             self._audit.note(event, {**self._head, **facts})
 
     def _barrier(self) -> Barrier:
-        """What the trail cannot take is no reason to stop what it tells of."""
+        """A failed write never stops the session."""
         return Barrier("writing the audit log", self._head["session"])
 
     def _used(self) -> tuple[float | None, int | None]:
-        """Processor seconds of the cell and memory at its end; None where the kernel is gone."""
+        """Processor seconds of the cell and bytes at its end; None without a kernel."""
         handle, self._handle = self._handle, None
         if handle is None or handle.exit is not None:
             return None, None

@@ -265,7 +265,6 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
 
 
 def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -> str:
-    """`reason` as text."""
     return {
         None: "",
         StopReason.TIMEOUT: f"it reached its time limit of {cell.timeout_s:g} s",
@@ -281,7 +280,6 @@ def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -
 def _death(
     kernel: Kernel, run: Run, wish: str, reason: StopReason | None, grace_s: float
 ) -> Outcome:
-    """The outcome of a cell whose kernel ended."""
     cause = kernel.exit.story("the kernel") if kernel.exit else "the kernel is gone"
     if reason in AT_ONCE:
         cause = wish
@@ -293,7 +291,6 @@ def _death(
 
 
 def _end(run: Run, wish: str, reason: StopReason | None) -> Outcome:
-    """The outcome of a cell in a live kernel."""
     if reason is None and run.status == "aborted":
         cause = "the kernel dropped the cell twice without running it; run it again"
         return Outcome(Status.ERROR, cause=cause)

@@ -15,12 +15,10 @@ from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Status
 
-# Rows of a session's record on disk: appended, read by their place, dropped by the segment.
-
 SEGMENT_BYTES = 4 * MIB
-"""A file is full beyond this size. Files are dropped as a whole, so one is a small part of all."""
+"""A file beyond this size is full. Files are dropped whole."""
 READ_BYTES = 4 * KIB
-"""What is read of a row at first; most are shorter."""
+"""First read of a row; most are shorter."""
 
 _SPAN = 2**32
 """A place is the number of a segment times this, plus where the row begins in it."""
@@ -101,9 +99,9 @@ class RowFiles:
 
 
 BATCH = 16
-"""Cells that end between two looks at what can go to disk."""
+"""Ended cells between two calls of `settle`."""
 ROWS_SHARE = 4
-"""Rows may take the fourth part of what a record may take, files of outputs the rest."""
+"""Rows get one part in so many of a record, files of outputs the rest."""
 
 _STATUSES = tuple(Status)
 _ABSENT = 2**64 - 1
@@ -114,9 +112,9 @@ logger = logging.getLogger(__name__)
 class History(Sequence[Cell]):
     """The cells of a session in order, number n at index n - 1.
 
-    A cell stays in memory until its end was told, the kernel's output goes to a later one, no
-    update can reach its displays and another has followed. Then it is a row on disk, from which
-    each look makes it anew, and some 20 bytes in memory. Any thread may read.
+    A cell stays in memory until its end was told, output goes to a later cell, no update can reach
+    its displays and another cell has followed. Then it is a row on disk, restored at each access,
+    and some 20 bytes in memory. Any thread may read.
     """
 
     def __init__(self, folder: Path, displays: DisplayIndex[OutputLog]) -> None:
@@ -152,7 +150,7 @@ class History(Sequence[Cell]):
 
     @property
     def untold(self) -> list[Cell]:
-        """The cells whose end no answer has told of yet, oldest first."""
+        """The cells without a delivered answer about their end, oldest first."""
         return [cell for cell in self._live.values() if not cell.told]
 
     @property
@@ -173,7 +171,7 @@ class History(Sequence[Cell]):
         self._live[cell.number] = cell
 
     def ended(self, cell: Cell, limit: int) -> None:
-        """Let earlier cells go to disk, and old ones from it when all take more than `limit`."""
+        """Move earlier cells to disk, and keep the record within `limit` bytes."""
         self._ended += 1
         if self._ended % BATCH == 0:
             self.settle()
@@ -181,7 +179,7 @@ class History(Sequence[Cell]):
             self.make_room(limit, before=cell.number)
 
     def settle(self, *, kernel_gone: bool = False) -> None:
-        """Move to disk what can change no more; with `kernel_gone` nothing can but the newest."""
+        """Move unchanging cells to disk; with `kernel_gone` all but the newest."""
         if kernel_gone:
             self._displays.clear()
         listening = [number for number, cell in self._live.items() if cell.listens]
@@ -249,7 +247,7 @@ class History(Sequence[Cell]):
         return self._filed_bytes + sum(cell.log.disk_bytes for cell in self._live.values())
 
     def _restored(self, number: int) -> Cell:
-        """A cell from its row; when there is none any more, one that says so."""
+        """A cell from its row; one with a remark when the row is gone."""
         place, filed = self._places[number - 1], self._file_bytes[number - 1]
         code, outcome, duration = "", Outcome(_STATUSES[self._statuses[number - 1]]), 0.0
         log = OutputLog(self._folder, number)

@@ -34,7 +34,7 @@ from kernel_mcp.sessions.session import Clock, Session
 CLOSE_TIMEOUT_S = 2.0
 MAX_NAME_CHARS = 100
 MOST_ENDED = 500
-"""Sessions that have ended and are remembered, so that their owners are told."""
+"""Ended sessions that are kept for their owners' next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A session that is no more, of which its owner may not know: why, and what went with it."""
+    """An ended session: why it ended, and what was lost."""
 
     owner: str
     why: str
@@ -232,14 +232,14 @@ class SessionManager:
             await self._drop(session)
 
     def known_to_have_ended(self, handle: str) -> None:
-        """Note that the owner of a session knows of its end."""
+        """Record a delivered answer about the end of a session."""
         if (ended := self._ended.pop(handle, None)) is not None:
             self._known[handle] = ended
             if len(self._known) > MOST_ENDED:
                 self._known.popitem(last=False)
 
     def not_known_to_have_ended(self, handle: str) -> None:
-        """Note that the owner has not looked at what told of the end after all."""
+        """Record that this answer was revoked."""
         if (ended := self._known.pop(handle, None)) is not None:
             self._ended[handle] = ended
 
@@ -266,7 +266,7 @@ class SessionManager:
         await self.close(session, why)
 
     def _remember(self, session: Session, why: str) -> None:
-        """Have the owner's next call told of the end of a session."""
+        """Keep the end of a session for its owner's next call."""
         told = session.handle in self._ended or session.handle in self._known
         if session.handle in self._sessions and not told:
             self._ended[session.handle] = Ended(session.owner, why, session.lost_state(f"it {why}"))
@@ -295,15 +295,13 @@ class SessionManager:
                 await surely(remove_tree, place / handle)
 
 
-# Collects sessions that nobody has used for a while.
-
 logger = logging.getLogger(__name__)
 
 LOOKS_PER_TIMEOUT = 20
 MAX_PAUSE_S = 30.0
 MIN_PAUSE_S = 0.05
 AT_ONCE = 4
-"""Sessions that are put to sleep at the same time: one that is slow holds up no other."""
+"""Sessions that are hibernated at the same time."""
 
 
 class Reaper:
@@ -327,7 +325,7 @@ class Reaper:
         return sorted(found, key=lambda session: session.last_used)
 
     async def collect(self) -> None:
-        """Put what has expired to sleep."""
+        """Retire what has expired."""
         limiter = anyio.CapacityLimiter(AT_ONCE)
         async with anyio.create_task_group() as tasks:
             for session in self.expired():

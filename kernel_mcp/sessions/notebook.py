@@ -63,7 +63,6 @@ def _pieces(cells: Sequence[Cell], most: int) -> Iterator[bytes]:
 
 
 def _left_out(first: int, last: int) -> bytes:
-    """A cell in the place of those that the notebook has no room for."""
     text = f"[cells {first:,} to {last:,} left out: {_FULL}]"
     return compact({"cell_type": "markdown", "id": "left-out", "metadata": {}, "source": text})
 
@@ -154,7 +153,7 @@ class _Writer:
         return pieces
 
     def _value(self, part: Part) -> list[bytes] | str:
-        """A value as the schema wants it, objects for JSON types only; or why it is left out."""
+        """A value for the schema, objects for JSON types only; or the reason without one."""
         if part.problem:
             return part.problem
         try:
@@ -169,7 +168,7 @@ class _Writer:
         return _FULL if pieces is None else pieces
 
     def _json(self, part: Part) -> list[bytes] | None:
-        """As `_kept`. Raises NotJson, OSError; what was looked at in vain counts too."""
+        """As `_kept`. Raises NotJson, OSError; refused values count towards `JSON_VALUES` too."""
         shape = Shape()
         try:
             return self._kept(checked(part.raw(), shape, self._values_left, JSON_DEPTH))
@@ -177,7 +176,7 @@ class _Writer:
             self._values_left = max(0, self._values_left - shape.values)
 
     def _kept(self, pieces: Iterable[bytes]) -> list[bytes] | None:
-        """All of these, or None when there is no room for them."""
+        """All pieces, or None when they do not fit."""
         kept: list[bytes] = []
         size = 0
         for piece in pieces:

@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
 
-# Where the folders of kernels in reserve are while no session has them.
-#
-# They have to lie on the file system of the sessions' folders, as they take their places by
-# renames.
-# Where that is a folder of the operator's, they are kept together in a hidden one, which goes with
-# the server; what a killed server has left of it is removed by the next that uses the folder.
-
 logger = logging.getLogger(__name__)
 
 NAME_BYTES = 8
@@ -56,7 +49,11 @@ _SPARE = re.compile(rf"\.?[0-9a-f]{{{2 * NAME_BYTES}}}(-\d+)?")
 
 @contextlib.contextmanager
 def spare_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder of this server alone in the operator's `parent`. Raises ConfigError."""
+    """A hidden folder for spares in the operator's `parent`, on its file system for renames.
+
+    The end of the server removes it; the next server removes that of a killed one. Raises
+    ConfigError.
+    """
     path = parent / f"{_HIDDEN}{secrets.token_hex(4)}"
     try:
         sweep_spares(parent)
@@ -217,7 +214,7 @@ class WarmPool:
         return _Spare(kernel, workspace, layer)
 
     async def _hand_over(self, spare: _Spare, request: KernelRequest) -> bool:
-        """Put a spare's folders in the place of the session's; whether it can be used."""
+        """Rename a spare's folders to the session's; whether the spare can be used."""
         handle = spare.kernel.handle
         if handle.exit is not None or handle.stopped:
             return False
@@ -227,7 +224,7 @@ class WarmPool:
         return True
 
     def _hand_over_layer(self, spare: _Spare, layer: Path | None) -> bool:
-        """Put the spare's layer in the place of the session's, unless that is being filled."""
+        """Rename the spare's layer to the session's; False when that has content."""
         if layer is None:
             return True
         try:
@@ -243,7 +240,7 @@ class WarmPool:
         return True
 
     async def _hand_over_workspace(self, spare: _Spare, workspace: Path) -> None:
-        """Let the spare's folder take the place of the session's, with what is in that already."""
+        """Rename the spare's folder to the session's and move what is there into it."""
         filled = any(workspace.iterdir())
         try:
             if filled:
@@ -258,7 +255,6 @@ class WarmPool:
             self._replaced.append((old, workspace))
 
     async def _tidy(self) -> None:
-        """Remove the folders that were replaced."""
         while self._replaced:
             with Barrier("removing the folder of a kernel in reserve"):
                 await surely(_dissolve, *self._replaced.pop())
@@ -281,15 +277,15 @@ def _adds_nothing(layer: Path | None) -> bool:
 
 
 async def _prewarm(kernel: Kernel) -> None:
-    """Run a cell that leaves no trace, so that the first real one finds its memory in place."""
+    """Run a cell that leaves no trace: it faults the pages in that the first real one needs."""
     run = kernel.prewarm("print(1)\n1")
     with anyio.move_on_after(REHEARSAL_S):
         await run.finished.wait()
 
 
 def _dissolve(old: Path, place: Path) -> None:
-    """Remove a folder whose place was taken, but nothing that came in at the last moment."""
-    with contextlib.suppress(FileNotFoundError):  # somebody else has removed it
+    """Remove a replaced folder; move what arrived meanwhile to `place`."""
+    with contextlib.suppress(FileNotFoundError):  # already removed
         if any(old.iterdir()) and place.is_dir():
             _move_content(old, place)
     remove_tree(old)

@@ -1,4 +1,4 @@
-"""How many sessions may have a kernel and how many may sleep: who hibernates, who is dropped."""
+"""Bounds of a server's sessions: kernels, hibernated sessions, own memory, records on disk."""
 
 from __future__ import annotations
 
@@ -24,25 +24,21 @@ from kernel_mcp.linux import process
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.session import Clock, Session
 
-# What the server itself may hold: memory, and records on disk, of all sessions together.
-#
-# Where that is exceeded, the session that holds most gives way, and no other.
-
 logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 RELIEF_S = 10.0
-"""A pause after a look that found memory beyond the bound and nobody who holds much of it."""
+"""Pause when memory is beyond the bound and no session holds `LARGE_BYTES` of it."""
 OWN_BYTES = 256 * MIB
 SESSION_BYTES = 48 * MIB
 """What the server needs: for itself some 80 MiB, and as much again for what it is asked; for each
 session that runs a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
 NOTABLE_BYTES = 8 * MIB
-"""What the server has to have grown by to be worth a look at what it can give back."""
+"""Growth after which memory is given back to the system."""
 REST_LOOKS = 10
-"""Looks without a session in use after which those that were closed have let go of all."""
-GUILTY_BYTES = 16 * MIB
-"""Who holds less than this is not made to give way."""
+"""Idle looks until closed sessions have freed their memory."""
+LARGE_BYTES = 16 * MIB
+"""A session that holds less is never relieved."""
 RECORD_BYTES = 2 * GIB
 """Cells and outputs on disk of all sessions: as much as the variables of those that sleep."""
 
@@ -110,7 +106,6 @@ def relieve(session: Session, cause: str) -> str:
 
 
 def _cells(numbers: list[int]) -> str:
-    """Cells that followed each other, by number."""
     return f"Cells {min(numbers)} to {max(numbers)} ({len(numbers)})"
 
 
@@ -142,7 +137,7 @@ class ServerBounds:
         most_memory: int,
         most_records: int = RECORD_BYTES,
     ) -> None:
-        """`memory` tells how much the server holds now, all in bytes."""
+        """`memory` returns the bytes that the server holds; the bounds are bytes too."""
         self._sessions = sessions
         self._memory = memory
         self._most_memory = most_memory
@@ -178,8 +173,8 @@ class ServerBounds:
         if (held := self._memory()) <= self._most_memory:
             return True
         parts = {session: held_by(session) for session in self._sessions()}
-        guilty = max(parts, key=lambda session: parts[session], default=None)
-        if guilty is None or parts[guilty] < GUILTY_BYTES:
+        largest = max(parts, key=lambda session: parts[session], default=None)
+        if largest is None or parts[largest] < LARGE_BYTES:
             if not self._told:
                 logger.error(
                     "the server holds %s of memory, which is more than %s, and no session much of "
@@ -187,16 +182,16 @@ class ServerBounds:
                 )  # fmt: skip
             self._told = True
             return False
-        part = format_bytes(parts[guilty])
+        part = format_bytes(parts[largest])
         done = relieve(
-            guilty,
+            largest,
             f"the server's memory ran short (it holds {format_bytes(held)}, limit "
             f"{format_bytes(self._most_memory)}), and this session held most of it: {part} of "
             "outputs and code",
         )
         logger.warning(
             "the server held %s of memory, limit %s: session %s, which held %s, %s",
-            format_bytes(held), format_bytes(self._most_memory), guilty.handle, part, done,
+            format_bytes(held), format_bytes(self._most_memory), largest.handle, part, done,
         )  # fmt: skip
         process.trim()
         return True
@@ -236,7 +231,7 @@ def memory_bound(sessions: int) -> int:
 
 
 def _level(sizes: Iterable[int], most: int) -> int:
-    """What each may have at most so that all have `most` together, and who has less keeps it."""
+    """The bytes at which to cut each size so that the sum is `most`."""
     ascending = sorted(sizes)
     for place, size in enumerate(ascending):
         fair = most // (len(ascending) - place)
@@ -265,7 +260,7 @@ class SessionQuota:
         clock: Clock,
         capacity: Capacity,
     ) -> None:
-        """`spawn` runs something for as long as there are sessions."""
+        """`spawn` starts a task that ends with the manager."""
         self._settings = settings
         self._capacity = capacity
         self._sessions = sessions
@@ -277,7 +272,7 @@ class SessionQuota:
 
     @asynccontextmanager
     async def reserve(self) -> AsyncIterator[None]:
-        """There is room for one more session with a kernel, and nobody else takes it meanwhile.
+        """Inside this block one more session may have a kernel, and no other call takes its place.
 
         Raises SessionLimitReached when all sessions are in use, or the system has no room.
         """
@@ -324,7 +319,7 @@ class SessionQuota:
             await _one_of(self._forced)
 
     async def _force(self, session: Session) -> None:
-        """Hibernate a session to the end, also when nobody waits for the room any more."""
+        """Hibernate a session, also when no caller waits for it any more."""
         try:
             await self.hibernate(session, MAKE_ROOM)
         finally:
@@ -347,7 +342,7 @@ class SessionQuota:
             await self._drop(session)
 
     def _lack(self) -> str:
-        """Why there is no room for one more session with a kernel; empty where there is."""
+        """Why no further session may have a kernel; empty when one may."""
         awake = [session for session in self._sessions() if session.lifecycle.awake]
         if len(awake) >= self._settings.max_sessions:
             sessions = (
@@ -373,7 +368,7 @@ class SessionQuota:
 
 
 async def _one_of(forced: dict[str, anyio.Event]) -> None:
-    """Wait until the newest of them has been hibernated, for `SLOW_S` at most."""
+    """Wait for the newest forced hibernation, at most `SLOW_S` seconds."""
     with anyio.move_on_after(SLOW_S):
         await forced[next(reversed(forced))].wait()
 

@@ -43,7 +43,6 @@ class CellQueue:
         self._clock = clock
 
     def __len__(self) -> int:
-        """Cells waiting for their turn."""
         return len(self._waiting)
 
     @property
@@ -229,7 +228,7 @@ class CellRunner:
         return outcome
 
     async def _settle(self, cell: Cell) -> str:
-        """Bring the kernel to rest after a failure in the midst of a cell; what that has cost."""
+        """Stop the cell after a failure of the server; a sentence on what was lost."""
         kernel = self._lifecycle.kernel
         if kernel is None or kernel.exit is not None:
             return ""

@@ -44,7 +44,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def main(path: str) -> int:
-    """Run what the host asks for; the exit code of this process."""
+    """Run the task of the host; the exit code of this process."""
     host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host.connect(path)
     try:
@@ -74,7 +74,7 @@ def main(path: str) -> int:
 
 
 def _receive(host: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The task and its descriptors, past the numbers that are asked for."""
+    """The task and its descriptors, moved above the wanted numbers."""
     numbers = array.array("i")
     space = socket.CMSG_SPACE(MOST_DESCRIPTORS * numbers.itemsize)
     message, extra, _, _ = host.recvmsg(MESSAGE_BYTES, space)
@@ -90,7 +90,7 @@ def _receive(host: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(task: dict[str, Any], received: list[int]) -> None:
-    """Turn this child into the program; does not return."""
+    """Execute the program in this child; does not return."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -114,7 +114,7 @@ def _become(task: dict[str, Any], received: list[int]) -> None:
 
 
 def _wait(host: socket.socket, woken: socket.socket, child: int) -> int | None:
-    """Reap until the program ends: its wait status; None when the host is gone."""
+    """Reap until the program ends; its wait status, None when the host has closed."""
     poll = select.poll()
     poll.register(host, select.POLLIN)
     poll.register(woken, select.POLLIN)
@@ -140,7 +140,7 @@ def _noted(number: int, frame: object) -> None:
 
 
 def _tell(host: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # nobody is left to be told
+    with contextlib.suppress(OSError):  # the host has closed
         host.send(json.dumps(message).encode())
 
 

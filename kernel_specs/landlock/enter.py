@@ -75,13 +75,13 @@ class _Task:
 
 
 class _Long(_ctypes._SimpleCData):  # type: ignore[type-arg]  # which at run time it has not
-    """An integer that fills a register."""
+    """C `long`."""
 
     _type_ = "l"
 
 
 class _Int(_ctypes._SimpleCData):  # type: ignore[type-arg]
-    """The result of a call; that of syscall(2) is 0 or -1 wherever it is used here."""
+    """C `int`; the syscalls used here return 0 or -1."""
 
     _type_ = "i"
 
@@ -91,8 +91,6 @@ class _Byte(_ctypes._SimpleCData):  # type: ignore[type-arg]
 
 
 class _Function(_ctypes.CFuncPtr):
-    """A function of the C library."""
-
     _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = _Int
 

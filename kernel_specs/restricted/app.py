@@ -37,7 +37,7 @@ from kernel_specs.restricted.wire.sockets import Publisher, Router, listen
 
 
 class _ProfileDir(ProfileDir):
-    """A profile folder without its five subfolders and README: nothing is ever stored there."""
+    """A profile folder without its five subfolders and README."""
 
     def _mkdir(self, path: str, mode: int | None = None) -> bool:
         return False
@@ -113,7 +113,7 @@ class KernelApp(IPKernelApp):
         self.service.main_ended.set()
 
     def _interrupted_loop(self) -> bool:
-        """Run the loop; True when a task that user code had left on it ended the loop."""
+        """Run the loop; True when a task of user code ended it."""
         try:
             self.kernel.io_loop.asyncio_loop.run_forever()
         except (KeyboardInterrupt, SystemExit):
@@ -134,7 +134,7 @@ class KernelApp(IPKernelApp):
         kernel.record_ports(ports)
 
     def _keep_stderr(self) -> None:
-        """Crash traces and the kernel's own log go where file descriptor 2 led at exec."""
+        """Send crash traces and the kernel's log to file descriptor 2 as it was at exec."""
         host = os.dup(2)
         faulthandler.enable(file=host, all_threads=False)
         handler = logging.StreamHandler(os.fdopen(host, "w", buffering=1, closefd=False))

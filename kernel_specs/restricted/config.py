@@ -1,4 +1,4 @@
-"""boot.json: what the host decided for this kernel, as frozen values."""
+"""boot.json as frozen values, and the magics that every policy permits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-# Shell commands and magics: which of them a restrictive policy lets through.
 
 _SAFE_MAGICS = frozenset(
     {"capture", "matplotlib", "pdoc", "pinfo", "pinfo2", "precision", "psource"}
@@ -26,7 +24,6 @@ class CommandNotAllowedError(PermissionError):
     __module__ = "builtins"  # shown to the user without the name of this file
 
     def __init__(self, what: str) -> None:
-        """`what` names the command."""
         super().__init__(
             f"{what} is not available in this session: shell commands and magics that start "
             "processes are off. Start the server with --allow '*' to permit them, or use Python."

@@ -23,7 +23,6 @@ class KernelHost:
     """
 
     def __init__(self) -> None:
-        """Nothing is imported yet."""
         self._app: Any = None
 
     def preload(self, modules: tuple[str, ...] = ()) -> None:
@@ -82,7 +81,7 @@ class KernelHost:
 
 
 def send_packet(fd: int, packet: dict[str, Any]) -> None:
-    """Send one packet to the host and close the socket; -1 is nobody."""
+    """Send one packet to the host and close the socket; -1 for no host."""
     if fd >= 0:
         with socket.socket(fileno=fd) as channel:
             channel.send(json.dumps(packet).encode())
@@ -99,7 +98,7 @@ def _send_ready(fd: int) -> None:
 def _extend_path(boot: BootConfig) -> None:
     """Put workspace and layers between the standard library and site-packages, as IPython does.
 
-    Child processes are told of the layers as well.
+    Child processes get the layers through the environment.
     """
     place = imports.before_sites(sys.path)
     workspace = [boot.workspace] if boot.workspace else [""]
@@ -108,7 +107,7 @@ def _extend_path(boot: BootConfig) -> None:
 
 
 def _reseed() -> None:
-    """Forget random state inherited through a fork: two sessions must not draw the same numbers."""
+    """Renew random state after a fork: two sessions must not draw the same numbers."""
     modules: dict[str, Any] = sys.modules
     if random := modules.get("random"):
         random.seed()

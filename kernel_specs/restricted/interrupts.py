@@ -32,7 +32,7 @@ class InterruptGate:
     """
 
     def __init__(self, guarded: Iterable[str] = ()) -> None:
-        """`guarded` are the files of the output path."""
+        """`guarded` are the file names of the output path."""
         self._guarded = frozenset(guarded)
         self._loop_files = frozenset(_event_loop_files())
         self._handling = False
@@ -48,7 +48,7 @@ class InterruptGate:
         return self._handling
 
     def __call__(self, _signum: int, frame: FrameType | None) -> None:
-        """Handle one SIGINT. Raises KeyboardInterrupt in user code."""
+        """Handle SIGINT. Raises KeyboardInterrupt in user code."""
         if not self._handling:
             return
         if self.cancel is not None and self._in_event_loop(frame):

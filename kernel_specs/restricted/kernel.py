@@ -92,7 +92,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         self.iopub.pump()
 
     async def _serve_shell(self) -> None:
-        """Handle shell requests in order; one task, so that context variables live on."""
+        """Handle shell requests in one task, so that context variables persist."""
         while True:
             if self._aborting and not self.shell_stream.held:
                 self._aborting = False  # all that was queued when a cell failed is answered
@@ -116,12 +116,11 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
                 self.shell.reserve.close()
 
     def _send(self) -> None:
-        """Send what is left of a request's output, then its reply."""
         self.iopub.pump()
         self.shell_stream.push()
 
     def _answered(self, handler: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, None]]:
-        """A handler of shell requests that answers when `handler` fails."""
+        """A shell handler that replies when `handler` fails."""
 
         async def handle(stream: Any, ident: Any, parent: Any) -> None:
             try:
@@ -137,7 +136,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         return handle
 
     def _answer_failure(self, error: Exception) -> None:
-        """Send the reply that a request has not got, since its handler failed."""
+        """Send an error reply for a request whose handler failed before its own."""
         if self._unanswered is None:
             return
         ident, parent = self._unanswered
@@ -304,5 +303,5 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         self.session.send(stream, "kernel_mcp_script_reply", {}, parent, ident)
 
     def _abort_queues(self, subshell_id: str | None = None) -> None:
-        """Refuse the execute requests that were queued when a cell failed, and no others."""
+        """Abort only the execute requests queued when a cell failed."""
         self._aborting = True

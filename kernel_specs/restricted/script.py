@@ -24,7 +24,7 @@ class Script:
     """Makes the next cell of `shell` a script; what it changes is put back afterwards."""
 
     def __init__(self, shell: Any, file: Path) -> None:
-        """`file` is where the script will think it comes from; it is written there."""
+        """`file` becomes `__file__`; the script is written there."""
         self._shell = shell
         self._file = file
         self._loops = _Loops()
@@ -76,13 +76,13 @@ class Script:
             sys.argv = [""]
 
     def _show_unless_ended(self, *args: Any, **options: Any) -> None:
-        """Publish the exception that is being handled, but not for `sys.exit(0)`."""
+        """Publish the current exception, except `sys.exit(0)`."""
         if not _is_success(sys.exc_info()[1]):
             self._show(*args, **options)
 
 
 class _Loops:
-    """Hides the kernel's event loop, on which cells run, so that `asyncio.run` works."""
+    """Hides the kernel's event loop, so that `asyncio.run` works in a cell."""
 
     def __init__(self) -> None:
         self._kernel: asyncio.AbstractEventLoop | None = None
@@ -112,7 +112,7 @@ class _Loops:
 
 
 class _ExitCalls:
-    """What a script registers with atexit, and what Python itself would do at exit."""
+    """The atexit calls of a script, and what Python does at exit."""
 
     def __init__(self, cell_name: tracebacks.CellName) -> None:
         self._cell_name = cell_name
@@ -167,7 +167,6 @@ class _ExitCalls:
 
 
 def _leave(code: object = None) -> NoReturn:
-    """End the script, as sys.exit."""
     raise SystemExit(code)
 
 
@@ -179,7 +178,6 @@ def _is_success(error: BaseException | None) -> bool:
 
 
 def _wait_for_threads(before: Iterable[threading.Thread]) -> None:
-    """Wait for the threads that keep Python from ending."""
     known = {*before, threading.current_thread()}
     while left := [each for each in threading.enumerate() if not (each.daemon or each in known)]:
         for thread in left:
@@ -187,7 +185,6 @@ def _wait_for_threads(before: Iterable[threading.Thread]) -> None:
 
 
 def _finalizers() -> list[Any]:
-    """Those of weakref that are called at exit, the last one first."""
     registry = vars(weakref.finalize)["_registry"]
     return [finalizer for finalizer in reversed(list(registry)) if finalizer.atexit]
 

@@ -29,7 +29,7 @@ class Channel:
     """Receives messages one at a time and sends replies, without tasks of its own."""
 
     def __init__(self, router: Router, io_loop: BaseAsyncIOLoop, *, collects: bool = False) -> None:
-        """Watch a socket from the given loop; when it `collects`, replies wait for `push`."""
+        """Watch a socket from `io_loop`; with `collects`, replies wait for `push`."""
         self.io_loop = io_loop
         self._collects = collects
         self.held: deque[list[bytes]] = deque()
@@ -118,7 +118,6 @@ class ServiceThread(threading.Thread):
     def __init__(
         self, console: Console, iopub: IOPub, gate: InterruptGate, flush_seconds: float
     ) -> None:
-        """Make the loop; call `start` once everything is watched."""
         super().__init__(name=CONTROL_THREAD_NAME, daemon=True)
         self.io_loop = cast(BaseAsyncIOLoop, IOLoop(make_current=False))
         self.main_ended = threading.Event()
@@ -161,7 +160,7 @@ class ServiceThread(threading.Thread):
         os._exit(0)  # held up by user code: a cell, or a thread that does not end
 
     def _out_of_memory(self) -> bool:
-        """Run the loop; True when it has ended because user code had taken all memory."""
+        """Run the loop; True when a MemoryError ended it."""
         try:
             self.io_loop.start()
         except MemoryError:
@@ -208,7 +207,7 @@ class ServiceThread(threading.Thread):
             time.sleep(self._flush_seconds)
 
     def _goes_on(self) -> bool:
-        """Have the next tick called where it is wanted; False when there is no memory for that."""
+        """Schedule the next tick where it is wanted; False on a MemoryError."""
         try:
             if self._wanted() or not self._park():
                 self._loop.call_later(self._flush_seconds, self._tick)
@@ -226,7 +225,7 @@ class ServiceThread(threading.Thread):
             self._watch_pipes()
 
     def _park(self) -> bool:
-        """Stop ticking; False when there is work again at this very moment."""
+        """Stop ticking; False when there is work again."""
         self._console.by_line()  # from here on each line announces itself
         self._ticking = False
         if not self._wanted() or self._ticking:
@@ -245,7 +244,7 @@ class ServiceThread(threading.Thread):
                 self._loop.add_reader(fd, self._on_pipe)
 
     def _on_pipe(self) -> None:
-        """Take output of children; leave it in the pipe while the reader has fallen behind."""
+        """Read output of children; leave it in the pipe while iopub is blocked."""
         if self._iopub.blocked:
             self._watching_pipes = False
             for fd in self._console.pipes:

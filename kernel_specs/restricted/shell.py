@@ -29,8 +29,6 @@ from kernel_specs.restricted.config import CommandNotAllowedError, is_harmless
 from kernel_specs.restricted.confine import renew_memory_budget
 from kernel_specs.restricted.console import tracebacks
 
-# Room for the kernel itself when user code has taken all memory.
-
 BALLAST_BYTES = 4 * 1024 * 1024
 """Address space let go before the limit is raised, which needs a little memory itself."""
 
@@ -39,7 +37,6 @@ class Reserve:
     """Opened when a MemoryError surfaces, closed once the request is answered."""
 
     def __init__(self) -> None:
-        """Closed, and without ballast before the first cell."""
         self._ballast: mmap.mmap | None = None
         self._opened = False
 
@@ -187,7 +184,7 @@ class Shell(ZMQInteractiveShell):
             self._showtraceback(kind, value, self._format(kind, value, trace))
 
     def _show_memory_error(self, value: BaseException) -> None:
-        """Report it, then let go of what the failed frames still hold."""
+        """Publish it, then free the locals of its frames."""
         kind, trace = type(value), value.__traceback__
         self._showtraceback(kind, value, self._format(kind, value, trace))
         traceback.clear_frames(trace)
@@ -195,7 +192,7 @@ class Shell(ZMQInteractiveShell):
         gc.collect()
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
-        """Send the error message; the text of an exception may fail or be huge."""
+        """Send the error message, shortened."""
         hook = self.displayhook
         if getattr(hook, "msg", None) is not None:
             self._last_traceback_during_displayhook = True
@@ -226,7 +223,7 @@ class Shell(ZMQInteractiveShell):
 
     @observe("commands_allowed")
     def _use_automagic(self, change: Any) -> None:
-        """Take a bare word for a command only where there are commands."""
+        """Turn automagic on only where commands are allowed."""
         self.automagic = change["new"]
 
     def system_piped(self, cmd: str) -> None:
@@ -275,11 +272,11 @@ class Shell(ZMQInteractiveShell):
 
     @contextlib.contextmanager
     def _tee(self, channel: str) -> Iterator[None]:
-        """Do not keep all output of every cell in memory, as IPython 9 does."""
+        """Keep no copy of each cell's output, as IPython 9 does."""
         yield
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any) -> dict[str, Any]:
-        """Do not format each traceback a second time for a history that nobody reads."""
+        """Format no traceback for IPython's history of outputs."""
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
 
     def _format(self, kind: Any, value: Any, trace: Any) -> list[str]:
@@ -303,14 +300,13 @@ class Shell(ZMQInteractiveShell):
 
 
 def _first(error: BaseException) -> BaseException:
-    """The MemoryError of user code, where the kernel had no memory to tell of it at once."""
+    """The first MemoryError of a chain: the kernel's own may follow it."""
     while isinstance(error.__context__, MemoryError) and not error.args:
         error = error.__context__
     return error
 
 
 def _run_to_end(coroutine: Any) -> ExecutionResult:
-    """Run a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -15,7 +15,7 @@ from typing import Any
 
 MAX_NAMES = 500
 MAX_NEWS = 1000
-"""Names that one reply tells of."""
+"""Names in one reply."""
 NAME_CHARS = 200
 PREVIEW_CHARS = 80
 PREVIEW_ITEMS = 6
@@ -96,7 +96,7 @@ class Names:
         return come[:MAX_NEWS], gone[:MAX_NEWS]
 
     def _since(self, namespace: dict[Any, Any]) -> list[Any] | None:
-        """The keys behind the last known one, or None when that is not there any more."""
+        """The keys behind the last known one, or None when that is gone."""
         fresh: list[Any] = []
         try:
             for key in reversed(namespace.keys()):
@@ -240,7 +240,7 @@ def _signature(function: Any) -> str:
 
 
 def _library_type(value: object) -> str:
-    """`numpy.ndarray` and the like for exact instances of known types, else an empty text."""
+    """`numpy.ndarray` and the like for exact instances of `_LIBRARY_TYPES`, else empty."""
     kind = type(value)
     for module, names in _LIBRARY_TYPES.items():
         library = sys.modules.get(module)
@@ -265,7 +265,7 @@ def _cut(text: str) -> str:
 
 
 def _quietly(look: Callable[[], Any]) -> Any:
-    """What `look` returns, or None when the object is being changed meanwhile."""
+    """The result of `look`, or None when it raises: another thread may change the object."""
     try:
         return look()
     except Exception:  # noqa: BLE001  # a description is never worth an error

@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 
 from kernel_specs.template import linux
 
-# Give up privileges, for good.
-
 
 def drop(filter_program: bytes) -> None:
     """Empty all capability sets, forbid new ones, install the system call filter.
@@ -32,9 +30,9 @@ def drop(filter_program: bytes) -> None:
 
 
 def keep_from_processes() -> None:
-    """Give up CAP_SYS_PTRACE, so that no process with a right that this one lacks can be looked at.
+    """Drop CAP_SYS_PTRACE: processes with more rights become unreadable. Raises OSError.
 
-    Takes CAP_SETPCAP. Raises OSError.
+    Takes CAP_SETPCAP.
     """
     linux.prctl(linux.PR_CAPBSET_DROP, linux.CAP_SYS_PTRACE)
     linux.drop_capability(linux.CAP_SYS_PTRACE)
@@ -76,7 +74,7 @@ _MOST_WATCHES = {"max_inotify_instances": 16, "max_inotify_watches": 8192}
 
 @dataclass(frozen=True)
 class Place:
-    """Something of the host's that this kernel alone gets to see.
+    """A mount of the host's for this kernel alone.
 
     `tree` is a detached mount to attach, -1 to bind `source` instead, a path in the template.
     """
@@ -119,7 +117,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a kernel needs to join its cell: the init's pidfd, the pipe it tells about itself."""
+    """What a kernel needs to join its cell: the init's pidfd, the read end of the init's pipe."""
 
     uid: int
     init: int
@@ -214,7 +212,7 @@ def _put(place: Place) -> None:
 
 
 def _new_tmp(size: int, kept: Sequence[str]) -> None:
-    """A private /tmp in which the parts of the runtime that live there can still be found."""
+    """Mount a private /tmp with the `kept` paths bound into it."""
     handles = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in kept}
     linux.mount("tmpfs", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _tmpfs_options(size))
     for path, handle in handles.items():
@@ -242,7 +240,7 @@ def _become(uid: int, processes: int) -> None:
     """
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # changing ids has cleared it, and without it /proc/self belongs to somebody else
+    # setresuid(2) clears it, and without it root owns /proc/self
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
     linux.unshare(linux.CLONE_NEWUSER)
     write_maps("self", [(KERNEL_ID, uid, 1)], processes)
@@ -252,7 +250,7 @@ def _become(uid: int, processes: int) -> None:
 
 
 def _rest() -> None:
-    """Become a small program that does nothing: the memory of this one is worth more."""
+    """Execute a small idle program, to free this interpreter's memory."""
     linux.close_range(0)
     if Path(IDLE).exists():
         os.execv(IDLE, ["init", "infinity"])

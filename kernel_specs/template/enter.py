@@ -1,9 +1,8 @@
 """`start.py enter CONTROL_FD [ID_MAPS]`: the first process inside the outer bubblewrap.
 
-A root server's template gives up being root first: it enters a user namespace whose root is an
-ordinary user of the host and which knows the user ids of kernels, but not the host's root. What
-packages do while they are imported is then done by nobody in particular. What remains root outside
-has no right, and is out of sight of what is inside.
+A root server's template enters a user namespace first whose root is an ordinary user of the host,
+with the user ids of kernels but without the host's root. Packages are imported as that user. The
+processes that stay root outside have no capability and are not visible inside.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _enter(maps: Sequence[tuple[int, ...]]) -> int:
-    """Enter a user namespace with these id maps and fork its first process: the fork's result."""
+    """Enter a user namespace with these id maps; the result of fork(2) in it."""
     ask_read, ask_write = os.pipe()
     mapper = os.fork()
     if mapper == 0:
@@ -80,9 +79,9 @@ def _enter(maps: Sequence[tuple[int, ...]]) -> int:
 
 
 def _own_what_comes(owner: int) -> None:
-    """Become this user, with all capabilities: it is who makes a user namespace that pays for it.
+    """Become this user, with all capabilities: the creator of a user namespace pays for its use.
 
-    What kernels take of queued signals, message queues and watches would be the host's root's.
+    Queued signals, message queues and watches of kernels would else count for the host's root.
     """
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     os.setgroups([])
@@ -92,7 +91,7 @@ def _own_what_comes(owner: int) -> None:
 
 
 def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, ...]]) -> None:
-    """The helper that stays in the old user namespace, whose root may write the maps."""
+    """The helper's body: it stays in the old user namespace, whose root may write the maps."""
     os.close(ask_write)
     failed = 1
     try:
@@ -105,10 +104,10 @@ def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, .
 
 
 def _outlive(first: int) -> int:
-    """Wait for a child without any right; it dies with this process, and this one with its parent.
+    """Wait for a child, without capabilities; the child dies with this process (PDEATHSIG).
 
-    The first of two such processes is PID 1, whose end takes everything along, also what is
-    stopped. It stays the user that bubblewrap is, which could not end any other with its own death.
+    The first of two such processes is PID 1, whose end kills everything below. It keeps the user
+    of bubblewrap, whose own death signal reaches no other.
     """
     linux.set_name("kernel-outer")
     linux.clear_capabilities()

@@ -1,4 +1,19 @@
-"""The first process of a template: makes a sandbox for each kernel, has it forked, reaps."""
+"""Process 1 of the template: makes a sandbox per request, has the zygote fork a kernel into it.
+
+It runs on the standard library and outlives the zygote. Requests of the server, one packet each:
+
+    {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …}
+        with descriptors: ready socket, recorder, output pipe, then the mounts of `places`;
+        `trial` describes the self-test to run instead of a kernel, if there is one
+
+Answers:
+
+    {"op": "ready", "missing": {module: error}}          everything is loaded
+    {"op": "forked", "id": n}                            with pidfds: the init, the kernel
+    {"op": "failed", "id": n, "error": …}                there is no such kernel
+    {"op": "exit", "id": n, "status": …}                 wait status of the kernel
+    {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
+"""
 
 from __future__ import annotations
 
@@ -21,7 +36,7 @@ class ChildWatch:
     """A descriptor that is readable when a child may have ended (SIGCHLD)."""
 
     def __init__(self) -> None:
-        """Take over SIGCHLD and the wakeup descriptor of this process."""
+        """Set this process's SIGCHLD handler and wakeup descriptor."""
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -53,31 +68,14 @@ class ChildWatch:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-# The init: PID 1 of the template. Small, stdlib only, and it outlives the zygote.
-#
-# The server's requests, one packet each:
-#
-#     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …}
-#         with descriptors: ready socket, recorder, output pipe, then the mounts of `places`;
-#         `trial` is what to try in the kernel's place, if it is there
-#
-# What goes back:
-#
-#     {"op": "ready", "missing": {module: error}}          everything is loaded
-#     {"op": "forked", "id": n}                            with pidfds: the init, the kernel
-#     {"op": "failed", "id": n, "error": …}                there is no such kernel
-#     {"op": "exit", "id": n, "status": …}                 wait status of the kernel
-#     {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
-
 START = str(Path(__file__).with_name("start.py"))
 EXIT_CODE = 70  # EX_SOFTWARE
 RESERVED_FDS = (3, 4)
-"""Where a kernel finds its ready socket and its recorder."""
+"""A kernel's descriptors of its ready socket and its recorder."""
 PIDS_OF_KERNELS = 32
-"""The zygote's own is above: libraries renew random generators where getpid() has changed, and a
-kernel is the second process of its namespace, its children are the next."""
+"""The zygote's pid is above: libraries renew random generators when getpid() has changed."""
 _STREAMS = 3
-"""How many descriptors of a request come before the mounts."""
+"""Descriptors of a request before the mounts."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,6 @@ class TemplateInit:
     """Makes a sandbox for each request and has the zygote put a kernel into it."""
 
     def __init__(self, control: socket.socket, start: Start) -> None:
-        """Start the zygote. `control` leads to the server."""
         self._control = control
         self._start = start
         self._sessions: dict[int, _Session] = {}
@@ -171,7 +168,7 @@ class TemplateInit:
         return ours, pid
 
     def _become_zygote(self, control: int) -> NoReturn:
-        """Keep the descriptors that kernels will need free: nothing a package opens gets them."""
+        """Execute the zygote with `RESERVED_FDS` on /dev/null, so that no package gets them."""
         control = fcntl.fcntl(control, fcntl.F_DUPFD, RESERVED_FDS[-1] + 1)
         for fd in RESERVED_FDS:
             os.dup2(0, fd)  # /dev/null
@@ -223,7 +220,7 @@ class TemplateInit:
             os.close(done_write)
 
     def _on_zygote(self) -> bool:
-        """Pass on what the zygote says; False when it says nothing any more."""
+        """Pass on one message of the zygote; False when there is none."""
         try:
             received = linux.receive(self._zygote, wait=False)
         except BlockingIOError:
@@ -243,7 +240,7 @@ class TemplateInit:
         return True
 
     def _on_ended(self, pid: int, status: int) -> None:
-        """A child has ended: the zygote, an init, or a kernel that the zygote has left behind."""
+        """Handle the end of the zygote, an init, or a kernel that outlived the zygote."""
         if pid == self._zygote_pid:
             self._zygote_pid = 0
             while self._on_zygote():
@@ -262,7 +259,7 @@ class TemplateInit:
                 self._over(number)
 
     def _over(self, number: int) -> None:
-        """A session has no kernel any more: kill what is left of it."""
+        """Kill what is left of a session without a kernel."""
         session = self._sessions.get(number)
         if session is None:
             return
@@ -282,7 +279,7 @@ class TemplateInit:
 
 
 def _use_up_pids() -> None:
-    """Let the next process have an id that kernels do not get."""
+    """Advance the pid counter past `PIDS_OF_KERNELS`."""
     last = 0
     while last < PIDS_OF_KERNELS:
         last = os.fork()

@@ -1,6 +1,7 @@
-"""The system calls that Python does not wrap (before 3.12), through ctypes.
+"""System calls that Python does not wrap (before 3.12), and JSON messages with descriptors.
 
-Every function raises OSError. Numbers: <sched.h>, <sys/mount.h>, <sys/prctl.h> and
+Messages go over SOCK_SEQPACKET Unix sockets. Every function raises OSError. Numbers:
+<sched.h>, <sys/mount.h>, <sys/prctl.h> and
 <linux/capability.h>.
 """
 
@@ -15,8 +16,6 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-# JSON messages with file descriptors over a SOCK_SEQPACKET Unix socket.
 
 PACKET_BYTES = 128 * 1024
 MAX_FDS = 64
@@ -75,7 +74,7 @@ def receive(sock: socket.socket, *, wait: bool = True) -> tuple[dict[str, Any], 
 
 
 def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors that are not needed any more."""
+    """close(2) each."""
     for fd in fds:
         os.close(fd)
 

@@ -1,6 +1,6 @@
-"""Import and run what kernels need; hand down no thread, descriptor or mapping that they share.
+"""What a template loads before its first fork, the first cell it runs, what no fork may share.
 
-A thread is gone in the child, with the locks it held. An open file keeps one position for all
+A thread is gone in the child, with the locks it held. An open file has one position for all
 children, and shared memory stays shared: sessions would reach each other through them.
 """
 
@@ -28,10 +28,8 @@ from kernel_specs.restricted.console.tracebacks import forgetting
 from kernel_specs.restricted.wire.sockets import Router, listen
 from kernel_specs.restricted.wire.zmtp import GREETING, encode, ready
 
-# Native thread pools: empty in the template, of their usual size in a kernel.
-
 LARGEST = 4
-"""As `confine.environment` sets it for a cold start: each thread costs address space."""
+"""Threads of a native pool in a kernel, as `confine.environment` sets it for a cold start."""
 OPENBLAS = "openblas"
 SETTERS = {
     OPENBLAS: (
@@ -81,13 +79,6 @@ def set_size(setters: Sequence[Any]) -> None:
         setter(ctypes.c_int(threads))
 
 
-# Go once through what a first cell does, so that no child has to fill the same caches again.
-#
-# Lazy imports, defaults of traits, specialised bytecode, fonts: what is filled here is shared by
-# all
-# children, and what is not costs each of them time and memory. Only the code below is run, nothing
-# is sent, and names and history are put back.
-
 CELLS = ("1", "print('text')", "import math\nmath.pi", "def f(): return [1]\nf()", "1/0")
 LIBRARY_CELLS = {
     "numpy": "import numpy\nnumpy.linspace(0, 1, 9).reshape(3, 3) @ numpy.eye(3)",
@@ -99,18 +90,21 @@ LIBRARY_CELLS = {
     ),
     "matplotlib": "import matplotlib.pyplot\nmatplotlib.pyplot.plot([1, 2])",
 }
-"""What nearly everybody does first with a library."""
+"""A first use of each library."""
 
 
-class _Nobody:
-    """A socket that takes everything and leads nowhere."""
+class _Nowhere:
+    """A socket that drops every message."""
 
     def send_multipart(self, *_: Any, **__: Any) -> None:
         """Forget a message."""
 
 
 def prewarm(app: Any, modules: Sequence[str]) -> None:
-    """Run cells in the shell of a kernel that is not connected yet, then undo what they did."""
+    """Run cells in an unconnected kernel's shell, then restore its names and history.
+
+    They fill caches that all children share: lazy imports, traits, bytecode, fonts.
+    """
     with tempfile.TemporaryDirectory() as folder:
         _use_sockets(f"{folder}/s")
     _use_loops()
@@ -127,11 +121,10 @@ def _run(shell: Any, cell: str) -> None:
 
 @contextlib.contextmanager
 def _disconnected(shell: Any) -> Iterator[None]:
-    """Let output go nowhere."""
     hook, publisher = shell.displayhook, shell.display_pub
     streams = sys.stdout, sys.stderr
     sockets = hook.pub_socket, publisher.pub_socket
-    hook.pub_socket = publisher.pub_socket = _Nobody()
+    hook.pub_socket = publisher.pub_socket = _Nowhere()
     sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
     try:
         yield
@@ -141,7 +134,7 @@ def _disconnected(shell: Any) -> Iterator[None]:
 
 
 def _use_sockets(prefix: str) -> None:
-    """Listen, connect, and send a message each way, as a kernel and its client do; none is left."""
+    """Listen, connect and send a message each way, then close."""
     listening, port = listen("ipc", prefix, 0)
     router = Router(listening)
     with contextlib.closing(router), socket.socket(socket.AF_UNIX) as client:
@@ -154,7 +147,6 @@ def _use_sockets(prefix: str) -> None:
 
 
 def _use_loops() -> None:
-    """Run event loops, one of them in a thread; none is left."""
     from tornado.ioloop import IOLoop
 
     with contextlib.closing(asyncio.new_event_loop()) as loop:
@@ -173,7 +165,7 @@ FIRST_FD = 3
 
 @dataclass(frozen=True)
 class Inherited:
-    """How much there is that must not be handed down."""
+    """Counts of what no fork may share."""
 
     threads: int
     mappings: int
@@ -229,7 +221,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def _own(fd: int) -> None:
-    """Give a descriptor a position in the file that no other process moves."""
+    """Reopen a file at its descriptor: its position is no longer shared."""
     fresh = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.lseek(fresh, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
@@ -254,15 +246,13 @@ def _descriptors() -> dict[int, int]:
     return found
 
 
-# What a template loads before its first fork.
-
 COMPANIONS = {"matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inline")}
-"""What nearly every use of a module loads with it."""
+"""Modules that most uses of another module load."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What came of it.
+    """The result of `load`.
 
     missing  modules that cannot be imported, and why
     unfit    modules that start threads or hold what must not be handed down

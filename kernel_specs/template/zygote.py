@@ -34,7 +34,7 @@ EXIT_CODE = 70  # EX_SOFTWARE
 class Job:
     """What a fresh child is given: its sandbox and the descriptors from `READY_FD` on.
 
-    With `trial` it is no kernel: it tries that in a kernel's place and tells what came of it.
+    With `trial` it runs that self-test instead of a kernel.
     """
 
     sandbox: cell.Joining
@@ -58,10 +58,9 @@ class Inheritance:
 
 
 class Zygote:
-    """Forks a kernel for each message of the template's init and tells what becomes of it."""
+    """Forks a kernel for each message of the template's init and reports its end."""
 
     def __init__(self, control: socket.socket) -> None:
-        """`control` is this end of the socket to the template's init."""
         self._control = control
         self._kernels: dict[int, int] = {}
         self._children = ChildWatch()
@@ -98,7 +97,7 @@ class Zygote:
             linux.close_all(fds)
 
     def _fork(self, pids: int) -> int:
-        """Fork into this namespace of processes; 0 in the child."""
+        """Fork a child into the pid namespace `pids`; 0 in the child."""
         linux.setns(pids, linux.CLONE_NEWPID)
         try:
             pid = os.fork()
@@ -155,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _arrange(job: Job) -> Job:
-    """Put the descriptors of a kernel where it expects them, the others out of their way."""
+    """Move the descriptors of a kernel to the numbers it expects."""
 
     def moved(fd: int) -> int:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RECORDER_FD + 1)
@@ -184,10 +183,7 @@ def _close_all_but(files: Sequence[int]) -> None:
 
 
 def _try(trial: dict[str, Any], files: Sequence[int]) -> NoReturn:
-    """Try what a kernel must not be able to do, tell the host, and wait to be looked at and killed.
-
-    What can be reached here is what code of a kernel can: the same process has come the same way.
-    """
+    """Run the self-test where a kernel would run, send the facts, and wait for SIGKILL."""
     facts = selftest.gather(trial, inherited=(0, 1, 2, *RESERVED_FDS, *files))
     host.send_packet(READY_FD, {"ready": True, "facts": facts})
     while True:
@@ -195,7 +191,7 @@ def _try(trial: dict[str, Any], files: Sequence[int]) -> NoReturn:
 
 
 def _serve(kernel: host.KernelHost, inherited: Inheritance) -> int:
-    """Be a kernel: enter the sandbox, then do what the entry point of a cold start does."""
+    """Enter the sandbox, then serve as the entry point of a cold start does."""
     try:
         cell.join(inherited.job.sandbox, inherited.ground)
         _close_all_but(inherited.files)

@@ -25,25 +25,19 @@ from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.wire.session import LeanSession
 from kernel_specs.restricted.wire.sockets import STALL_SECONDS, Publisher
 
-# What the kernel printed last, where the host can read it after a sudden death.
-#
-# Text waits a moment before it becomes a message, and a process may be killed in that moment. The
-# text of the streams is therefore also written into memory shared with the host: a header of two
-# counters, then a ring of the last bytes.
-
 HEADER_BYTES = 64
 _COUNTERS = struct.Struct("<QQ")
 
 
 class OutputRing:
-    """Keeps the end of all stream text in the memory behind a file descriptor.
+    """Keeps the end of all stream text in memory shared with the host; it outlives the kernel.
 
-    The counters are characters and UTF-8 bytes since the start; byte n of the text lies at n modulo
-    the size of the ring.
+    Its header counts characters and UTF-8 bytes since the start; byte n of the text lies at
+    n modulo the size of the ring behind it.
     """
 
     def __init__(self, fd: int) -> None:
-        """Map the memory and close the descriptor; with -1 nothing is kept."""
+        """Map the memory and close the descriptor; -1 for none."""
         self._memory: mmap.mmap | None = None
         self._characters = self._bytes = 0
         if fd >= 0:
@@ -68,19 +62,19 @@ class OutputRing:
 
 
 HIGH_WATER_BYTES = 1024 * 1024
-"""What may wait for a reader that has fallen behind before the code that prints has to."""
+"""Bytes that wait for a slow reader before the code that prints waits."""
 QUEUE_MOST = 64
-"""Messages that are kept for a reader that takes nothing at all."""
+"""Messages kept for a stalled reader."""
 POLL_SECONDS = 0.02
 HAND_OUT_SECONDS = 0.2
-"""How long code waits for readers to take a large message."""
+"""Longest wait for readers to take a large message."""
 UNHURRIED = (b".status", b".execute_input", b".execute_result")
 """Ends of the topics that can wait: nothing of a cell comes after its result but its end."""
 
 
 @dataclass
 class _Text:
-    """Text not yet made into a message; grows until it is sent."""
+    """Text of a stream message that is not yet sent."""
 
     name: str
     parent: dict[str, Any]
@@ -99,7 +93,6 @@ class IOPub:
         gate: InterruptGate,
         recorder: OutputRing,
     ) -> None:
-        """Take over the socket."""
         self.lock = threading.RLock()
         self.parent: dict[str, Any] = {}
         self.flush_text: Callable[[], None] = lambda: None

@@ -42,7 +42,7 @@ _SPAWNS = frozenset(
 
 
 def _decoded(data: bytes) -> Iterator[str]:
-    """Text of UTF-8 bytes, in slices: a huge text is not held twice."""
+    """Text of UTF-8 bytes, in slices of `SLICE_BYTES`."""
     if len(data) <= SLICE_BYTES:
         yield str(data, "utf-8", "replace")
         return
@@ -54,7 +54,7 @@ def _decoded(data: bytes) -> Iterator[str]:
 
 
 class _Sink(io.RawIOBase):
-    """Where a text stream hands its bytes; cannot be closed by user code."""
+    """The raw end of a text stream; user code cannot close it."""
 
     def __init__(self, console: Console, name: str, fd: int) -> None:
         super().__init__()
@@ -84,7 +84,6 @@ class Console:
     """Collects everything the kernel and its children print and hands it to iopub in order."""
 
     def __init__(self, iopub: IOPub) -> None:
-        """Make the streams; nothing is redirected yet."""
         self._iopub = iopub
         self._current = "stdout"
         self._inside = False
@@ -209,7 +208,7 @@ class Console:
             self._streams[self._current].reconfigure(line_buffering=line_by_line)
 
     def _switch(self, name: str) -> None:
-        """Let the other stream collect: what the first one holds goes ahead of it."""
+        """Flush the current stream, then let `name` collect."""
         nested, self._inside = self._inside, True
         try:
             self._drain()
@@ -228,7 +227,7 @@ class Console:
             setattr(sys, name, stream)
 
     def _drain(self) -> None:
-        """Take what is in the pipes; what children wrote came before what follows it here."""
+        """Read the pipes: children wrote it before the text that follows."""
         if self._draining:  # and a signal handler of user code prints
             return
         self._draining = True
@@ -276,7 +275,7 @@ class Console:
         self._iopub.lock.release()  # a child that forks again has one of its own
 
     def _after_fork(self) -> None:
-        """In a forked child: lines go straight to the inherited file descriptors."""
+        """In a forked child: write lines to the inherited file descriptors."""
         self._forked = True
         self._iopub.forget()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -288,7 +287,7 @@ class CStdout:
     """Flushes it; not all streams, which would wait for a thread that reads stdin."""
 
     def __init__(self) -> None:
-        """Find `stdout` where the C library has it, which is not everywhere by that name."""
+        """Find `stdout` in the C library; some export no such name."""
         library = ctypes.CDLL(None)
         self._flush = library.fflush
         self._stream: ctypes.c_void_p | None = None

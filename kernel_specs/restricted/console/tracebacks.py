@@ -14,8 +14,6 @@ from typing import Any
 import ipykernel
 import IPython
 
-# Tracebacks as Python prints them: no colours, no frames of the kernel itself.
-
 MAX_CHARS = 64 * 1024
 """Longest entry of a traceback; an exception may carry megabytes of text."""
 MAX_DEPTH = 10_000

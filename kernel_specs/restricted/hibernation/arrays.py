@@ -1,4 +1,4 @@
-"""numpy arrays that look at memory of another object, and still do so when they come back."""
+"""Reduces numpy arrays that are views, so that loading makes views of the same memory."""
 
 # mypy: disable-error-code="import-not-found, import-untyped, unused-ignore"
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Probe:
-    """Has one attribute `base`, as arrays do."""
+    """An object with one attribute `base`, as arrays have."""
 
     def __init__(self) -> None:
         self.base = object()
@@ -20,22 +20,19 @@ def _references(obj: Any) -> int:
 
 
 _ALONE = _references(_Probe())
-"""References to a base that no other object holds, as this version of Python counts them."""
+"""sys.getrefcount of a base that only its view references, in this version of Python."""
 _LENT = sys.getrefcount(memoryview(bytearray()).obj)
-"""The same for an object whose memory one memoryview has."""
+"""sys.getrefcount of an object with one memoryview."""
 
 
 class ArrayReducer:
-    """How exact `numpy.ndarray`s are pickled.
-
-    `copied` is set when an array had to be copied whose memory another object holds.
-    """
+    """Reduces exact `numpy.ndarray`s; `copied` is set when a shared one had to be copied."""
 
     def __init__(self) -> None:
         self.copied = False
 
     def reduce(self, array: Any) -> Any:
-        """A view of its base where others hold that base too; else as numpy does it."""
+        """A view of its base when others share the base, else NotImplemented."""
         if array.base is None or not array.size or _alone(array):
             return NotImplemented
         base = _owner(array)
@@ -76,7 +73,7 @@ def make_view(
 
 
 def _alone(array: Any) -> bool:
-    """Whether nothing but `array` can reach the memory that it looks at."""
+    """Whether only `array` references its memory."""
     if _references(array) > _ALONE:
         return False
     base = array.base
@@ -86,7 +83,7 @@ def _alone(array: Any) -> bool:
 
 
 def _owner(array: Any) -> Any:
-    """What holds the memory that `array` looks at."""
+    """The object that owns the memory of `array`."""
     base = array.base
     while type(base) is not bytearray:
         below = base.obj if type(base) is memoryview else getattr(base, "base", None)
@@ -103,7 +100,7 @@ def _memory() -> tuple[type, ...]:
 
 
 def _flat(base: Any) -> Any:
-    """The memory of `base` in one dimension, without a copy; None where that is not pickled."""
+    """The memory of `base` as a flat view; None for a base that is not pickled."""
     import numpy as np
 
     if type(base) is bytearray:

@@ -1,4 +1,4 @@
-"""Limits of time and size for one variable, and the reason why it cannot be kept."""
+"""Attempts per variable: time limits, interrupts, and why an object cannot leave a process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KINDS = {
     "weakref.ReferenceType": "a weak reference",
     "_contextvars.ContextVar": "a context variable",
 }
-"""What cannot leave the process, by the name of its class or of one it derives from."""
+"""Kinds of objects that cannot leave the process, by class or base class."""
 _ENDINGS = (("Connection", "a connection"), ("Cursor", "a database cursor"), ("Lock", "a lock"))
 _REFUSAL = re.compile(r"cannot pickle '([\w.]+)' object")
 
@@ -52,14 +52,14 @@ class CannotKeepError(Exception):
     """An object that only exists in this process; `what` names its kind with an article."""
 
     def __init__(self, what: str, culprit: object) -> None:
-        """`culprit` is the object itself, found at any depth."""
+        """`culprit` is the object, at any depth of the value."""
         super().__init__(what)
         self.what = what
         self.culprit = culprit
 
 
 def kind_of(kind: type) -> str:
-    """What the class stands for when it cannot leave the process, else an empty text."""
+    """The kind of a class whose objects cannot leave the process, else an empty text."""
     for base in kind.__mro__:
         what = KINDS.get(f"{base.__module__}.{base.__qualname__}")
         if what is not None:
@@ -68,7 +68,7 @@ def kind_of(kind: type) -> str:
             type(vars(base).get(name)) is types.FunctionType
             for name in ("__reduce__", "__reduce_ex__", "__getstate__")
         ):
-            return ""  # it knows how to do better
+            return ""  # it defines its own reduction
     return ""
 
 
@@ -88,7 +88,6 @@ def reason_for(error: BaseException, value: object) -> str:
 
 
 def _words_for(name: str) -> str:
-    """The kind of an object that pickle refused by the name of its class."""
     endings = (words for ending, words in _ENDINGS if name.endswith(ending))
     return KINDS.get(name) or next(endings, f"a {name} object")
 
@@ -105,20 +104,18 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1] + "…"
 
 
-# Time limits and interrupts for code of objects that are being pickled or brought back.
-
 R = TypeVar("R")
 
 SHARE = 0.25
-"""How much of the time one variable may use."""
+"""The part of the time that one variable may use."""
 PATIENCE = 10
-"""How much more time than that may pass on a clock: on a busy machine, or while code only waits."""
+"""Wall-clock bound as a multiple of processor time, for a busy machine and code that waits."""
 LOOK_SECONDS = 0.1
-"""How often the time is looked at; a limit that user code swallowed comes again after so long."""
+"""Interval of SIGALRM; a TimeUpError that user code swallowed is raised again after it."""
 
 
 class TimeUpError(BaseException):
-    """The time of one variable is over."""
+    """The time of one variable is up."""
 
 
 class TooLargeError(Exception):
@@ -126,10 +123,9 @@ class TooLargeError(Exception):
 
 
 class Budget:
-    """Seconds of this thread's processor time, and `PATIENCE` times as many that may pass."""
+    """Seconds of this thread's processor time, or `PATIENCE` times as many on a clock."""
 
     def __init__(self, seconds: float) -> None:
-        """It is used from now on."""
         self._seconds = seconds
         self._began = time.thread_time(), time.monotonic()
 
@@ -142,16 +138,15 @@ class Budget:
 
 
 class Watch:
-    """Ends code that runs too long or that the host interrupts; for the main thread alone."""
+    """Inside `with`: ends code of the main thread on a timeout or SIGINT."""
 
     def __init__(self) -> None:
-        """Signals are handled inside a `with` block."""
         self.interrupted = False
         self._budget: Budget | None = None
         self._before: list[Any] = []
 
     def __enter__(self) -> Watch:
-        """Take over SIGALRM and SIGINT."""
+        """Handle SIGALRM and SIGINT."""
         self._before = [
             signal.signal(signal.SIGALRM, self._ring),
             signal.signal(signal.SIGINT, self._interrupt),
@@ -165,7 +160,7 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give them back."""
+        """Restore the handlers and the timer."""
         alarm, interrupt, timer = self._before
         self.rest()
         signal.signal(signal.SIGALRM, alarm)
@@ -173,10 +168,7 @@ class Watch:
         signal.setitimer(signal.ITIMER_REAL, *timer)
 
     def run(self, action: Callable[[], R], seconds: float) -> R:
-        """What `action` returns within a budget of `seconds`.
-
-        Raises TimeUpError, KeyboardInterrupt and what it raises.
-        """
+        """Run `action` for at most `seconds`. Raises TimeUpError, KeyboardInterrupt."""
         self.check()
         look = min(max(seconds, 0.001), LOOK_SECONDS)
         try:
@@ -187,12 +179,12 @@ class Watch:
             self.rest()
 
     def rest(self) -> None:
-        """Nothing is being watched."""
+        """Stop the timer."""
         self._budget = None
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def check(self) -> None:
-        """Raise the KeyboardInterrupt that somebody swallowed."""
+        """Raise a KeyboardInterrupt that user code has swallowed."""
         if self.interrupted:
             raise KeyboardInterrupt
 
@@ -207,10 +199,10 @@ class Watch:
 
 
 class Attempts:
-    """Does one thing for each name, within the time there is, and notes who failed and why."""
+    """Runs one action for each name within a time limit; `lost` maps failed names to reasons."""
 
     def __init__(self, watch: Watch, seconds: float) -> None:
-        """`seconds` of processor time for all names together."""
+        """`seconds` of processor time for all names."""
         self.lost: dict[str, str] = {}
         self._watch = watch
         self._limit = seconds * SHARE

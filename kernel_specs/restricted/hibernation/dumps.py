@@ -1,8 +1,11 @@
-"""A dump, pickled name by name; a child finds the names whose code would harm the kernel.
+"""The bytes of a dump, written without copies and read into place, and trials of pickling in forks.
 
-The child runs ahead of the kernel, name by name, and says which one it has come to. Where it ends
-or hangs in code that heeds no signal, the kernel leaves that name alone, and the next child goes on
-behind it. A child that only waits proves nothing: what was forked may lack a thread it waits for.
+Layout: length of the header (8 bytes), the header (JSON), then for each segment its pickles and the
+buffers outside of them. One memo pickles all values of a segment, so shared objects stay shared.
+
+Pickling runs code of objects, so a forked child pickles first, name by name. When it ends or hangs,
+the kernel leaves that name out and the next child goes on behind it. A child that only waits proves
+nothing: a fork may lack the thread it waits for.
 """
 
 from __future__ import annotations
@@ -28,42 +31,34 @@ if TYPE_CHECKING:
     from kernel_specs.restricted.hibernation.pickles import NotebookPickler
 
 
-# The bytes of a dump: how they are made without copies, and how they fall into place again.
-#
-# Layout: length of the header (8 bytes), the header (JSON), then for each segment its pickles and
-# the
-# buffers that lie outside of them. A segment holds values that were pickled with one memo, so that
-# objects they share are still shared afterwards.
-
 LENGTH = struct.Struct("<Q")
 RESULT = re.compile(r"Out\[\d+\]")
 """The name of a cell's result in a dump."""
 BUFFER_BYTES = 64 * 1024
-"""Buffers from this size on are passed without being copied into the pickle."""
+"""Smaller buffers are copied into the pickle."""
 
 
 class Room:
-    """Bytes that a dump may still take."""
+    """The bytes that a dump may still take, `left` of `size`."""
 
     def __init__(self, size: int) -> None:
-        """`size` in bytes."""
         self._size = self.left = size
 
     def take(self, count: int) -> None:
-        """Use bytes. Raises TooLargeError."""
+        """Use `count` bytes. Raises TooLargeError."""
         if count > self.left:
             raise TooLargeError(f"too large: a dump takes {self._size / 1e6:,.0f} MB in all")
         self.left -= count
 
 
 class Segment:
-    """Values pickled with one memo; a failed one leaves no trace."""
+    """Values pickled with one memo; `undo` removes a failed one.
+
+    `copies` names values whose arrays no longer share memory with others.
+    """
 
     def __init__(self, room: Room, pickler: Callable[[Any, Callable[[Any], bool]], Any]) -> None:
-        """`pickler` makes a NotebookPickler from a file and a callback for buffers.
-
-        `copies` names the values that no longer share the memory of their arrays with others.
-        """
+        """`pickler` makes a NotebookPickler from a file and a callback for buffers."""
         self.names: list[str] = []
         self.copies: list[str] = []
         self._modules: dict[str, list[str]] = {}
@@ -90,7 +85,7 @@ class Segment:
         self._pickler.dump(self._record)
 
     def keep(self, name: str) -> None:
-        """The last value is complete."""
+        """Keep the last value under a name."""
         self.names.append(name)
         if fresh := list(self._pickler.modules)[self._seen :]:
             self._modules[name] = fresh
@@ -99,7 +94,7 @@ class Segment:
         self._mark = None
 
     def undo(self) -> None:
-        """Forget what was written and remembered since the last `keep`."""
+        """Remove what was written and memoized since the last `keep`."""
         if self._mark is None:
             return
         pickles, buffers, self._room.left = self._mark
@@ -115,7 +110,7 @@ class Segment:
             self._pickler.memo = known
 
     def _put_aside(self, buffer: Any) -> bool:
-        """Keep a buffer outside of the pickle; True for those that stay inside."""
+        """Keep a large buffer outside of the pickle; True for one that stays inside."""
         try:
             view = buffer.raw()
         except BufferError:
@@ -127,7 +122,7 @@ class Segment:
         return False
 
     def close(self) -> None:
-        """Let go of the values at once: pickler and segment refer to each other."""
+        """Free the values now: pickler and segment form a reference cycle."""
         self._pickler.clear_memo()
         del self._pickler, self._record
         self.pickles.clear()
@@ -144,10 +139,9 @@ class Segment:
 
 
 class Dump:
-    """The finished bytes, read in order and in parts."""
+    """The finished bytes, uncopied, read once in parts."""
 
     def __init__(self, header: dict[str, Any], segments: list[Segment]) -> None:
-        """Nothing is copied."""
         text = json.dumps(header).encode()
         pieces: list[bytes | memoryview] = [LENGTH.pack(len(text)), text]
         for segment in segments:
@@ -168,10 +162,9 @@ class Dump:
 
 
 class Arrival:
-    """A dump on its way in; every byte goes to its final place at once."""
+    """A dump that arrives in parts, each byte written to its final buffer."""
 
     def __init__(self) -> None:
-        """Nothing is here yet."""
         self.header: dict[str, Any] = {}
         self.segments: list[tuple[bytearray, list[bytearray]]] = []
         self.complete = False
@@ -179,7 +172,7 @@ class Arrival:
         self._target = memoryview(next(self._targets))
 
     def write(self, data: memoryview) -> None:
-        """Take the next part. Raises ValueError for more than the dump has."""
+        """Add the next part. Raises ValueError beyond the end of the dump."""
         while len(data) and not self.complete:
             count = min(len(self._target), len(data))
             self._target[:count] = data[:count]
@@ -192,7 +185,7 @@ class Arrival:
             raise ValueError("the dump is longer than its header says")
 
     def _places(self) -> Iterator[bytearray]:
-        """What is to be filled next; the one before has been filled then."""
+        """The buffers to fill, in order; the header decides the later ones."""
         length = bytearray(LENGTH.size)
         yield length
         text = bytearray(LENGTH.unpack(length)[0])
@@ -207,26 +200,26 @@ class Arrival:
 
 
 SECONDS = 4.0
-"""Processor time for all values together; what is left then is not tried."""
+"""Processor time of a child for all values."""
 STUCK_SECONDS = 6.0
-"""Processor time of one value that heeds no limit; the kernel itself would not give it as much."""
+"""Processor time of one value that ignores its limit, more than the kernel allows."""
 WAIT_SECONDS = 30.0
 ALL_WAIT_SECONDS = 90.0
-"""How long one child, and all of them, may take on a clock."""
+"""Wall-clock bounds of one child and of all."""
 LOOK_SECONDS = 0.05
 MOST_CHILDREN = 24
 MOST_BYTES = 1024 * 1024 * 1024
-"""Memory of a kernel that is not forked: pages that a child touches are copied."""
+"""Resident memory beyond which a kernel is not forked: a child copies the pages it touches."""
 _PLACE = struct.Struct("<I")
 
 Say = Callable[[str], None]
 
 
 def harmful(names: Sequence[str], work: Callable[[Sequence[str], Say], None]) -> dict[str, str]:
-    """The names that end or block a process which does `work`, with reasons.
+    """The names that end or block a forked child in `work`, with reasons.
 
-    `work` does something for each of some names and says which one is next. Raises what a signal
-    handler raises; no child is left then.
+    `work` gets names and a callback for the name it begins. Raises what a signal handler raises; no
+    child is left then.
     """
     found: dict[str, str] = {}
     left = list(names)
@@ -247,7 +240,7 @@ def harmful(names: Sequence[str], work: Callable[[Sequence[str], Say], None]) ->
 
 
 class _Child:
-    """A fork that works; the numbers of names come from it through a pipe."""
+    """A forked child; it writes the number of each name to a pipe."""
 
     def __init__(self, names: Sequence[str], work: Callable[[Sequence[str], Say], None]) -> None:
         """Raises OSError."""
@@ -265,7 +258,7 @@ class _Child:
         os.close(writer)
 
     def watch(self) -> tuple[int, str] | None:
-        """Where and how it ended, or None where it came to its end or tells nothing."""
+        """The place of the name that ended it and the reason; None when no name did."""
         try:
             return self._watch()
         finally:
@@ -302,7 +295,7 @@ class _Child:
 
 
 def _work(names: Sequence[str], work: Callable[[Sequence[str], Say], None], writer: int) -> None:
-    """What the child does; never returns."""
+    """The child's body; never returns."""
     places = {name: place for place, name in enumerate(names)}
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""Variables on their way into a kernel: all at once, or step by step to find one that does harm."""
+"""Loads a dump into a kernel, at once or step by step, and lists files that end with a kernel."""
 
 # The shell is a traitlets class.
 # mypy: disable-error-code="no-untyped-call"
@@ -21,20 +21,16 @@ from kernel_specs.restricted.hibernation.attempt_limits import Attempts, Watch
 from kernel_specs.restricted.hibernation.dumps import RESULT, Arrival
 from kernel_specs.restricted.hibernation.pickles import IMPORT
 
-# Files that a kernel has left in its private folders, which end with it.
-
 SHARED_MEMORY = "/dev/shm"
 MAX_FILES = 100
-"""Paths that are named."""
 MAX_ENTRIES = 20_000
-"""Directory entries that are looked at."""
 MAX_PATH_CHARS = 200
 
 
 def left_files(tmp: str) -> list[str]:
     """Paths of files below `tmp` and in shared memory, at most `MAX_FILES`.
 
-    Folders of `tmp` whose names begin with a dot hold what libraries cache, see `confine`.
+    Reads at most `MAX_ENTRIES` entries. Folders of `tmp` with a dot hold caches, see `confine`.
     """
     found: list[str] = []
     looked = 0
@@ -59,10 +55,9 @@ def _is_file(path: str) -> bool:
 
 
 class Loading:
-    """A dump that has arrived, loaded into `shell` in one step or in several."""
+    """Loads an arrived dump into `shell`, the history first, in one step or in several."""
 
     def __init__(self, shell: Any, arrival: Arrival) -> None:
-        """The history comes back first."""
         self._shell = shell
         self._header = arrival.header
         self._segments = list(zip(arrival.header["segments"], arrival.segments, strict=True))
@@ -76,12 +71,11 @@ class Loading:
         _restore_history(shell, self._header)
 
     def step(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Load `count` variables, or all where it is 0, but none that a step named in `leave`.
+        """Load `count` variables, or all with 0, except those that a step named in `leave`.
 
-        `seconds` are for all of them together, and as many again for imports, which come first.
-        `files` are paths to look for. The reply names what came, `lost` with reasons, `behind` what
-        was stored after one that could not be read; `missing` files are not to be seen here, and
-        `left` variables have still to be loaded. Raises KeyboardInterrupt.
+        `seconds` of processor time are for all of them, and as many again for their imports. The
+        reply has `names` loaded, `lost` with reasons, `behind` stored after an unreadable one, the
+        number `left`, and of the paths in `files` those `missing` here. Raises KeyboardInterrupt.
         """
         self._leave |= set(content["leave"])
         before = set(self._values)
@@ -115,7 +109,7 @@ class Loading:
         return len(self._names) + sum(len(segment["names"]) for segment, _ in self._segments)
 
     def _next(self) -> str | None:
-        """The next name, of the next segment where one has been read."""
+        """The next name; opens the next segment when one is read."""
         while not self._names and self._segments:
             segment, (pickles, buffers) = self._segments.pop(0)
             self._names = [name for name in segment["names"] if name not in self._leave]
@@ -132,7 +126,7 @@ class Loading:
             self._shell.user_ns[name] = value
 
     def _finish(self, order: list[str]) -> None:
-        """Put the names in their order, and results where IPython has them."""
+        """Order the names, and put results into IPython's."""
         names = self._shell.user_ns
         for name in order:
             if name in names:
@@ -141,7 +135,7 @@ class Loading:
 
 
 def _import(name: str) -> None:
-    """Import as a cell would, so that the import policy has its say."""
+    """Import as a cell would: the import policy applies."""
     eval(IMPORT, {"__builtins__": builtins, "name": name})
 
 

@@ -1,9 +1,8 @@
-"""Pickles of what a notebook holds: cloudpickle's, with functions that stay in the notebook.
+"""A cloudpickle pickler for the values of a notebook.
 
-A function of a cell keeps its code and is bound to the live user namespace when it comes back, so
-that it sees names as they are then. Variables shared between closures stay shared, modules are
-imported again by name as user code would, and the caches of `lru_cache` start empty. What stands
-for something outside the process is refused by name instead of being turned into something else.
+A function of a cell keeps its code; loading binds it to the live user namespace. Variables shared
+between closures stay shared, modules are imported by name as user code would, caches of `lru_cache`
+start empty. An object that stands for something outside the process is refused.
 """
 
 # mypy: disable-error-code="import-untyped, no-untyped-call"
@@ -39,36 +38,31 @@ _SENTINELS: dict[type, str] = {
 
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
-"""What is pickled by the name of its module."""
+"""Types of objects that are pickled by module and name."""
 
 
 class Globals:
-    """Stands for the user namespace itself where that is the value of a variable."""
+    """Pickles the user namespace as that of the loading kernel."""
 
     def __reduce__(self) -> Any:
-        """The namespace of whichever kernel loads this."""
         return the_namespace, ()
 
 
 class Module:
-    """Stands for a module where that is the value of a variable."""
+    """Pickles a module by name."""
 
     def __init__(self, module: types.ModuleType, code: str) -> None:
-        """Submodules that `code` names are imported again as well."""
+        """Submodules that `code` names are imported too."""
         self.name = module.__name__
         below = [name for name in list(sys.modules) if name.startswith(f"{self.name}.")]
         self._submodules = sorted(name for name in below if name in code)
 
     def __reduce__(self) -> Any:
-        """The module as the kernel that loads this imports it."""
         return import_module, (self.name, self._submodules)
 
 
 def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
-    """What is pickled for the value of a variable; `code` is that of all cells.
-
-    Raises CannotKeepError, before the pickler has seen any of it.
-    """
+    """The object to pickle for a variable; `code` is that of all cells. Raises CannotKeepError."""
     if value is namespace:
         return Globals()
     if what := kind_of(type(value)):
@@ -79,12 +73,12 @@ def stand_in(value: Any, namespace: dict[str, Any], code: str) -> Any:
 
 
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles values of the user namespace `namespace`, several in a row with one memo."""
+    """Pickles values of `namespace` with one memo; `modules` are those that they need to load."""
 
     def __init__(
         self, file: Any, namespace: dict[str, Any], buffer_callback: Callable[..., Any]
     ) -> None:
-        """`buffer_callback` is that of protocol 5; `modules` are those that values come from."""
+        """`buffer_callback` is that of protocol 5."""
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self.arrays = ArrayReducer()
         self.modules: dict[str, None] = {}
@@ -126,12 +120,12 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
     def _note(self, name: Any) -> None:
-        """Remember a module that has to be there before a value can come back."""
+        """Record a module that a value needs to load."""
         if type(name) is str and name != "__main__" and name in sys.modules:
             self.modules[name] = None
 
     def _home(self, function: Any) -> str | None:
-        """The module whose names a function uses, empty for the notebook, None for neither."""
+        """The module of a function's globals; empty for the notebook, None for others."""
         if function.__globals__ is self._namespace:
             return ""
         name = function.__globals__.get("__name__")
@@ -146,7 +140,7 @@ def make_function(code: Any, name: str, closure: Any, home: str) -> Any:
 
 
 def set_function_state(function: Any, state: Any) -> None:
-    """Attributes of a function, when it can already be referred to."""
+    """Set attributes after the function is memoized: they may refer to it."""
     attributes, own = state
     for name, value in attributes.items():
         setattr(function, name, value)
@@ -154,12 +148,12 @@ def set_function_state(function: Any, state: Any) -> None:
 
 
 def make_cell() -> types.CellType:
-    """A variable shared by closures, still without a value."""
+    """An empty closure cell."""
     return types.CellType()
 
 
 def set_cell(cell: types.CellType, contents: tuple[Any, ...]) -> None:
-    """Give the variable its value, if it had one."""
+    """Set the value of a closure cell, if it had one."""
     if contents:
         cell.cell_contents = contents[0]
 
@@ -193,12 +187,12 @@ def make_single_dispatch(function: Any, registry: dict[type, Any]) -> Any:
 
 
 def make_exception(kind: Any, arguments: tuple[Any, ...]) -> Any:
-    """An exception without a call of its `__init__`, which may want other arguments."""
+    """An exception made without its `__init__`, which may take other arguments."""
     return kind.__new__(kind, *arguments)
 
 
 def import_module(name: str, submodules: list[str]) -> types.ModuleType:
-    """Import as a cell would, so that the import policy has its say. Raises ImportError."""
+    """Import as a cell would: the import policy applies. Raises ImportError."""
     eval(IMPORT, {"__builtins__": builtins, "name": name})
     for submodule in submodules:
         with contextlib.suppress(ImportError):
@@ -217,7 +211,7 @@ def the_namespace() -> Any:
 
 
 def the_sentinel(name: str) -> Any:
-    """A mark of the module `dataclasses`."""
+    """A sentinel of `dataclasses`."""
     return getattr(dataclasses, name)
 
 
@@ -276,7 +270,7 @@ def _reduce_single_dispatch(function: Any) -> Any:
 
 
 def _has_own_arguments(kind: Any) -> bool:
-    """Whether an exception is pickled as usual, but made by Python code."""
+    """Whether an exception has the default `__reduce__` and a Python `__init__`."""
     usual = kind.__reduce__ is BaseException.__reduce__
     return usual and type(kind.__init__) is types.FunctionType
 

@@ -1,7 +1,7 @@
-"""Snapshots: the session's variables taken out of one kernel and brought back in another.
+"""Snapshots: the session's variables dumped by one kernel and loaded by another.
 
-Every variable succeeds or fails for itself, within a limit of size and of time; what fails is
-named with a reason. The host passes the dump on in parts and never looks into it.
+Every variable succeeds or fails by itself, within limits of size and time; a failed one is named
+with a reason. The host stores the dump and never parses it.
 """
 
 # The kernel and the shell are traitlets classes, the pickler comes from an untyped library.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 2000
 MAX_TOLD = 20_000
-"""Names beyond those that are named as lost; the rest is counted."""
+"""Lost names beyond `MAX_NAMES` that a reply lists; it counts the others."""
 MAX_NAME_CHARS = 200
 MAX_SOURCE_CHARS = 4 * 1024 * 1024
-"""Code of cells kept for tracebacks and `inspect`, and again as history; the newest count."""
+"""Code of cells kept for tracebacks, and as much for history; the newest first."""
 LARGE_BYTES = 1024 * 1024
 _MANAGED = re.compile(r"__(name|doc|package|loader|spec|builtins?|warningregistry)__")
 _OUTPUT = re.compile(r"_{1,3}|_(\d+)")
@@ -40,7 +40,7 @@ _INPUT = re.compile(r"_i{1,3}|_i\d+")
 
 
 class SnapshotRequests:
-    """What a kernel answers on its shell channel, between cells, in its main thread.
+    """Shell requests of hibernation, answered between cells in the main thread.
 
     `kernel_mcp_dump_request`       pickle the variables; what was kept and what was not
     `kernel_mcp_dump_part_request`  the next bytes of that dump, as a buffer
@@ -106,7 +106,7 @@ class SnapshotRequests:
 
 
 def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
-    """The reply of an action, or one that says why there is none."""
+    """The reply of an action, or the reason of its failure."""
     try:
         return {"status": "ok", **(action(argument) or {})}
     except KeyboardInterrupt:
@@ -125,8 +125,8 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
         lost[f"{more:,} more"] = f"only {MAX_NAMES:,} variables are kept"
     described = variables.describe(found)["variables"]
     sizes = {item["name"]: item["size"] or 0 for item in described}
-    # In the order of definition, which is also that of loading: what an object needs when it comes
-    # back is there then. Large ones come last: what does not fit costs nothing but itself.
+    # In order of definition, as loading an object may need earlier ones; large ones last, so that
+    # one that does not fit costs no other.
     wanted = dict(sorted(found.items(), key=lambda item: sizes.get(item[0], 0) // LARGE_BYTES))
     wanted |= {_result_name(number): value for number, value in _results(shell.user_ns).items()}
     for name in content["leave"]:
@@ -158,7 +158,7 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
 
 
 def _run_ahead(wanted: Mapping[str, Any], shell: Any, content: Mapping[str, Any]) -> dict[str, str]:
-    """The names of values that would end or block this kernel, with reasons."""
+    """The names of values that end or block a forked child, with reasons."""
     from kernel_specs.restricted.hibernation import dumps
 
     def fill(names: Sequence[str], say: Callable[[str], None]) -> None:
@@ -179,7 +179,7 @@ def _fill(
     content: Mapping[str, Any],
     say: Callable[[str], object] = len,
 ) -> dict[str, str]:
-    """Pickle values into new segments, one for all or one for each; the reasons of what failed."""
+    """Pickle values into one segment or one each; names that failed, with reasons."""
     from kernel_specs.restricted.hibernation.pickles import NotebookPickler, stand_in
 
     namespace = shell.user_ns
@@ -206,7 +206,7 @@ def _fill(
 
 
 def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the user has defined, in order, and why some of it cannot be named."""
+    """The user's variables in order, and names that cannot be kept, with reasons."""
     hidden, missing = shell.user_ns_hidden, object()
     results = _results(shell.user_ns)
     found: dict[str, Any] = {}
@@ -237,7 +237,7 @@ def _results(namespace: dict[str, Any]) -> dict[int, Any]:
 
 
 def _history(shell: Any) -> dict[str, Any]:
-    """The code of the cells, for tracebacks, `inspect` and `In`."""
+    """Code of cells, for tracebacks, `inspect` and `In`."""
     numbers = shell.compile._filename_map
     sources = [
         [name, numbers.get(name), "".join(entry[2])]
@@ -259,7 +259,7 @@ def _history(shell: Any) -> dict[str, Any]:
 
 
 def _newest(inputs: list[str]) -> list[str]:
-    """All inputs, the oldest ones emptied when together they are too long."""
+    """All inputs; the oldest become empty beyond `MAX_SOURCE_CHARS`."""
     left = MAX_SOURCE_CHARS
     kept = []
     for text in reversed(inputs):

@@ -1,7 +1,7 @@
-"""The import guard: refuses user code the modules that the policy does not name.
+"""The import guard refuses user code modules outside the policy; `without` refuses it builtins.
 
-A guard rail for well-meaning code, not a boundary: Python offers ways around it, and the sandbox
-is what holds. Code under the read-only runtime may import anything, so libraries work.
+A guard rail for well-meaning code, not the boundary: that is the sandbox. Code under the read-only
+runtime may import anything and keeps Python's builtins, so libraries work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernel_specs.restricted.console.tracebacks import IMPORT_GUARD
 CELL_PREFIX = "<ipython-input-"
 """File names of cells: user code, though they look like other generated code."""
 IMPLICIT = frozenset({"__future__", "__main__", "_codecs", "_strptime", "builtins", "copyreg"})
-"""Modules that C code imports in the name of whoever called it, `datetime.strptime` for one."""
+"""Modules that C code imports from the caller's frame, `datetime.strptime` for one."""
 LISTED = 80
 
 
@@ -33,7 +33,6 @@ class ModuleNotAllowedError(ImportError):
     __module__ = "builtins"  # shown to the user without the name of this file
 
     def __init__(self, name: str, allowed: Iterable[str]) -> None:
-        """`name` is the full name of the module that was refused."""
         names = sorted(allowed)
         listed = ", ".join(names[:LISTED])
         if len(names) > LISTED:
@@ -54,7 +53,7 @@ class ImportGuard:
     """
 
     def __init__(self, boot: BootConfig) -> None:
-        """Take policy and trusted prefixes from boot.json; `install` puts it to work."""
+        """Read policy and trusted prefixes from boot.json."""
         self._allowed: frozenset[str] = frozenset()
         self._parents: frozenset[str] = frozenset()
         self._trusted_folders = _folders([*boot.runtime, *boot.layers, *_interpreter_folders()])
@@ -147,7 +146,7 @@ class ImportGuard:
         return known
 
     def _is_trusted(self, frame: FrameType | None, namespace: dict[str, Any] | None) -> bool:
-        """Whether the nearest real file belongs to the runtime."""
+        """Whether the nearest frame with a file belongs to the runtime."""
         if (
             frame is not None
             and namespace is not None
@@ -191,7 +190,7 @@ class ImportGuard:
         )
 
     def _is_own(self, root: str) -> bool:
-        """Whether the name stands for a file that the user wrote in the workspace."""
+        """Whether the module's file lies in the workspace."""
         if not self.own_folders:
             return False
         module = sys.modules.get(root)
@@ -209,34 +208,27 @@ class ImportGuard:
 
 
 def _is_by_c_code(frame: FrameType, fromlist: Sequence[str] | None, level: int) -> bool:
-    """Whether `PyImport_Import` asks: C code has no frame, so that of its caller stands there.
+    """Whether `PyImport_Import` calls: C code has no frame, so its caller's is seen.
 
-    It passes an empty list, and the caller's globals twice. A statement passes None or a tuple,
-    and code that calls `__import__` by name is judged whatever it passes.
+    It passes an empty list, and the caller's globals twice. A statement passes None or a tuple; a
+    call of `__import__` by name is never taken for C code.
     """
     empty_list = type(fromlist) is list and not fromlist and level == 0
     return empty_list and "__import__" not in frame.f_code.co_names
 
 
 def _interpreter_folders() -> list[str]:
-    """Standard library and site-packages of this interpreter, and this package."""
     paths = sysconfig.get_paths()
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return [*(paths[name] for name in names), str(Path(__file__).parent.parent)]
 
 
 def _folders(paths: Iterable[str]) -> tuple[str, ...]:
-    """Prefixes that end in a slash, as given and resolved."""
+    """Prefixes with a final slash, as given and resolved."""
     found = {str(Path(path)) for path in paths}
     found |= {str(Path(path).resolve()) for path in found}
     return tuple(sorted(path.rstrip("/") + "/" for path in found))
 
-
-# Builtins that the policy takes away from user code: the strict profile's files and `eval`.
-#
-# Cells and modules of the workspace get a builtins module of their own, in which these functions
-# refuse; libraries keep Python's, so what is allowed goes on working inside. A guard rail, like the
-# import guard: the sandbox is what holds.
 
 _INSTEAD = {
     "__import__": "write an import statement",
@@ -252,7 +244,6 @@ class BuiltinNotAllowedError(PermissionError):
     __module__ = "builtins"  # shown to the user without the name of this file
 
     def __init__(self, name: str, profile: str) -> None:
-        """`name` is the builtin that was called."""
         way = _INSTEAD.get(name, f"the {profile} profile does without it")
         super().__init__(
             f"{name} is not allowed in this session; {way}. "
@@ -305,7 +296,7 @@ def _refusing(name: str, profile: str) -> Callable[..., Any]:
 
 
 def _statements_only(guard: ImportGuard, profile: str) -> Callable[..., ModuleType]:
-    """`__import__` as the import statement needs it, which refuses to be called as a function."""
+    """An `__import__` for import statements that refuses to be called as a function."""
     guarded: Callable[..., ModuleType] = builtins.__import__
     current_frame, check = sys._getframe, guard.check
 

@@ -1,4 +1,9 @@
-"""Imports that the host asks for, to find out whether what it installed works in this kernel."""
+"""Package layers on sys.path, and imports that verify an installation in this kernel.
+
+The host adds generations to a layer while the kernel runs: folders named 1, 2, 3 …, each complete
+once it has its name and never changed afterwards. The newest comes first. Child processes find them
+through the environment.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +22,6 @@ from typing import Any
 
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.interrupts import InterruptGate
-
-# Package layers: folders on sys.path that the host adds to while the kernel runs.
-#
-# A layer holds generations, folders named 1, 2, 3 …, each complete once it has its name. The newest
-# comes first. Nothing in a generation ever changes, so what was imported from one goes on working.
-# Child processes find the same generations, and the programs in them, through the environment.
 
 _SITES = ("site-packages", "dist-packages")
 _modules: dict[str, Any] = sys.modules
@@ -68,14 +67,14 @@ def before_sites(paths: Sequence[str]) -> int:
 
 
 def _let_look() -> None:
-    """Have workers of multiprocessing and joblib read PYTHONPATH, as far as Python hands on -I."""
+    """Have workers of multiprocessing and joblib read PYTHONPATH in spite of -I."""
     for name in ("subprocess", "multiprocessing.util"):
         if name in _modules:
             _modules[name]._args_from_interpreter_flags = _worker_flags
 
 
 def _worker_flags() -> list[str]:
-    """The options of this interpreter, the environment not ignored; the current folder still is."""
+    """The interpreter's options with -s and -P in place of -I."""
     flags: list[str] = []
     for flag in _own_flags():
         flags += ("-s", "-P") if flag == "-I" else (flag,)
@@ -83,7 +82,7 @@ def _worker_flags() -> list[str]:
 
 
 def _lead(name: str, paths: Sequence[str], own: tuple[str, ...]) -> None:
-    """Put `paths` first in a variable, in place of those that begin with one of `own`."""
+    """Put `paths` first in a variable, instead of its paths that begin with one of `own`."""
     before = os.environ.get(name, "")
     kept = [path for path in before.split(os.pathsep) if path and not path.startswith(own)]
     after = os.pathsep.join([*paths, *kept])
@@ -118,7 +117,6 @@ class LiveImports:
         gate: InterruptGate,
         main_loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`allow` extends the import guard."""
         self._layers = boot.layers
         self._workspace = f"{boot.workspace}/" if boot.workspace else "\0"
         self._allow = allow
@@ -138,7 +136,7 @@ class LiveImports:
         return await self._in_main_thread(modules) if modules else {}
 
     async def _in_main_thread(self, modules: Sequence[str]) -> Report:
-        """Import in the main thread when no cell runs, else in a thread of its own."""
+        """Import in the main thread when no cell runs, else in another thread."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Report] = loop.create_future()
         started = asyncio.Event()
@@ -163,7 +161,7 @@ class LiveImports:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Let an interrupt end an import that hangs, as it would end a cell."""
+        """Let SIGINT end an import, as it ends a cell."""
         self._gate.begin()
         try:
             self._gate.open()
@@ -190,7 +188,7 @@ class LiveImports:
 
 
 def _place(name: str) -> str:
-    """The file or folder that `name` would be imported from now; empty when there is none."""
+    """The file or folder that `name` would be imported from; empty for none."""
     parent = name.rpartition(".")[0]
     path = None
     if parent:
@@ -215,6 +213,6 @@ def _loaded_from(module: Any) -> str:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keep what packages print while they are imported out of the last cell's output."""
+    """Discard what packages print during their import."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

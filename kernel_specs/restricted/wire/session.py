@@ -37,7 +37,6 @@ class LeanSession(Session):
     digest_history_size = 0
 
     def __init__(self, **kwargs: Any) -> None:
-        """Take the same arguments as Session."""
         self._numbers = itertools.count()
         self._parent: tuple[Any, bytes] = (None, b"{}")
         super().__init__(**kwargs)

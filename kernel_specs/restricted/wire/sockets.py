@@ -1,4 +1,4 @@
-"""ROUTER and XPUB sockets of a kernel, without a thread of their own."""
+"""ROUTER and XPUB sockets of a kernel and their peers, without a thread of their own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any
 
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, encode, ready
 
-# The clients connected to one socket of the kernel.
-
 READ_BYTES = 64 * 1024
 MAX_REQUEST_BYTES = 1 << 30
-"""Who may connect may also run code, so this is no defence: it finds a peer that lost count."""
+"""No defence, as every client may run code: it finds a peer with a broken length."""
 
 
 class Peer:
@@ -26,7 +24,6 @@ class Peer:
     """
 
     def __init__(self, connection: socket.socket, socket_type: bytes) -> None:
-        """Greet it."""
         connection.setblocking(False)
         self.name = b""
         """How messages name it, once it has greeted; a Router's business."""
@@ -53,7 +50,7 @@ class Peer:
 
     @property
     def identity(self) -> bytes:
-        """What it wants to be called; empty when it does not care or has not said it yet."""
+        """The Identity of its READY command, empty for none."""
         return self._decoder.identity
 
     def fileno(self) -> int:
@@ -103,7 +100,7 @@ class Peer:
             except OSError as error:
                 if error.errno is None:  # raised by a signal handler of user code
                     raise
-                self._out.clear()  # it is gone, as whoever reads from it will find out
+                self._out.clear()  # the connection is broken: the next read reports it
             self._settle()
         return not self._out
 
@@ -122,7 +119,7 @@ class Peer:
         self._out.clear()
 
     def _settle(self) -> None:
-        """Forget what was sent; no call in between, so that nothing can interrupt."""
+        """Remove sent bytes; no call in between, so no signal handler can run."""
         if self._sent:
             del self._out[: self._sent[0]]
             self._sent = []
@@ -137,10 +134,10 @@ class Listener:
         listening: socket.socket,
         on_ready: Callable[[Peer], None] = lambda peer: None,
     ) -> None:
-        """Take over a socket that listens; `on_ready` is told of peers that have greeted."""
+        """`on_ready` gets each peer after its handshake."""
         listening.setblocking(False)
         self.peers: dict[int, Peer] = {}
-        self._heard: list[Peer] = []
+        self._readable: list[Peer] = []
         self._type = socket_type
         self._on_ready = on_ready
         self._listening = listening
@@ -154,8 +151,8 @@ class Listener:
     def receive(self) -> tuple[Peer, list[bytes]] | None:
         """The next message and who sent it, or None; accepts who wants to connect, never waits."""
         while True:
-            while self._heard:
-                peer = self._heard[-1]
+            while self._readable:
+                peer = self._readable[-1]
                 try:
                     message = peer.message()
                     if peer.ready:
@@ -165,7 +162,7 @@ class Listener:
                     message = None
                 if message is not None:
                     return peer, message
-                self._heard.pop()
+                self._readable.pop()
             if not self._listen():
                 return None
 
@@ -176,20 +173,20 @@ class Listener:
             self._epoll.modify(peer, select.EPOLLIN | select.EPOLLOUT * peer.slow)
 
     def drop(self, peer: Peer) -> None:
-        """Hang up."""
+        """Close the connection of a peer."""
         if self.peers.pop(peer.fileno(), None) is not None:
             self._epoll.unregister(peer.fileno())
             peer.close()
 
     def close(self) -> None:
-        """Hang up on everyone and listen no more."""
+        """Close all connections and the listening socket."""
         for peer in list(self.peers.values()):
             self.drop(peer)
         self._epoll.close()
         self._listening.close()
 
     def _listen(self) -> bool:
-        """Take in what has come; whether anything has."""
+        """Read what has arrived; whether anything has."""
         came = [fd for fd, events in self._epoll.poll(0) if events != select.EPOLLOUT]
         for fd in came:
             peer = self.peers.get(fd)
@@ -197,7 +194,7 @@ class Listener:
                 if not self._accept() and len(came) == 1:
                     return False  # no descriptor is left: look again with the next event
             elif peer.read():
-                self._heard.append(peer)
+                self._readable.append(peer)
             else:
                 self.drop(peer)
         return bool(came)
@@ -216,18 +213,17 @@ class Listener:
 
 BACKLOG = 64
 LINGER_SECONDS = 1.0
-"""How long the end of a kernel waits for a reader to take what is left."""
+"""Longest wait for a reader at the end of a kernel."""
 STALL_SECONDS = 30.0
-"""A reader that takes nothing for this long is gone."""
+"""A reader that takes nothing for so long is dropped."""
 BEHIND_SECONDS = 0.5
-"""How long one reader may hold up another: a cell is interrupted within seconds, or killed."""
+"""Longest time that one reader may hold up another."""
 
 
 class Router:
     """A ROUTER socket: takes requests of any client and answers each."""
 
     def __init__(self, listening: socket.socket) -> None:
-        """Take over a socket that listens."""
         self._listener = Listener(b"ROUTER", listening, self._introduce)
         self._named: dict[bytes, Peer] = {}
         self._unnamed = 0
@@ -257,7 +253,7 @@ class Router:
         self._listener.close()
 
     def _introduce(self, peer: Peer) -> None:
-        """Give a new client its name; one that connects again keeps it."""
+        """Name a new client; its own identity replaces an earlier peer of that name."""
         if peer.name:
             return
         self._unnamed += 1
@@ -272,7 +268,7 @@ class Publisher:
     """An XPUB socket that drops nothing: a reader that has fallen behind makes it full."""
 
     def __init__(self, listening: socket.socket, high_water: int) -> None:
-        """Take over a socket that listens; it is full at `high_water` bytes for one reader."""
+        """`high_water` is the bytes waiting for one reader at which it is full."""
         self._listener = Listener(b"XPUB", listening)
         self._high_water = high_water
         self._behind: dict[Peer, float] = {}
@@ -305,7 +301,7 @@ class Publisher:
             self._listener.flush(peer)
 
     def shed(self) -> None:
-        """Hang up on readers that have held up another one for too long; they may come again."""
+        """Drop readers that have held up another for `BEHIND_SECONDS`; they may reconnect."""
         readers = self._readers()
         held_up = any(not peer.waiting for peer in readers)
         since = {

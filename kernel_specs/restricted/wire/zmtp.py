@@ -110,7 +110,7 @@ class Decoder:
         return None
 
     def _frame(self, view: memoryview) -> tuple[int, bytes, int] | None:
-        """Flags and body of the next frame and where it ends, when it is whole."""
+        """Flags, body and end of the next frame; None before it is whole."""
         at = self._at
         start = at + 2
         if len(view) < start:
@@ -148,7 +148,7 @@ class Decoder:
 
 
 def _properties(data: bytes) -> dict[bytes, bytes]:
-    """What a peer says of itself, the names in lower case; what is cut off is left out."""
+    """The properties of a READY command, names in lower case; a cut one is left out."""
     found = {}
     while data:
         name_end = 1 + data[0]
