@@ -1,6 +1,6 @@
 """A session's cells as a Jupyter notebook (nbformat 4.5), written as text, cell by cell.
 
-Its size, the values of its JSON and their depth are bounded, so that whoever opens it can. What
+Its size, the values of its JSON and their depth are bounded, so that a reader can open it. What
 does not fit is named in its place.
 """
 

@@ -22,11 +22,9 @@ from kernel_specs.restricted.console.streams import Console
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.wire.sockets import Publisher, Router
 
-# A ROUTER socket on an asyncio loop: what ipykernel calls a stream.
-
 
 class Channel:
-    """Receives messages one at a time and sends replies, without tasks of its own."""
+    """A ROUTER socket on an asyncio loop: what ipykernel calls a stream."""
 
     def __init__(self, router: Router, io_loop: BaseAsyncIOLoop, *, collects: bool = False) -> None:
         """Watch a socket from `io_loop`; with `collects`, replies wait for `push`."""
@@ -89,7 +87,7 @@ class Channel:
         """Do nothing; ipykernel asks for it after each reply."""
 
     def _on_event(self) -> None:
-        with contextlib.suppress(MemoryError), self._lock:  # whoever waits will see to it
+        with contextlib.suppress(MemoryError), self._lock:  # the waiting task reads it later
             message = self._router.receive()
             if message is None:
                 return

@@ -86,7 +86,7 @@ class Shell(ZMQInteractiveShell):
     displayhook_class = Type(DisplayHook)
     gate = AnyTrait()
     reserve = Instance(Reserve, ())
-    """Whoever opens it leaves it open: the kernel closes it when the request is answered."""
+    """The kernel closes it once the request is answered."""
 
     commands_allowed = Bool(True)
     own_builtins: ModuleType | None = None

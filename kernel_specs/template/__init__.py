@@ -4,7 +4,7 @@ Runs inside an outer bubblewrap that hides the host, on the standard library alo
 template proper loads the restricted kernel. No user code ever runs here.
 
     start    entry point
-    enter    a user namespace whose root is nobody on the host → init
+    enter    a user namespace whose root is an ordinary user of the host → init
     init     process 1: takes requests, makes a sandbox per kernel, outlives the zygote
     cell     the sandbox of one kernel, held by its init process: namespaces, mounts, identity
     zygote   the template proper: preload, then fork kernels into prepared sandboxes

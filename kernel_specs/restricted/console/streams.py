@@ -1,4 +1,10 @@
-"""stdout and stderr of the kernel, its children and the C library, handed to iopub in order."""
+"""stdout and stderr of the kernel: two text streams and two pipes, in one order.
+
+`print` stays as fast as C makes it: the streams are plain `io.TextIOWrapper`s that collect a chunk
+before they call Python. Only the stream written to last collects; the other is write-through, so
+its first write announces the switch. File descriptors 1 and 2 become pipes, for output of child
+processes and C libraries.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +23,6 @@ from contextlib import suppress
 from typing import Any, cast
 
 from kernel_specs.restricted.console.iopub import IOPub
-
-# stdout and stderr of the kernel: two text streams and two pipes, in one order.
-#
-# `print` must stay as fast as C makes it, so the streams are plain `io.TextIOWrapper`s that collect
-# up to a chunk before they call Python. Only the stream written to last collects; the other one is
-# write-through, so that its first write announces the switch and the order of both is kept.
-#
-# File descriptors 1 and 2 become pipes, for output of child processes and C libraries.
 
 CHUNK_BYTES = 64 * 1024
 SLICE_BYTES = 16 * CHUNK_BYTES

@@ -1,7 +1,7 @@
 """ZMTP 3.0, the protocol below Jupyter's, as both ends of a kernel's sockets speak it. No I/O here.
 
 libzmq bounds the parts of a message but not their number, and reads ahead by messages of any size,
-so a hostile kernel could fill the memory of whoever listens to it. Here a message is bounded as a
+so a hostile kernel could fill the memory of its client. Here a message is bounded as a
 whole, and nothing is held but the one that is arriving. In the kernel there is no thread between
 its code and its sockets either: what was sent is with the operating system.
 
