@@ -135,7 +135,9 @@ async def test_what_a_kernel_leaves_running_ends_with_it() -> None:
         kernel = await b.forked()
         await run(
             kernel,
-            "import subprocess\np = subprocess.Popen(['sleep', '300'], start_new_session=True)",
+            "import subprocess\np = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+            # the pipe to Popen closes in execve(2) a moment before the new words are seen
+            "while not open(f'/proc/{p.pid}/cmdline').read(): pass",
         )
         assert b"sleep\x00300\x00" in commands()
         kernel.submit("import os; os._exit(0)", lambda _event: None)
