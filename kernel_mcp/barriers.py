@@ -196,8 +196,6 @@ def _advice(cause: BaseException) -> str:
     return "Try again; the server's log says more."
 
 
-# Troubles of the server while it measures: they are told apart from what is measured.
-
 SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EIO}
 )

@@ -30,8 +30,6 @@ from kernel_mcp.linux.walk import everything
 # Locks between processes that end with their last holder.
 #
 # The files stay: to remove one would let two processes lock two files of one name. Closing is the
-# only release, so that a child which outlives this process still holds the lock.
-
 POLL_S = 0.05
 """flock wakes nobody up, so waiting is asking again."""
 
@@ -280,8 +278,6 @@ def _write(folder: Path, content: dict[str, Any]) -> None:
 def _words(found: Any) -> tuple[str, ...]:
     return tuple(str(word) for word in found)
 
-
-# How much an installer has written, so that it can be stopped before a disk is full.
 
 LOOK_S = 0.1
 """A disk of today takes some hundred MiB in this time."""

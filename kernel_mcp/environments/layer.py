@@ -26,8 +26,6 @@ from kernel_mcp.linux.walk import everything
 
 # Programs of packages, made to start with the interpreter that kernels use.
 #
-# uv is only ever given a base interpreter, so it writes that one into the first line of programs.
-
 MAX_BYTES = 1024 * 1024
 """A script larger than that is none that was made for an entry point."""
 _LINE_CHARS = 127

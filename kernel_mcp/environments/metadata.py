@@ -26,16 +26,12 @@ from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
 
-# From what people write after `--allow` to requirements an installer understands.
-
 # Well-known modules whose distribution has another name.
 #
 # No library offers this as data that can be depended on: the mapping inside pipreqs pins an old
 # IPython and stops at Python 3.12, pigar's index is 40 MB, the other collections are inside
 # applications. So the facts that matter are kept here. Every row up to `_SOURCE_ONLY` was checked
 # against the files in the newest wheel of the distribution; `tests/integration` checks a sample.
-# A module that is not listed is taken to have the name of its distribution.
-
 _WITH_WHEELS = {
     "absl": "absl-py",
     "antlr4": "antlr4-python3-runtime",
@@ -202,9 +198,6 @@ def distribution_for(name: str) -> str | None:
     if parts[0] in _STDLIB:
         return None
     return str(canonicalize_name(name if shared else parts[0]))
-
-
-# `EnvironmentSpec`: what an environment is asked to hold.
 
 
 @dataclass(frozen=True, slots=True)

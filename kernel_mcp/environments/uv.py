@@ -23,8 +23,6 @@ from kernel_mcp.linux.process import search_path, tie_to_server
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.sandbox.base import SandboxCommand
 
-# `Sources`: where packages come from, as the operator decides.
-
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -55,8 +53,6 @@ def sources(settings: Settings) -> Sources:
     """Where this server's packages come from."""
     return Sources(settings.index_url, settings.offline, settings.find_links)
 
-
-# `UvResult`: how a run of uv ended, and its failures in words that say what to do.
 
 _SAID_CHARS = 1500
 _NO_NETWORK = re.compile(

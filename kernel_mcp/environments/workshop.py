@@ -55,9 +55,6 @@ async def cancel_on(
     return result
 
 
-# `Terms`: for whom an environment is built, and how much of the disk it may take.
-
-
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How an environment is to be built and kept.
@@ -239,8 +236,6 @@ def _discard(path: Path) -> None:
     else:
         path.unlink(missing_ok=True)
 
-
-# `Build`: makes one environment in its folder.
 
 BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8")
 # Dependencies of ipykernel and IPython that a kernel here never uses: there is no debugger to

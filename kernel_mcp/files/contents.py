@@ -18,8 +18,6 @@ from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
 from kernel_mcp.output.images import sniff
 
-# What a file is, from its first bytes and its name.
-
 PROBE_BYTES = 8 * 1024
 """How much of a file the functions here want to see."""
 
@@ -82,9 +80,6 @@ def mime_of(path: str, head: bytes) -> str:
     if guessed == "image/svg+xml":
         return guessed
     return "text/plain" if is_text(head) else "application/octet-stream"
-
-
-# Windows of lines out of text that comes in pieces.
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,6 @@ def replace_file(folder: int, name: str, data: bytes, owner: tuple[int, int]) ->
         raise
 
 
-# Failed file operations in words for a model.
-
 _SHORT = "the server is short of descriptors or memory just now. Try again"
 _SHOWN = 20
 """Names that a message about a missing file lists."""

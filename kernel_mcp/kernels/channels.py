@@ -25,8 +25,6 @@ from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, 
 from kernel_mcp.launch.base import ConnectionInfo, take_no_descriptors
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, encode, ready
 
-# One connection to a kernel's socket, which is read only when asked to.
-
 READ_BYTES = 128 * 1024
 MAX_WAITING_BYTES = 64 * MIB
 """Requests that a kernel has not taken yet; more are refused."""

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
 
 
-# The seam between a session and whatever makes kernels for it.
-
-
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
     """What a session asks of its kernels: python and packages empty for the server's own.

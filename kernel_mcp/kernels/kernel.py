@@ -21,8 +21,6 @@ from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.output.items import Stream
 from kernel_mcp.policy import Policy
 
-# The names of a kernel's variables, which are all that is left of them when it dies.
-
 MOST_NAMES = 2000
 NAME_CHARS = 200
 

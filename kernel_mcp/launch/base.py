@@ -13,8 +13,6 @@ from kernel_mcp.policy import Policy
 START_TIMEOUT_S = 60.0
 """From the launch of a kernel to its being ready."""
 
-# Sockets that lead to a kernel.
-
 _SO_PASSRIGHTS = 83
 """<asm-generic/socket.h> of Linux 6.16."""
 

@@ -27,8 +27,6 @@ from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage, Watched
 
-# The end of a kernel's output in shared memory: what a sudden death keeps from the channels.
-
 HEADER_BYTES = 64
 RING_BYTES = 64 * 1024 - HEADER_BYTES
 """As much as the kernel collects before it sends a message."""

@@ -91,8 +91,6 @@ class StderrTail:
         return True
 
 
-# No kernel is handed over before what its sandbox promises has been read of its process.
-
 logger = logging.getLogger(__name__)
 
 UNPROMISED = ("nothing was promised, and nothing was looked at",)

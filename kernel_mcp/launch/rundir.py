@@ -29,10 +29,6 @@ from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import BOOT_FOLDER, GuestPaths
 from kernel_specs.restricted import confine
 
-# What the kernel finds at boot: connection file, boot file, environment, command line.
-
-# Bytecode of what kernels run: they find its sources read-only and never write any.
-
 COMPILE_S = 30.0
 
 logger = logging.getLogger(__name__)

@@ -51,8 +51,6 @@ def spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
     return process, read
 
 
-# The processes of a cold start: children of the server, watched through pidfds.
-
 STATUS_WAIT_S = 1.0
 """How long an end waits to learn the sandbox's first process: known some ms after the start."""
 

@@ -266,9 +266,6 @@ def _removed(top: Path) -> bool:
     return False
 
 
-# A kernel's way into its control group and out of it, off the event loop.
-
-
 class Membership:
     """One kernel's group: begun to be made at once, by an executor of one thread.
 

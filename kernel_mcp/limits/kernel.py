@@ -20,8 +20,6 @@ from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.proc import ExitStatus, Usage, family
 from kernel_mcp.sandbox.base import SandboxCommand
 
-# Who goes first when the processors are busy: short cells before long ones.
-
 LONG_S = 0.25
 """A kernel that computes for about this long lets the others go first."""
 

@@ -24,8 +24,6 @@ from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.sandbox.base import SandboxReport
 
-# The task that compares kernels with their limits while they do something.
-
 TICK_S = 0.25
 """How often a kernel is checked that runs code or has just done so."""
 REST_S = 5.0

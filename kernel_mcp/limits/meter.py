@@ -22,8 +22,6 @@ from kernel_mcp.linux.proc import Meter, Usage, memory_lines
 #
 # What is counted: private and shared memory, files in memory that have no name, and files in the
 # private folders for temporary ones, with their inodes. Everything here blocks, and raises OSError
-# when the server lacks what it takes to look.
-
 INODE_BYTES = KIB
 """Memory of the system that an inode of a tmpfs and its name take, roughly."""
 _TEMPORARY = ("tmp", "dev/shm")
@@ -102,8 +100,6 @@ def _shared_devices() -> frozenset[int]:
     """Devices of the host's own folders: what is on them does not belong to a kernel."""
     return frozenset(Path("/", name).stat().st_dev for name in ("", *_TEMPORARY))
 
-
-# The memory of one kernel, weighed again and again where no group of the system limits it.
 
 LONG_S = 0.1
 REST = 3

@@ -168,8 +168,6 @@ class FolderQuota:
 # Files without a name that processes still hold, found while hostile code tries to hide them.
 #
 # A process holds files by descriptors, by mappings and by running them. How much of that is looked
-# at is bounded: who holds more than that is told apart instead.
-
 MOST_FILES = 50_000
 """How many descriptors, threads and mapped files one look takes in."""
 MOST_MAPPINGS = 32 * MIB

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from kernel_mcp.barriers import absences
 
-# The files of a control group: small, written in one call, removed with their folder.
-
 MOST_BYTES = 64 * 1024
 """Of a file with figures; those of memory.stat have some 2 KiB."""
 ROUNDS = 8

@@ -16,8 +16,6 @@ import anyio
 
 from kernel_mcp.barriers import absences
 
-# Processes held by pidfd: watched on the event loop, signalled and reaped.
-
 PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2
 """<linux/pidfd.h>; Linux 6.9 and later."""
 _STOPPED = (b"T", b"t")

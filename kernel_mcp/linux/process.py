@@ -22,8 +22,6 @@ def tie_to_server() -> list[str]:
 # The C heap of this process: what is in use no more can go back to the system.
 #
 # As glibc does by itself, each thread gets a heap of its own, whose end it keeps, and it keeps ever
-# larger blocks the larger those were that have been given back. Elsewhere nothing is done here.
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Of mallopt(3)."""
 _LARGE_BYTES = 1 << 20
@@ -50,8 +48,6 @@ def trim() -> None:
 # Which programs the server starts: none that the current folder could bring.
 #
 # That folder may be a clone of anything. What leads into it by a name of any kind, an entry of
-# PATH or Python's own search for modules, is passed over.
-
 _RUN = (
     "import sys; sys.path = [place for place in sys.path if place]; from runpy import run_module; "
     "run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -108,8 +104,6 @@ def own_module(module: str, *arguments: str) -> list[str]:
 # Signals as every program expects them, whatever the one that started this one has done to them.
 #
 # Supervisors block SIGINT or SIGTERM, shells ignore SIGINT for jobs in the background: a server
-# would hand that down to its kernels, which could not be interrupted then.
-
 _LEFT = frozenset(
     {
         signal.SIGPIPE,  # Python ignores these two, and gives its children the default back

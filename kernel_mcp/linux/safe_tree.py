@@ -20,8 +20,6 @@ from pathlib import Path
 #
 # The kernel resolves the whole path in one step with openat2(2); where that is missing or
 # forbidden,
-# every component is opened on its own without following links, which is as safe and slower.
-
 _SYS_OPENAT2 = 437  # the same on every architecture
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _RESOLVE = _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
@@ -150,8 +148,6 @@ def _default_opener() -> Opener:
 def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
-
-# Put one folder in the place of another, for those who know the place by its name.
 
 _AT_FDCWD = -100  # <fcntl.h>
 _RENAME_EXCHANGE = 2  # <linux/fs.h>

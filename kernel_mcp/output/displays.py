@@ -10,8 +10,6 @@ from kernel_mcp.output.bundles import Part, Shelf, bounded_metadata
 from kernel_mcp.output.items import Display, DisplayItem, Failure, FailureItem
 from kernel_mcp.output.textstore import Failed, Segment, Shown, Transcript
 
-# The entries of a transcript as JSON values, and back.
-
 
 def row_of(entry: Segment | Shown | Failed) -> list[Any]:
     """An entry of a cell that has ended; values in files stay there."""
@@ -48,8 +46,6 @@ def _part(row: list[Any], folder: Path) -> Part:
     mime, size, text, file, structured, problem = row
     return Part(mime, size, text, file and folder / file, structured, problem)
 
-
-# Display ids across the cells of a session.
 
 MAX_LOGS = 8
 """Earlier cells that one `update_display` can reach."""

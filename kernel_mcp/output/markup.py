@@ -15,8 +15,6 @@ from typing import Any
 
 from kernel_mcp.config.values import KIB
 
-# JSON written and judged piece by piece: no value becomes an object, no call takes long.
-
 SLICE_CHARS = 64 * KIB
 """What is worked on between two moments at which other threads may run."""
 JSON_DEPTH = 100

@@ -188,8 +188,6 @@ def _start(block: _Block) -> int:
     return block.start
 
 
-# The order of a cell's output: stream text by position, displays and failures between.
-
 MAX_SEGMENTS = 4096
 """Changes between stdout and stderr that are told apart in one cell."""
 PIECE_CHARS = 64 * KIB
@@ -294,8 +292,6 @@ class Transcript:
             position = at + len(text)
         add_gap(items, end - position)
 
-
-# The streams of one cell as terminals show them: rows that may change yet, then final text.
 
 WORK_S = 0.05
 """Time that one event may take; of what is left of it, control codes are dropped unread."""

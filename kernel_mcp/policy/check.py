@@ -119,8 +119,6 @@ def _remarks(source: Source, caught: list[warnings.WarningMessage]) -> tuple[Dia
     return tuple(seen.values())
 
 
-# Modules that a session wrote itself, as files of its workspace.
-
 MAX_ENTRIES = 2000
 """Entries of a workspace that are looked at; it may be made huge on purpose."""
 
@@ -141,8 +139,6 @@ def own_modules(workspace: Path) -> frozenset[str]:
         return frozenset()
     return frozenset(found - sys.stdlib_module_names)
 
-
-# Names that code reads and nothing defines, found in the compiled but never run code.
 
 MAX_NAMES = 20
 """Remarks about one cell."""

@@ -211,8 +211,6 @@ def command(text: str, line: int, column: int) -> Magic:
     return Magic("call", "", stripped[1:], line, column)
 
 
-# What a restrictive policy says about IPython commands.
-
 _INSTALLERS = ("pip", "pip3", "conda", "mamba", "uv", "python", "python3")
 _INSTEAD = {
     "bash": "sessions run Python only",

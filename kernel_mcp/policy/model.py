@@ -11,8 +11,6 @@ from typing import Any, Literal, TypeAlias
 from kernel_mcp.config.settings import PROFILES, Settings
 from kernel_mcp.errors import ConfigError
 
-# What `check` answers: diagnostics with their places, and the text a model reads.
-
 Kind: TypeAlias = Literal[
     "syntax", "size", "encoding", "depth", "import", "builtin", "attribute", "magic", "name",
     "pep723",
@@ -110,12 +108,6 @@ class Report:
         }
 
 
-# Plain Python → syntax tree and code object, with everything the compiler says on the way.
-
-
-# What may be imported without being asked for: the lists behind the profiles.
-
-
 def words(text: str) -> frozenset[str]:
     """The words of a text as a set."""
     return frozenset(text.split())
@@ -195,9 +187,6 @@ HINTS: dict[str, str] = {
     "socket": "Sandboxed sessions have no network.",
 }
 """What to do instead of the imports that are refused most."""
-
-
-# What a profile installs, besides what it allows to be imported.
 
 
 def profile_entries(settings: Settings) -> tuple[str, ...]:

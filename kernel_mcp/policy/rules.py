@@ -22,8 +22,6 @@ from kernel_mcp.policy.model import (
 )
 from kernel_mcp.policy.source import Source
 
-# Which names of a cell stand for modules, and which for anything else.
-
 _COLUMNS = frozenset({"col", "datum"})
 """Objects of polars and altair whose attributes are column names."""
 

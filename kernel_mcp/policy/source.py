@@ -14,8 +14,6 @@ from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import InputError
 from kernel_mcp.policy.model import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
 
-# Inline script metadata (PEP 723): the `# /// script` block at the top of a script.
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:

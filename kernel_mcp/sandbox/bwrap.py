@@ -262,8 +262,6 @@ class BwrapSandbox(KernelUsers):
 #
 # The installer itself is trusted; what it unpacks is not run. Code of packages runs here only where
 # the operator allows builds from source: then as a user of its own, where the server is root. It is
-# bubblewrap wherever that works, whatever confines the kernels.
-
 TMP_BYTES = 1024 * 1024 * 1024
 _PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PREFIX = "UV_"

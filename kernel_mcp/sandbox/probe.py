@@ -23,8 +23,6 @@ from kernel_mcp.linux.syscalls import REFUSED, architecture
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, gainable
 
-# Run one short command in a sandbox and wait for it: probes and self-tests.
-
 
 def run_confined(
     sandbox: Sandbox,

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.mounts import SCRATCH
 
-# What the mount table of a process tells about the files that it can write to.
-
 _DEVICE_FOLDERS = ("/dev/", "/proc/")
 """Where single devices are mounted: those of /dev, and /dev/null over files of /proc."""
 _OF_DEVICES = ("devtmpfs", "tmpfs")

@@ -27,8 +27,6 @@ from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.probe import require_boundary, run_confined
 from kernel_mcp.sandbox.remedies import cannot_start
 
-# No confinement at all: chosen only by its name.
-
 
 class PlainBuilder:
     """No confinement: for `--sandbox none` and backends without a builder of their own."""
@@ -210,8 +208,6 @@ def _probe(sandbox: Sandbox) -> None:
     said = done.stderr if done.stderr.strip() else f"nothing, exit code {done.returncode}"
     raise SandboxUnavailable(sandbox.refusal(said))
 
-
-# The sandbox a server is going to use, chosen and proven while the rest is still being loaded.
 
 UNCONFINED = "none"
 

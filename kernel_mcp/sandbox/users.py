@@ -12,8 +12,6 @@ from kernel_mcp.linux.folders import Identity, private_folder, runtime_folder
 from kernel_mcp.sandbox.base import Builder
 from kernel_mcp.sandbox.remedies import cannot_start
 
-# Host user ids for kernels of a root server: one per session, unique on the machine.
-
 PREFERRED_BLOCKS = (range(1_900_000_000, 1_900_065_536), range(60_600, 61_184))
 """Ids that no distribution hands out: above systemd's container range, which ends at 1 879 048 191,
 and the unassigned part below its dynamic users (UIDS-GIDS.md of systemd)."""

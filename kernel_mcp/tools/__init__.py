@@ -36,8 +36,6 @@ from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.tools.results import finished, refusal
 
-# What the server tells a model about itself when a client connects; cut near 2 KB by clients.
-
 SHOWN_NAMES = 30
 MOST_CHARS = 1900
 """Gaps of a sandbox that do not fit are counted."""

@@ -271,8 +271,6 @@ def _bubblewrap() -> str:
     return done.stdout.strip().removeprefix("bubblewrap ") or "unknown"
 
 
-# The report of the doctor: for a person and for a program.
-
 _MARKS = {"ok": "ok", "gap": "gap", "fails": "FAILS"}
 _COLOURS = {"ok": "32", "gap": "33", "fails": "31"}
 FOUND_CHARS = 100

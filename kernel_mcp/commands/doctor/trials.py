@@ -276,8 +276,6 @@ def _all(values: Any) -> str:
 # A server that is killed: its kernel has to go with it.
 #
 # As a program it is that server: it reads what to start as JSON from standard input, prints the
-# kernel's process id and waits.
-
 START_TIMEOUT_S = 60.0
 GONE_S = 2.0
 NAME = "orphan dies"

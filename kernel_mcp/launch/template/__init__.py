@@ -33,8 +33,6 @@ from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox
 from kernel_mcp.sandbox.probe import Check
 
-# Detached mounts: what a root server hands to one kernel's sandbox and to no other.
-
 # <linux/mount.h>, <fcntl.h>; numbers from 424 on are the same on every architecture
 _SYS_OPEN_TREE = 428
 _SYS_MOUNT_SETATTR = 442

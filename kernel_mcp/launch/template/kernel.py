@@ -24,8 +24,6 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check, Probe, probing
 
-# The processes of one forked kernel: pidfds that its template has handed over, and its word.
-
 READY_S = 15.0
 """A forked kernel is ready after some 20 ms; past this a cold start is tried."""
 STATUS_S = 1.0

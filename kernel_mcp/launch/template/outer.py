@@ -189,8 +189,6 @@ def _maps(identity: Identity) -> list[tuple[int, int, int]]:
     return [(0, identity.uid, 1), *((part.start, part.start, len(part)) for part in rest if part)]
 
 
-# Keep the template of one environment running: start, restart with growing pauses, retire.
-
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0

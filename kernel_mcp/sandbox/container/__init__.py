@@ -46,8 +46,6 @@ from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 
-# Files and folders on the host that containers mount although nobody has made them.
-
 _OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin", "srv", "mnt")
 """Top folders that any user may pass in every image."""
 

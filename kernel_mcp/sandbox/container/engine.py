@@ -15,8 +15,6 @@ from kernel_mcp.linux.process import find_program, foreign_environment
 from kernel_mcp.sandbox.base import ContainerOptions, SandboxReport
 from kernel_mcp.sandbox.remedies import AT_OWN_RISK, install_hint
 
-# The command line of docker or podman, as far as kernels need it.
-
 ENGINES = ("podman", "docker")
 """By preference: podman needs no daemon."""
 LABEL = "kernel-mcp.server"

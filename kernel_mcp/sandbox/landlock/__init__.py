@@ -44,8 +44,6 @@ from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 from kernel_specs.restricted.confine import PENDING_SIGNALS
 
-# What kernels under Landlock are kept from, and what they are not.
-
 
 def landlock_report(*, own_user: bool) -> SandboxReport:
     """The report; `own_user` when each kernel has a host user id to itself."""

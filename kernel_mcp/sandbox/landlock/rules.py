@@ -17,8 +17,6 @@ from kernel_mcp.linux.syscalls import Architecture
 from kernel_mcp.sandbox.seccomp import AF_UNIX, INTERNET_FAMILIES, bpf
 from kernel_mcp.sandbox.seccomp.bpf import ALLOW, argument, compile_rules, fail, one_of
 
-# Landlock as <linux/landlock.h> defines it, through ctypes: versions, rights and rulesets.
-
 REQUIRED_VERSION = 6
 """The first that scopes signals and abstract Unix sockets: Linux 6.12."""
 
@@ -249,8 +247,6 @@ def _may_enter(path: Path, identity: Identity) -> bool:
 #
 # Without namespaces a kernel shares the host's network, processes and IPC, and may share the
 # server's user. This filter takes away the calls that reach them past Landlock's rules; it is
-# loaded on top of the filter in `seccomp`, and for each call the stricter verdict counts.
-
 # Landlock does not govern modes and times, and a kernel that shares the server's user owns files
 # outside its folders. ipykernel and copying programs stop when these calls fail.
 _MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2")
