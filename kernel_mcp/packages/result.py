@@ -154,7 +154,7 @@ class Outcome:
                 "Call reset to change over to the new versions; variables are lost then, the "
                 "packages stay."
             )
-        lines.append(self.trouble or "Variables are kept.")
+        lines.append(self.trouble or "The installation changed no variable.")
         if not self.confined:
             lines.append("The installer ran without a sandbox of its own.")
         return "\n".join(lines)

@@ -87,7 +87,8 @@ def test_the_worst_module_counts() -> None:
 def test_success_names_versions_and_imports() -> None:
     summary = Outcome((judged({"thing": ("imported", "")}),)).summary()
     assert (
-        summary == "Installed thing 2.0: import thing works in this session.\nVariables are kept."
+        summary == "Installed thing 2.0: import thing works in this session.\n"
+        "The installation changed no variable."
     )
 
 
