@@ -1,8 +1,7 @@
-"""How many more kernels the server's own limits allow, so that it refuses before it runs out.
+"""How many more kernels the server's own limits allow.
 
-What one kernel takes was measured with this server on Linux 6.x: of the server's descriptors 10
-when it is forked, 12 when it starts cold, and one while its output goes to a file; of processes and
-threads 4 at its start, the sandbox's included. A test measures it again.
+Measured on Linux 6.x, per kernel: 10 descriptors when forked, 12 when started cold, one more while
+its output goes to a file; 4 processes and threads, sandbox included. A test repeats it.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from kernel_mcp.linux.cgroupfs import find_hierarchies
 KERNEL_DESCRIPTORS = 14
 KERNEL_TASKS = 6
 SPARE_DESCRIPTORS = 20
-"""Descriptors that stay free: the start of a kernel takes so many, and the reading of files."""
+"""Descriptors kept free for the start of a kernel and for reading files."""
 SPARE_TASKS = 8
-"""Processes and threads that do: the server's own threads and what a start takes besides."""
+"""Processes and threads kept free for the server's own threads and the start of a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One limit: `used()` of `most` are taken, a kernel takes `each`, and `spare` stay free.
+    """One limit: `used()` of `most` are taken, a kernel takes `each`, `spare` stay free.
 
-    `name` is what the operator knows it by and `remedy` what to do about it.
+    `name` is the operator's term for the limit, `remedy` what to change.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Bound:
     remedy: str
 
     def kernels(self) -> int:
-        """How many more kernels there is room for; below 0 where not even the spare is free."""
+        """Kernels that still fit; below 0 where not even the spare is free."""
         return (self.most - self.used() - self.spare) // self.each
 
     def __str__(self) -> str:
@@ -51,28 +50,25 @@ class Bound:
 
 
 class Capacity:
-    """The server's limits taken together; none of them where `bounds` is empty."""
+    """The server's limits together; none where `bounds` is empty."""
 
     def __init__(self, bounds: Iterable[Bound] = ()) -> None:
         self._bounds = tuple(bounds)
 
     @classmethod
     def of_this_process(cls) -> Capacity:
-        """The limits that this process is under."""
+        """RLIMIT_NOFILE, RLIMIT_NPROC and the pids controllers of this process."""
         return cls([*_descriptors(), *_processes(), *_groups()])
 
     def shortage(self, kernels: int) -> str:
-        """Why there is no room for so many kernels more, and what an operator can do about it.
-
-        Empty where there is room.
-        """
+        """Why `kernels` more do not fit, with the remedy; empty where they do."""
         tight = self._tightest()
         if tight is None or tight.kernels() >= kernels:
             return ""
         return f"{tight}. For more sessions {tight.remedy}"
 
     def kernels(self) -> int | None:
-        """How many more kernels there is room for; None where nothing limits them."""
+        """Kernels that still fit; None where nothing limits them."""
         tight = self._tightest()
         return None if tight is None else max(0, tight.kernels())
 
@@ -97,7 +93,7 @@ def _open_files() -> int:
 
 
 def _processes() -> Sequence[Bound]:
-    """The limit of a user's processes, which does not hold for root."""
+    """RLIMIT_NPROC, which does not hold for root."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if most == resource.RLIM_INFINITY or os.geteuid() == 0:
         return ()
@@ -118,7 +114,7 @@ def _everyones_tasks() -> int:
 
 
 def _tasks_of(uid: int) -> int:
-    """Processes and threads of a user, as far as they can be seen from here."""
+    """Processes and threads of a user that /proc shows."""
     found = 0
     with os.scandir("/proc") as entries:
         for entry in entries:
@@ -129,13 +125,13 @@ def _tasks_of(uid: int) -> int:
 
 
 def _tasks(status: str, uid: int) -> int:
-    """The threads of a process of this user, and 0 for others', from its /proc/PID/status."""
+    """Threads of a process of this user from /proc/PID/status; 0 for other users'."""
     facts = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return int(facts["Threads"]) if int(facts["Uid"].split()[0]) == uid else 0
 
 
 def _groups() -> Sequence[Bound]:
-    """The limits of processes of the control groups that the server is in."""
+    """`pids.max` of the control groups above the server."""
     found = []
     for tree in find_hierarchies():
         if "pids" in tree.controllers:

@@ -14,14 +14,14 @@ from kernel_mcp.linux import cgroupfs
 
 BACKSTOP = 1.2
 LEAST_ABOVE = 128 * MIB
-"""All processes together may hold the memory budget 1.2 times, and at least this much above it:
-the address space limit acts first, within a process that can go on after that."""
+"""Bytes that all processes may hold above the budget at least, else 1.2 times the budget: RLIMIT_AS
+acts first, in a process that can go on after it."""
 MOST_TCP = 64 * MIB
 """Buffers of TCP connections, which version 1 does not count as memory."""
 PERIOD_US = 100_000
 """Period of the processor quota, the default of both versions."""
 EQUAL, BEHIND = 1.0, 0.125
-"""Shares of the processors among the kernels of one server, relative to the default."""
+"""Weights of a kernel's CPU share, relative to the default."""
 SHELL = Path("/bin/sh")
 _ENTER = """
 count=$1
@@ -36,15 +36,14 @@ exec "$@"
 
 
 def backstop(budget: int) -> int:
-    """What all processes of a kernel together may hold, in bytes."""
+    """Memory limit of a kernel's group in bytes."""
     return max(int(budget * BACKSTOP), budget + LEAST_ABOVE)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a group has used: processor seconds, bytes now and at most, kills for lack of memory.
-
-    None where no controller tells.
+    """What a group has used: CPU seconds, bytes now and at most, OOM kills; None without a
+    controller.
     """
 
     cpu_s: float | None = None
@@ -52,20 +51,20 @@ class Sample:
 
 
 class KernelGroup:
-    """The group of one kernel, a folder per hierarchy. Reading and writing raise OSError."""
+    """The control group of one kernel, a folder per hierarchy. Reads and writes raise OSError."""
 
     def __init__(self, folders: dict[str, Path], *, unified: frozenset[str]) -> None:
-        """`folders` is by controller; those of `unified` are of version 2."""
+        """`folders` is by controller; the controllers in `unified` are of version 2."""
         self._folders = folders
         self._unified = unified
 
     @property
     def controllers(self) -> frozenset[str]:
-        """What is in force for this kernel."""
+        """The controllers that limit this kernel."""
         return frozenset(self._folders)
 
     def make(self, limits: Limits) -> None:
-        """Make it with these limits; on failure nothing is left of it."""
+        """Create the group with these limits; a failure removes it again."""
         try:
             for folder in self._places():
                 cgroupfs.make(folder)
@@ -88,9 +87,9 @@ class KernelGroup:
                 cgroupfs.write(folder / "cpu.cfs_quota_us", quota)
 
     def admit(self, pids: Iterable[int]) -> None:
-        """Move processes with all their threads into the group; what they start stays in it.
+        """Move processes with all their threads into the group; their children stay in it.
 
-        Nothing happens to those that are in it or have ended.
+        Skips processes that are in it or have ended.
         """
         for folder in self._places():
             for pid in set(pids).difference(cgroupfs.processes(folder)):
@@ -98,27 +97,27 @@ class KernelGroup:
                     cgroupfs.write(folder / "cgroup.procs", pid)
 
     def favour(self) -> None:
-        """Give it the same share of the processors as other kernels have."""
+        """Set the CPU weight to that of other kernels."""
         self._weigh(EQUAL)
 
     def step_back(self) -> None:
-        """Let other kernels go first, as far as they have something to do."""
+        """Lower the CPU weight: other kernels go first."""
         self._weigh(BEHIND)
 
     def entry(self) -> list[str]:
-        """The beginning of a command line that runs the rest of it inside the group.
+        """Prefix of a command line that runs the rest inside the group.
 
-        A process that is moved later has been charged to another group until then.
+        Memory of a process that is moved later stays charged to its earlier group.
         """
         places = [str(folder / "cgroup.procs") for folder in self._places()]
         return [str(SHELL), "-c", _ENTER, "sh", str(len(places)), *places]
 
     def sample(self) -> Sample:
-        """What the group has used so far; file caches do not count as memory."""
+        """Figures of the group so far; file caches do not count as memory."""
         return Sample(self.cpu_s(), self._memory())
 
     def peak(self) -> int:
-        """The most memory it ever held in bytes, file caches included; 0 where nobody tells."""
+        """Most memory ever held in bytes, file caches included; 0 where no file shows it."""
         if "memory" not in self._folders:
             return 0
         unified = "memory" in self._unified
@@ -128,7 +127,7 @@ class KernelGroup:
         return 0
 
     def starved(self) -> int:
-        """How many of its processes the system has killed for lack of memory."""
+        """Processes that the kernel's OOM killer has ended."""
         if "memory" not in self._folders:
             return 0
         name = "memory.events" if "memory" in self._unified else "memory.oom_control"
@@ -137,11 +136,11 @@ class KernelGroup:
         return 0
 
     def processes(self) -> list[int]:
-        """Who is in it, except threads."""
+        """Process ids in the group, without threads."""
         return sorted({pid for folder in self._places() for pid in cgroupfs.processes(folder)})
 
     def remove(self) -> bool:
-        """Kill what is left in the group and remove it; False when that has to be tried again."""
+        """Kill the rest of the group and remove its folders; False when it is still busy."""
         gone = [cgroupfs.remove(folder) for folder in self._places()]
         return all(gone)
 
@@ -170,7 +169,7 @@ class KernelGroup:
             cgroupfs.write(self._folders["cpu"] / "cpu.shares", int(1024 * part))
 
     def cpu_s(self) -> float | None:
-        """Processor seconds that it has used so far; None where no controller tells."""
+        """CPU seconds used so far; None without a controller."""
         for controller in self._unified:  # told in every group of version 2
             return cgroupfs.table(self._folders[controller] / "cpu.stat")["usage_usec"] / 1e6
         if "cpuacct" in self._folders:

@@ -1,7 +1,6 @@
-"""The control groups of one server: a group of its own, and one for each kernel below it.
+"""The control groups of one server: one of its own, and one for each kernel below it.
 
-Everything is done below the group that the server itself is in, so what was given to the server
-is what its kernels share. All that is written here is small and answered at once.
+All of them lie below the group the server was started in. Files are small and answer at once.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "kernel-mcp-"
 _OF_A_SERVER = re.compile(rf"{PREFIX}\d+-(?P<run>[0-9a-z]+)")
-"""Process id, and how its run directory is called."""
+"""Process id and name of the run directory."""
 RECORD = "cgroups"
-"""The file of a run directory that names the server's groups."""
+"""File of a run directory that names the server's groups."""
 SERVER_WEIGHT = 1000
-"""Share of the processors for the server where it is a neighbour of its kernels, which have 100."""
+"""CPU weight of the server where it is a sibling of its kernels, which have 100."""
 REMOVAL_TRIES = 20
 REMOVAL_PAUSE_S = 0.01
-"""The system announces nothing when a group that has lost its last process can be removed."""
+"""Seconds between attempts: Linux does not signal when an empty group can be removed."""
 _SERVER = "server"
 
 
 class GroupsUnavailable(Exception):
-    """Groups cannot be used here; the text says why."""
+    """Control groups cannot be used here; the text says why."""
 
 
 class GroupTree:
-    """The groups of one server. Made by `create`, removed by `close`."""
+    """The groups of one server. Created by `create`, removed by `close`."""
 
     def __init__(self, tops: dict[Path, Hierarchy], name: str) -> None:
         self._tops = tops
@@ -55,9 +54,9 @@ class GroupTree:
     def create(cls, hierarchies: Sequence[Hierarchy], name: str, record: Path) -> GroupTree:
         """Make the group `name` of this process in every hierarchy that allows it.
 
-        The folders are noted in the file `record` before they exist, for `remove_recorded`, and
-        locked. What servers that have ended left beside them is removed.
-        Raises GroupsUnavailable when no hierarchy does.
+        Notes the folders in `record` before they exist, for `remove_recorded`, and locks them.
+        Removes groups of servers that have ended. Raises GroupsUnavailable when no hierarchy allows
+        one.
         """
         tree = cls({}, name)
         reasons: list[str] = []
@@ -77,13 +76,13 @@ class GroupTree:
 
     @property
     def versions(self) -> dict[str, int]:
-        """The version that each usable controller is of."""
+        """The cgroup version by usable controller."""
         return {
             name: tree.version for tree in self._tops.values() for name in sorted(tree.controllers)
         }
 
     def kernel(self, name: str) -> KernelGroup:
-        """The group of a kernel, still to be made."""
+        """The group of a kernel, not yet created."""
         folders: dict[str, Path] = {}
         unified: set[str] = set()
         for top, hierarchy in self._tops.items():
@@ -93,10 +92,9 @@ class GroupTree:
         return KernelGroup(folders, unified=frozenset(unified))
 
     def expect(self) -> None:
-        """Have the system prepare for processes that move.
+        """Write this process's id to its own `cgroup.procs`: starts the grace period of moves.
 
-        The first move in a while waits for a grace period of the system, some 10 ms; those that
-        follow do not. This process "moves" to where it is.
+        The first move in a while waits some 10 ms for it; the moves that follow do not.
         """
         for top, hierarchy in self._tops.items():
             own = top / _SERVER if hierarchy in self._moved else hierarchy.own
@@ -105,11 +103,11 @@ class GroupTree:
                 return
 
     def discard(self, group: KernelGroup) -> None:
-        """Remove a kernel's group, now or when the last of its processes is gone."""
+        """Remove a kernel's group, now or once its last process has ended."""
         self._left = [left for left in (*self._left, group) if not left.remove()]
 
     def close(self) -> None:
-        """Remove all groups of this server and undo what was changed for them."""
+        """Remove all groups of this server and restore the hierarchies."""
         for top in self._tops:
             if not _removed(top):
                 logger.warning("the cgroup %s could not be removed: it still has processes", top)
@@ -121,7 +119,7 @@ class GroupTree:
             os.close(lock)
 
     def _refusal_of(self, hierarchy: Hierarchy) -> str:
-        """Make the server's group in one hierarchy; why not, or an empty text."""
+        """Make the server's group in one hierarchy; the reason where that fails, else empty."""
         try:
             self._enter(hierarchy)
         except GroupsUnavailable as reason:
@@ -143,10 +141,10 @@ class GroupTree:
         self._tops[top] = hierarchy
 
     def _delegate(self, hierarchy: Hierarchy, top: Path) -> None:
-        """Make the controllers work below `top`.
+        """Enable the controllers below `top`.
 
-        Version 2 takes them away from groups that hold processes: this one moves into a group of
-        its own then, provided that it is alone where it is.
+        Version 2 refuses that in groups with processes: this process then moves into a group of its
+        own, provided that it is alone in its group.
         """
         own, wanted = hierarchy.own, sorted(hierarchy.controllers)
         enabled = (own / "cgroup.subtree_control").read_text().split()
@@ -173,7 +171,7 @@ class GroupTree:
             raise GroupsUnavailable(f"the cgroup {own} could not be emptied")
 
     def _leave(self, hierarchy: Hierarchy) -> None:
-        """Undo `_enter`: controllers off and processes back where they were moved out."""
+        """Undo `_enter`: disable controllers, move processes back."""
         top = hierarchy.own / self._name
         if hierarchy in self._moved:
             self._moved.remove(hierarchy)
@@ -188,13 +186,13 @@ class GroupTree:
 
 
 def _claimed(folder: Path) -> int:
-    """Make a group and lock it for as long as this server lives. Raises OSError."""
+    """Make a group and flock it for the life of this server. Raises OSError."""
     for _ in range(cgroupfs.ROUNDS):
-        with contextlib.suppress(FileNotFoundError):  # taken for one that was left behind
+        with contextlib.suppress(FileNotFoundError):  # another server's sweep removed it
             if not folder.exists():
                 cgroupfs.make(folder)
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for a moment only
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a sweep holds it for a moment
             if folder.exists():
                 return lock
             os.close(lock)
@@ -202,17 +200,17 @@ def _claimed(folder: Path) -> int:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the groups of servers that have ended without doing so."""
+    """Remove the groups of servers that have ended."""
     for folder in parent.glob(f"{PREFIX}*"):
         if _OF_A_SERVER.fullmatch(folder.name):
             _remove_unlocked(folder)
 
 
 def remove_recorded(record: Path, process: Path = Path("/proc/self")) -> None:
-    """Remove the groups of a server that has ended, as it noted them in `record`.
+    """Remove the groups of an ended server that `record` names.
 
-    A record is only believed in what it can know: names of groups that the server of this run
-    directory (`s-…` for `kernel-mcp-PID-…`) made, in trees that are mounted for `process`.
+    Of the record only group names of this run directory count (`s-…` for `kernel-mcp-PID-…`), in
+    hierarchies that are mounted for `process`.
     """
     try:
         folders = record.read_text().splitlines()
@@ -229,7 +227,7 @@ def remove_recorded(record: Path, process: Path = Path("/proc/self")) -> None:
 
 
 def _remove_unlocked(folder: Path) -> bool:
-    """Remove the group of a server unless that lives; whether it is gone."""
+    """Remove a server's group unless that server holds its lock; True when it is gone."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -244,7 +242,7 @@ def _remove_unlocked(folder: Path) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process is this one or was started by it."""
+    """Whether a process is this one or a descendant."""
     server = os.getpid()
     while pid > 1:
         if pid == server:
@@ -258,7 +256,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _removed(top: Path) -> bool:
-    """Remove a group, with some patience: it counts as busy a moment after its last process."""
+    """Retries `rmdir`: a group is busy for a moment after its last process. True when gone."""
     for _ in range(REMOVAL_TRIES):
         if cgroupfs.remove_with_children(top, keep=_SERVER):
             return True
@@ -267,10 +265,9 @@ def _removed(top: Path) -> bool:
 
 
 class Membership:
-    """One kernel's group: begun to be made at once, by an executor of one thread.
+    """One kernel's group, created in an executor of one thread.
 
-    The system lets everything that changes groups wait for some 10 ms when the first process in a
-    while moves from one to another.
+    Changes of groups wait some 10 ms for the first move in a while.
     """
 
     def __init__(
@@ -282,7 +279,7 @@ class Membership:
         executor: Executor,
         leave: Callable[[KernelGroup], None],
     ) -> None:
-        """`leave` is called with the group when the last process has ended."""
+        """`leave` is called with the group when its last process has ended."""
         self.group = groups.kernel(name)
         self._executor = executor
         self._leave = leave
@@ -290,18 +287,18 @@ class Membership:
         self._tasks: list[Future[None]] = [self._made, executor.submit(groups.expect)]
 
     def admit(self, pids: Iterable[int]) -> None:
-        """Begin to take processes in, and with them all that they start from then on."""
+        """Queue the move of processes; their later children follow."""
         self._tasks.append(self._executor.submit(self.group.admit, tuple(pids)))
 
     async def made(self) -> None:
-        """Wait until processes can enter the group by themselves. Raises OSError."""
+        """Wait until the group exists. Raises OSError."""
         await asyncio.shield(asyncio.wrap_future(self._made))
 
     async def settled(self) -> None:
-        """Wait until what has been begun is done. Raises OSError."""
+        """Wait for all queued changes. Raises OSError."""
         while self._tasks:
             await asyncio.wrap_future(self._tasks.pop(0))
 
     def end(self) -> None:
-        """Have the group removed; all processes have ended."""
+        """Have the group removed, after its last process has ended."""
         self._leave(self.group)

@@ -1,4 +1,4 @@
-"""The limits of one kernel: its processes, what they use, and why it had to end."""
+"""The limits of one kernel: its CPU priority, processes and quotas, and why it was stopped."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from kernel_mcp.linux.proc import ExitStatus, Usage, family
 from kernel_mcp.sandbox.base import SandboxCommand
 
 LONG_S = 0.25
-"""A kernel that computes for about this long lets the others go first."""
+"""Seconds of computing after which other kernels go first."""
 
 
 class CpuPriority:
-    """One kernel's place among those of the server."""
+    """One kernel's CPU weight among those of the server."""
 
     def __init__(
         self, group: KernelGroup | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Without a `group` all are equal."""
         self._group = group
         self._clock = clock
         self._behind = False
@@ -38,7 +37,7 @@ class CpuPriority:
         self._used: float | None = None
 
     def begin(self) -> None:
-        """A cell is about to run."""
+        """Restore the full weight: a cell is about to run."""
         if self._behind and self._group is not None:
             with contextlib.suppress(OSError):
                 self._group.favour()
@@ -47,10 +46,7 @@ class CpuPriority:
         self._used = None
 
     def rank(self) -> None:
-        """Let others go first from now on, if it has been computing for a while.
-
-        Called again and again while it is at work, some `LONG_S` apart.
-        """
+        """Lower the weight of a kernel that has computed since the last call, some `LONG_S` ago."""
         if self._group is None or self._behind:
             return
         with contextlib.suppress(OSError):
@@ -59,7 +55,7 @@ class CpuPriority:
                 self._behind = True
 
     def _computes(self, group: KernelGroup) -> bool:
-        """Whether it has been busy since the last time, and not only been waiting for its turn."""
+        """Whether it used CPU time since the last call, not only waited for it."""
         used, before = group.cpu_s(), self._used
         if used is None:
             return self._clock() - self._began > LONG_S
@@ -68,17 +64,16 @@ class CpuPriority:
 
 
 RESTING_CPU_S = 0.01
-"""A kernel that used less than this since the last check has done nothing."""
+"""CPU seconds since the last check below which a kernel counts as idle."""
 MOST_PROCESSES = 10_000
-"""How many of a kernel's processes are looked at when they have to be one by one."""
+"""Processes of a kernel that are looked at one by one without a control group."""
 
 
 class KernelLimits:
-    """What the launcher of a kernel, its cells and the watchdog have to say to each other.
+    """The limits of one kernel, between its launcher, its cells and the watchdog.
 
-    The launcher: start `command` when it is `ready`, `admit` each process it knows, wait until they
-    are `settled` before the kernel runs user code, set `kill` to what ends all of them, `explain`
-    their end, `aclose`. Cells: `begin` and `end`.
+    The launcher runs `command` after `ready`, calls `admit` for each process, awaits `settled`
+    before user code, sets `kill`, calls `explain` and `aclose`. Cells call `begin` and `end`.
     """
 
     def __init__(
@@ -91,9 +86,9 @@ class KernelLimits:
         forget: Callable[[KernelLimits], None],
         session: str = "",
     ) -> None:
-        """`wake` is called when the kernel is to be watched, `forget` when it has been closed.
+        """`wake` is called when the watchdog has to check the kernel, `forget` after `aclose`.
 
-        `session` is the handle that the log names.
+        `session` is the handle in log lines.
         """
         self.limits = limits
         self.group = membership.group if membership is not None else None
@@ -119,17 +114,17 @@ class KernelLimits:
 
     @property
     def cause(self) -> str:
-        """Why the kernel or its cell had to be stopped, if that was because of a limit."""
+        """The limit that stopped the kernel or its cell; empty for none."""
         return self._cause
 
     @property
     def crowded(self) -> bool:
-        """Whether it had processes beside its own when its memory was last looked at."""
+        """Whether the last memory check found processes besides its own."""
         return self._gauge.crowded
 
     @property
     def session(self) -> str:
-        """The handle of the session that the kernel is for, as the log names it."""
+        """Handle of the session in log lines."""
         return self._faults.session
 
     @session.setter
@@ -137,14 +132,14 @@ class KernelLimits:
         self._faults.session = handle
 
     def admit(self, pids: Iterable[int]) -> None:
-        """Begin to take processes in, and with them all that they start from then on."""
+        """Move processes into the group; their later children follow."""
         fresh = [pid for pid in pids if pid > 0 and pid not in self._roots]
         self._roots += fresh
         if self._membership is not None:
             self._membership.admit(fresh)
 
     async def settled(self) -> None:
-        """Wait until the group is there, with all that have been admitted. Raises OSError."""
+        """Wait until the group holds all admitted processes. Raises OSError."""
         if self._membership is not None:
             await self._membership.settled()
 
@@ -154,13 +149,13 @@ class KernelLimits:
             await self._membership.made()
 
     def command(self, command: SandboxCommand) -> SandboxCommand:
-        """The same command, run within the limits from its first instruction on."""
+        """The same command, inside the group from its first instruction on."""
         if self.group is None or not SHELL.exists():
             return command
         return replace(command, argv=[*self.group.entry(), *command.argv])
 
     def usage(self) -> Usage:
-        """What all processes of the kernel use, as the last look that succeeded found it."""
+        """Usage of all processes; the last measured values where /proc or cgroups fail."""
         return self._gauge.usage()
 
     async def survey(self) -> None:
@@ -168,9 +163,9 @@ class KernelLimits:
         self._known = await self._look(processes=False)
 
     async def begin(self, on_excess: Callable[[], None]) -> None:
-        """A cell is about to run; `on_excess` is called when it has to stop because of `cause`.
+        """A cell is about to run; `on_excess` is called when `cause` has to stop it.
 
-        Raises WorkspaceError when the kernel's folders hold so much that no code may run.
+        Raises WorkspaceError when the folders hold too much for any code to run.
         """
         if not self._known:
             await self.survey()
@@ -191,7 +186,7 @@ class KernelLimits:
         self._wake(self)
 
     def end(self) -> list[str]:
-        """The cell has ended: what happened to its processes, in sentences."""
+        """The cell has ended: sentences about processes that were killed."""
         self._on_excess = None
         self._stopped, self._cause = bool(self._cause), ""
         if (killed := self._gauge.forgive()) <= 0:
@@ -200,7 +195,7 @@ class KernelLimits:
         return [f"The system killed {which} of this session: {self._gauge.out_of_memory()}"]
 
     async def check_memory(self) -> None:
-        """Compare the memory with its limit where no group does; called by the watchdog."""
+        """Compare the memory with its limit where no group enforces it; called by the watchdog."""
         try:
             if await self._gauge.too_much():
                 self._cause = self._gauge.out_of_memory()
@@ -210,19 +205,19 @@ class KernelLimits:
             self.kill()
 
     def give_up(self, cause: str) -> None:
-        """End the kernel because of what it costs the server."""
+        """Kill the kernel, with `cause` as the reason."""
         self._cause = cause
         self.kill()
 
     def rank(self) -> None:
-        """Let short cells of other kernels go before one that has been computing for a while."""
+        """Lower the CPU weight of a kernel that has computed for `LONG_S`."""
         if self.awake:
             self._turns.rank()
 
     async def check_disk(self) -> None:
-        """Compare the folders with their quotas where that is due; called by the watchdog.
+        """Compare the folders with their quotas where due; called by the watchdog.
 
-        Sets `awake` while there is something to see. Does nothing while an earlier call is at it.
+        Sets `awake` while folders may change. Returns at once while an earlier call runs.
         """
         if self._looking:
             return
@@ -242,7 +237,7 @@ class KernelLimits:
             self._looking = False
 
     def explain(self, exit_status: ExitStatus) -> ExitStatus:
-        """The same end with its cause, if a limit was."""
+        """The exit status with the limit that caused it, if one did."""
         if exit_status.signal != signal.SIGKILL:
             return exit_status
         cause = self._cause
@@ -251,7 +246,7 @@ class KernelLimits:
         return replace(exit_status, cause=cause)
 
     async def aclose(self) -> None:
-        """Give back what was reserved; all processes have ended."""
+        """Release the reservations, after all processes have ended."""
         self.awake = False
         self.kill = _nothing
         self._on_excess = None
@@ -262,14 +257,11 @@ class KernelLimits:
             self._membership.end()
 
     async def _look(self, *, processes: bool = True) -> bool:
-        """Measure the folders, with what processes hold open unless they have run no code yet.
-
-        Whether that was possible: otherwise there is nothing new to judge by.
-        """
+        """Measure the folders, and deleted files of `processes`; False where that failed."""
 
         def look() -> None:
             for number, quota in enumerate(self.quotas):
-                # files without a name count once, for the first folder
+                # deleted files count once, for the first folder
                 quota.look(self._processes if processes and not number else tuple)
 
         if self.quotas:
@@ -285,8 +277,8 @@ class KernelLimits:
             quota.close()
 
     def _judge(self) -> None:
-        """Stop what grows although it is too large."""
-        if self._stopped:  # what the stopped cell has left is where the next one begins
+        """Stop a cell whose folders grow beyond their quota."""
+        if self._stopped:  # the next cell starts from what the stopped one left
             self._stopped = False
             for quota in self.quotas:
                 quota.start()
@@ -302,11 +294,11 @@ class KernelLimits:
             self.kill()
 
     def _processes(self) -> list[int]:
-        """Who the kernel consists of: its group, or whom the admitted processes have started."""
+        """Process ids of the group, or of the admitted processes and their descendants."""
         if self.group is not None:
             return self.group.processes()[:MOST_PROCESSES]
         return list(family(self._roots))[:MOST_PROCESSES]
 
 
 def _nothing() -> None:
-    """How a kernel is ended that does not run."""
+    """Stands in for `kill` before a kernel runs."""

@@ -1,4 +1,4 @@
-"""How one server keeps its kernels within their limits, and what it says about that."""
+"""The resource manager of one server: watchdog, control groups, and the report on both."""
 
 from __future__ import annotations
 
@@ -25,31 +25,30 @@ from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.sandbox.base import SandboxReport
 
 TICK_S = 0.25
-"""How often a kernel is checked that runs code or has just done so."""
+"""Seconds between checks of a kernel that runs code or has just done so."""
 REST_S = 5.0
-"""How often others are, to notice threads and processes that go on between cells."""
+"""Seconds between checks of other kernels, for threads and processes that go on between cells."""
 CROWDED_S = 0.75
-"""How often, a tick later, the memory of others is weighed that have left processes behind."""
+"""Seconds between memory checks of idle kernels with child processes, one tick later."""
 
 
 class Watchdog:
-    """Checks the kernels that have run code at least once; the others cost nothing."""
+    """Checks the kernels that have run code at least once."""
 
     def __init__(self) -> None:
         self._kernels: set[KernelLimits] = set()
         self._woken = anyio.Event()
 
     def watch(self, kernel: KernelLimits) -> None:
-        """Check a kernel from here on."""
+        """Check a kernel from now on."""
         self._kernels.add(kernel)
         self._woken.set()
 
     def forget(self, kernel: KernelLimits) -> None:
-        """Stop checking a kernel that has ended."""
         self._kernels.discard(kernel)
 
     async def run(self) -> None:
-        """Check kernels for ever; has to be run as a task."""
+        """Check kernels until cancelled."""
         rest = weighed = anyio.current_time()
         async with anyio.create_task_group() as tasks:
             while True:
@@ -72,7 +71,7 @@ class Watchdog:
                         tasks.start_soon(_guarded, kernel, kernel.check_memory)
 
     async def _pause(self, longest_s: float) -> None:
-        """Wait for one tick, and before that until there is something to check."""
+        """Wait for one tick, and before that until there is a kernel to check."""
         if not any(kernel.awake for kernel in self._kernels):
             self._woken = anyio.Event()
             with anyio.move_on_after(max(longest_s, 0) if self._kernels else math.inf):
@@ -81,7 +80,7 @@ class Watchdog:
 
 
 async def _guarded(kernel: KernelLimits, check: Callable[[], Awaitable[None]]) -> None:
-    """Let one check that fails be the end of itself only."""
+    """Log the failure of one check; the watchdog goes on."""
     with Barrier("comparing a kernel with its limits", kernel.session):
         await check()
 
@@ -92,32 +91,28 @@ logger = logging.getLogger(__name__)
 
 
 class ResourceManager:
-    """Control groups where the server may have them, rlimits and a watchdog where not.
+    """Control groups where the server may create them, else rlimits and a watchdog.
 
-    `running` has to be entered for the watchdog to act.
+    The watchdog runs inside `running`.
     """
 
     def __init__(
         self, groups: GroupTree | None = None, refusal: str = "", *, grouped: bool = False
     ) -> None:
-        """Without `groups`, `refusal` says why there are none.
-
-        Kernels that are `grouped` have those of their sandbox.
-        """
+        """`refusal` says why there are no `groups`; `grouped` kernels have their sandbox's."""
         self._groups = groups
         self._grouped = grouped
         self._refusal = refusal
         self._watchdog = Watchdog()
         self._number = 0
         self._executor = ThreadPoolExecutor(1, "cgroups")
-        """Does what concerns groups, one after the other, as the system does: it lets all of that
-        wait for some 10 ms when the first process in a while moves."""
+        """Serialises changes of groups: all wait some 10 ms for the first move in a while."""
 
     @classmethod
     def create(cls, run: Path, sandbox: SandboxReport | None = None) -> ResourceManager:
-        """Make the server's control groups; `run` is the folder of this server's run.
+        """Make the server's groups, recorded in the run directory `run`.
 
-        There are none for a `sandbox` with groups of its own.
+        A `sandbox` with groups of its own gets none.
         """
         if sandbox is not None and sandbox.own_groups:
             return cls(refusal="the sandbox has its own", grouped=True)
@@ -128,16 +123,16 @@ class ResourceManager:
             return cls(refusal=str(reason))
 
     def warn(self, limits: Limits) -> None:
-        """Log what is only enforced in a weaker form."""
+        """Log the limits that are enforced in a weaker form."""
         if weak := _listed(self._without_group(limits)):
             logger.warning("no cgroup limits %s of kernels: %s", weak, self._refusal)
 
     def open(
         self, limits: Limits, workspace: Path, sockets: Path, session: str = ""
     ) -> KernelLimits:
-        """The limits of a new kernel of `session`, for processes still to be admitted.
+        """The limits of a new kernel of `session`, before any process is admitted.
 
-        `workspace` and `sockets` are the folders on disk that it may write to. Raises OSError.
+        `workspace` and `sockets` are its writable folders on disk. Raises OSError.
         """
         quotas: list[FolderQuota] = []
         try:
@@ -170,7 +165,7 @@ class ResourceManager:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Watch kernels inside this block; leaving it removes the control groups."""
+        """Run the watchdog inside this block; leaving it removes the control groups."""
         task = asyncio.create_task(self._watchdog.run())
         task.add_done_callback(_tell_failure)
         try:
@@ -181,14 +176,13 @@ class ResourceManager:
             self.close()
 
     def close(self) -> None:
-        """Remove the control groups."""
         self._executor.shutdown()
         if self._groups is not None:
             self._groups.close()
             self._groups = None
 
     def report(self, sandbox: SandboxReport, limits: Limits) -> SandboxReport:
-        """The report of a sandbox with what is done about resources."""
+        """The sandbox's report, with the resource limits in force."""
         return replace(
             sandbox,
             enforced=(*sandbox.enforced, *self._enforced(limits)),
@@ -200,7 +194,7 @@ class ResourceManager:
             self._executor.submit(self._groups.discard, group)
 
     def _by(self, controller: str) -> str:
-        """`cgroup v1` or `cgroup v2` when that limits a resource, else an empty text."""
+        """`cgroup v1` or `cgroup v2` when that limits a resource, else empty."""
         if self._grouped:
             return "the sandbox's cgroup"
         versions = self._groups.versions if self._groups is not None else {}
@@ -230,7 +224,7 @@ class ResourceManager:
         return found
 
     def _without_group(self, limits: Limits) -> list[str]:
-        """What is limited, but by no group."""
+        """The limits that rlimits or the watchdog enforce."""
         wanted = {"memory": limits.memory_bytes, "pids": limits.pids, "cpu": limits.cpus}
         return [_NAMES[name] for name, limit in wanted.items() if limit and not self._by(name)]
 
@@ -249,6 +243,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:
-    """A watchdog that has ended by itself leaves kernels without limits."""
+    """Log a watchdog that ended by itself: kernels then have no limits."""
     if not task.cancelled() and task.exception() is not None:
         logger.critical("the watchdog of kernels has failed", exc_info=task.exception())

@@ -1,4 +1,4 @@
-"""What one kernel uses and has used, as far as somebody tells; else the last that was told."""
+"""What one kernel uses: from its control group, else from /proc; the last value where both fail."""
 
 from __future__ import annotations
 
@@ -18,45 +18,42 @@ from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.quota import opened
 from kernel_mcp.linux.proc import Meter, Usage, memory_lines
 
-# The memory of some processes as /proc tells it, for systems that do not limit it themselves.
-#
-# What is counted: private and shared memory, files in memory that have no name, and files in the
-# private folders for temporary ones, with their inodes. Everything here blocks, and raises OSError
+# Memory by /proc, where no control group limits it: private and shared memory, deleted files in
+# memory, files in private temporary folders with their inodes. All of it blocks and raises OSError.
 INODE_BYTES = KIB
-"""Memory of the system that an inode of a tmpfs and its name take, roughly."""
+"""Bytes that an inode of a tmpfs and its name take, roughly."""
 _TEMPORARY = ("tmp", "dev/shm")
 
 
 class Unmeasurable(Exception):
-    """There is more than can be looked at; the text says of what."""
+    """More processes or files than one look takes; the text says of what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is in memory of one process in bytes: private, and shared with files or others."""
+    """Memory of one process in bytes: private, and shared with files or processes."""
 
     private: int = 0
     shared: int = 0
 
 
 def total(parts: Iterable[Memory], files: int) -> int:
-    """What processes hold together with `files` in memory, which they may have mapped."""
+    """Bytes of processes together with `files` in memory, which they may have mapped."""
     parts = tuple(parts)
     return sum(part.private for part in parts) + max(sum(part.shared for part in parts), files)
 
 
 def plainly(pid: int) -> Memory:
-    """All that a process sees, whoever else does; nothing when it is gone."""
+    """RssAnon and RssShmem of a process; 0 when it has ended."""
     found = memory_lines(pid, "status", (b"RssAnon:", b"RssShmem:"))
     return Memory(found.get(b"RssAnon:", 0), found.get(b"RssShmem:", 0))
 
 
 def closely(pid: int) -> Memory:
-    """The share of a process: what n of them see counts as an nth, so that it adds up to one.
+    """Pss_Anon and Pss_Shmem of a process: a page that n processes map counts as an nth.
 
-    As `plainly` where the system does not tell: before Linux 5.9, and of a program that nobody may
-    read. It takes the system some 10 ms for a gigabyte, and it waits for a process that is busy
-    getting memory.
+    Falls back to `plainly` before Linux 5.9 and for unreadable programs. Takes some 10 ms per
+    gigabyte, and waits for a process that is allocating.
     """
     found = memory_lines(pid, "smaps_rollup", (b"Pss_Anon:", b"Pss_Shmem:"))
     if found:
@@ -65,7 +62,7 @@ def closely(pid: int) -> Memory:
 
 
 def files_in_memory(processes: Sequence[int]) -> int:
-    """Bytes of files in memory, those without a name among them. Raises Unmeasurable."""
+    """Bytes of files in memory, deleted ones included. Raises Unmeasurable."""
     unnamed, found = _device_of_memory(), opened(processes)
     if not found.complete:
         raise Unmeasurable("its processes hold more files than can be measured")
@@ -74,7 +71,7 @@ def files_in_memory(processes: Sequence[int]) -> int:
 
 
 def _temporary(name: str, processes: Sequence[int]) -> int:
-    """What is in a private folder for temporary files, shown by any process that lives."""
+    """Bytes in a private temporary folder, seen through any live process."""
     for pid in reversed(processes):
         with absences:
             folder = Path(f"/proc/{pid}/root/{name}")
@@ -87,7 +84,7 @@ def _temporary(name: str, processes: Sequence[int]) -> int:
 
 @cache
 def _device_of_memory() -> int:
-    """The device of all memory that is mapped or open without ever having had a name."""
+    """The st_dev of anonymous shared memory and memfds."""
     fd = os.memfd_create("kernel-mcp", os.MFD_CLOEXEC)
     try:
         return os.fstat(fd).st_dev
@@ -97,36 +94,34 @@ def _device_of_memory() -> int:
 
 @cache
 def _shared_devices() -> frozenset[int]:
-    """Devices of the host's own folders: what is on them does not belong to a kernel."""
+    """The st_dev of the host's own folders, which do not count for a kernel."""
     return frozenset(Path("/", name).stat().st_dev for name in ("", *_TEMPORARY))
 
 
 LONG_S = 0.1
 REST = 3
-"""Where weighing takes long, it is not done again for this many times as long."""
+"""Pause after a slow measurement, as a multiple of its duration."""
 SLICE_S = 0.5
-"""How long processes are asked for their shares at once, and one of them at least."""
+"""Seconds of one batch of PSS reads; at least one process is read."""
 PATIENCE_S = 3.0
-"""How long the system may take for that. A process that is busy getting memory can hold it up:
-the plain sums then have to do."""
+"""Seconds until PSS reads are given up for the plain sums: an allocating process blocks them."""
 FEW_PROCESSES = 3
-"""A kernel that has started nothing consists of no more, those of its sandbox included."""
+"""Processes of a kernel without children, its sandbox included."""
 NOTABLE = 64 * MIB
-"""What processes beside the largest hold is of interest from here on: it may be shared."""
+"""Bytes beside the largest process from which PSS is read: they may be shared."""
 SELDOM = 50
-"""Within the limit finding that out takes at most this part of the time."""
+"""Below the limit PSS reads take at most one part in this many of the time."""
 
 
 class MemoryMeter:
-    """What weighs one kernel.
+    """Measures the memory of one kernel.
 
-    `held` is what it weighed the last time in bytes, with what its processes share counted once
-    as far as that was of interest; `sharing` whether they shared much. `crowded` when it had
-    started other processes.
+    `held` is the last result in bytes, shared pages once where PSS was read; `sharing` whether much
+    was shared; `crowded` whether it had child processes.
     """
 
     def __init__(self, processes: Callable[[], Sequence[int]]) -> None:
-        """`processes` tells who the kernel consists of. Blocks."""
+        """`processes` lists the kernel's process ids. Blocks."""
         self.held = 0
         self.sharing = self.crowded = False
         self._processes = processes
@@ -135,11 +130,11 @@ class MemoryMeter:
         self._next_closely = 0.0
 
     async def weigh(self, most: int) -> bool:
-        """Bring `held` up to date; whether it is more than `most`.
+        """Update `held`; True when it exceeds `most` bytes.
 
-        Does nothing while an earlier call is at it, as a process that is starved of memory can keep
-        those waiting who look at it, and too soon after one that took long. Raises Unmeasurable,
-        and OSError when the server lacks what it takes to look.
+        Returns the last result while an earlier call runs (a process short of memory blocks readers
+        of /proc) and soon after a slow one. Raises Unmeasurable, and OSError for shortages of the
+        server.
         """
         begin = anyio.current_time()
         if self._busy or begin < self._next:
@@ -169,15 +164,15 @@ class MemoryMeter:
         return False
 
     def _plainly(self) -> tuple[int, dict[int, Memory]]:
-        """What files in memory take, and the memory of each process as it sees it."""
+        """Bytes of files in memory, and the plain memory of each process."""
         processes = self._processes()
         self.crowded = len(processes) > FEW_PROCESSES
         return files_in_memory(processes), {pid: plainly(pid) for pid in processes}
 
     async def _closely(self, plain: dict[int, Memory]) -> dict[int, Memory]:
-        """The share of each process in what it has in memory, as far as the system tells.
+        """The PSS of each process, where the system shows it.
 
-        Processes that have come meanwhile have shares, too, which the others lack.
+        Processes that have started meanwhile hold shares that the sum lacks.
         """
         found, waiting = dict(plain), list(plain)
         for _ in range(2):
@@ -192,7 +187,7 @@ class MemoryMeter:
 
 
 def _ask(waiting: list[int], found: dict[int, Memory]) -> None:
-    """Ask some of those who wait for their shares."""
+    """Read PSS for some of `waiting`."""
     end = time.monotonic() + SLICE_S
     while waiting:
         pid = waiting.pop()
@@ -202,13 +197,13 @@ def _ask(waiting: list[int], found: dict[int, Memory]) -> None:
 
 
 ALMOST = 0.95
-"""A group that never held this part of what it may was not out of memory by itself."""
+"""Part of the limit below which a group's peak means the machine ran out, not the group."""
 
 
 class Gauge:
-    """Reads the figures of a kernel's group, or of its processes one by one.
+    """Figures of a kernel's group, or of its processes one by one.
 
-    A failure of the server changes no figure; `faults` notes it.
+    A failed read keeps the last figure; `faults` logs it.
     """
 
     def __init__(
@@ -219,7 +214,7 @@ class Gauge:
         budget: int,
         faults: Faults,
     ) -> None:
-        """`processes` tells who the kernel consists of; `budget` is its memory, 0 for any."""
+        """`processes` lists the kernel's process ids; `budget` is in bytes, 0 for none."""
         self._group = group
         self._processes = processes
         self._budget = budget
@@ -232,18 +227,18 @@ class Gauge:
 
     @property
     def crowded(self) -> bool:
-        """Whether there were processes beside its own when its memory was last weighed."""
+        """Whether the last memory check found processes besides its own."""
         return self._scales.crowded
 
     def usage(self) -> Usage:
-        """What all processes use now; not `measured` when it is what they used before."""
+        """Usage of all processes now; not `measured` when it is the last value."""
         self._last = replace(self._last, measured=False)
         with self._faults.kept("memory and processor time"):
             self._last = self._usage()
         return self._last
 
     async def used(self) -> Usage:
-        """As `usage`, without holding up the event loop where many processes have to be read."""
+        """As `usage`, in a thread where many processes have to be read."""
         if self._group is not None:
             return self.usage()
         with self._faults.kept("memory and processor time"):  # there may be no thread left
@@ -252,9 +247,9 @@ class Gauge:
         return self._last
 
     async def too_much(self) -> bool:
-        """Whether the memory is more than it may be where no group limits it.
+        """Whether memory exceeds its limit where no group enforces it.
 
-        Raises Unmeasurable when there are too many files to tell.
+        Raises Unmeasurable when there are too many files to count.
         """
         if not self._budget or (self._group is not None and "memory" in self._group.controllers):
             return False
@@ -265,17 +260,17 @@ class Gauge:
         return too_much
 
     def starved(self) -> int:
-        """How many processes the system has killed for lack of memory since the last `forgive`."""
+        """OOM kills since the last `forgive`."""
         return self._count() - self._starved
 
     def forgive(self) -> int:
-        """As `starved`, which counts from here on."""
+        """As `starved`, and restart the count."""
         count = self._count()
         killed, self._starved = count - self._starved, count
         return killed
 
     def out_of_memory(self) -> str:
-        """The end of what has used up its memory, or was there when the machine had none left."""
+        """Cause of an OOM kill: the kernel's own limit, or the machine's memory."""
         peak = self._peak
         if self._group is not None:
             with self._faults.kept("most memory"):

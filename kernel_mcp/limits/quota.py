@@ -1,7 +1,7 @@
-"""A limit of what one folder may hold, kept by looking at it again and again.
+"""The quota of one folder, by repeated scans, and the deleted files that processes still hold.
 
-Looking costs time in proportion to the number of files, so a folder is looked at less often the
-longer that takes, and sooner when the disk it is on fills up quickly.
+A scan takes time in proportion to the number of files: slow folders are scanned less often, and
+sooner when their disk fills up.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from kernel_mcp.linux.walk import BLOCK, File, Holding, entries_within, measure
 
 LEAST_PAUSE_S = 0.5
 SHARE = 20
-"""Looking takes at most this part of the time, except when the disk fills up."""
+"""Scans take at most one part in this many of the time, except when the disk fills up."""
 HURRIED_SHARE = 2
 SLACK_BYTES = 16 * MIB
 SLACK_ENTRIES = 100
-"""What may be added to a folder that is too full already, so that code can make room in it."""
+"""What code may add to a full folder, so that it can make room in it."""
 SEVERE = 2
 SEVERE_BYTES = 512 * MIB
-"""A folder with this many times its limit, and this much above it, takes no code any more."""
+"""A folder with this many times its limit, and this many bytes above it, runs no more code."""
 
 
 class FolderQuota:
-    """Watches one folder, by a descriptor that a renamed folder keeps. Used by one thread at once.
+    """Watches one folder through a descriptor, which survives renames. One thread at a time.
 
-    `measured`, `excess` and `severe` tell of the last look.
+    `measured`, `excess` and `severe` come from the last scan.
     """
 
     def __init__(
         self, folder: Path, name: str, size: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`name` is what the folder is called in a sentence, `size` the bytes it may hold.
+        """`name` is the folder's name in sentences, `size` its limit in bytes.
 
-        Raises OSError when it is not there.
+        Raises OSError when it does not exist.
         """
         self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._name = name
@@ -55,19 +55,19 @@ class FolderQuota:
         self._free = 0
         self._lowest = Holding()
         self._known: dict[File, int] = {}
-        """Large files and those without a name, as the last look found them."""
+        """Large and deleted files by the last scan."""
         self._in_use = Lock()
         self.measured = Holding()
 
     @property
     def full(self) -> bool:
-        """Whether the folder holds more than it may."""
+        """Whether the folder holds more than its limit."""
         found = self.measured
         return found.bytes > self._size or found.entries > self._entries or not found.complete
 
     @property
     def severe(self) -> bool:
-        """Whether there is so much in it that nothing but removing all of it helps."""
+        """Whether only emptying the folder helps."""
         found = self.measured
         return (
             found.bytes > self._far or found.entries > SEVERE * self._entries or not found.complete
@@ -75,7 +75,7 @@ class FolderQuota:
 
     @property
     def growing(self) -> bool:
-        """Whether it is full and has grown since `start`, or since something was removed."""
+        """Whether it is full and has grown since `start`, or since the last removal."""
         found, lowest = self.measured, self._lowest
         most, many = self._size, self._entries
         if lowest.bytes > most:
@@ -85,11 +85,11 @@ class FolderQuota:
         return found.bytes > most or found.entries > many or not found.complete
 
     def start(self) -> None:
-        """From here on the folder may not grow further, if it is full."""
+        """Record the size from which a full folder may not grow."""
         self._lowest = self.measured
 
     def due(self) -> bool:
-        """Whether it is time to look again."""
+        """Whether the next scan is due."""
         now = self._clock()
         if now >= self._next:
             return True
@@ -98,16 +98,16 @@ class FolderQuota:
         if not self._in_use.acquire(blocking=False):
             return False  # it is being looked at, or closed
         try:
-            # a quick writer is caught by what the file system has left
+            # statvfs finds a fast writer before the next scan is due
             room = max(self._size - self.measured.bytes, SLACK_BYTES)
             return self._fd >= 0 and self._free - self._free_now() > room // 2
         finally:
             self._in_use.release()
 
     def look(self, processes: Callable[[], Iterable[int]] = tuple) -> None:
-        """Measure the folder and the files of it that `processes` hold without a name. Blocks.
+        """Measure the folder and the deleted files that `processes` hold. Blocks.
 
-        Raises OSError and MemoryError when the server cannot; what was found before stays.
+        Raises OSError and MemoryError for shortages of the server; the last figures stay.
         """
         with self._in_use:
             if self._fd < 0:
@@ -142,7 +142,7 @@ class FolderQuota:
         )
 
     def sentence(self) -> str:
-        """What is wrong, as the cause of an end."""
+        """The excess, as the cause of an end."""
         found = self.measured
         if found.crowded:
             return "disk quota (processes hold more files than can be measured)"
@@ -154,7 +154,7 @@ class FolderQuota:
         return f"disk quota ({self._name} holds {more}{held}, limit {limit})"
 
     def close(self) -> None:
-        """Stop watching; waits for the end of a look. Blocks."""
+        """Close the descriptor, after a running scan. Blocks."""
         with self._in_use:
             fd, self._fd = self._fd, -1
             if fd >= 0:
@@ -165,22 +165,21 @@ class FolderQuota:
         return found.f_bfree * found.f_frsize
 
 
-# Files without a name that processes still hold, found while hostile code tries to hide them.
-#
-# A process holds files by descriptors, by mappings and by running them. How much of that is looked
+# Deleted files that processes hold by descriptors, by mappings or by running them. Hostile code
+# may hold many to hide some: one scan reads a bounded number.
 MOST_FILES = 50_000
-"""How many descriptors, threads and mapped files one look takes in."""
+"""Descriptors, threads and mapped files that one scan reads."""
 MOST_MAPPINGS = 32 * MIB
-"""How much of the tables of mappings one look reads, in bytes: some 400,000 mappings."""
+"""Bytes of mapping tables that one scan reads: some 400,000 mappings."""
 _DELETED = b" (deleted)\n"
 _CHUNK = MIB
 
 
 @dataclass(slots=True)
 class DeletedFiles:
-    """Bytes on disk or in memory of each file; `complete` unless there was too much to look at.
+    """Bytes on disk or in memory of each file; `complete` unless a bound was reached.
 
-    The size of a mapped file that this user may not look at is a guess.
+    The size of a mapped file that this user may not stat is a guess.
     """
 
     files: dict[File, int] = field(default_factory=dict)
@@ -188,16 +187,16 @@ class DeletedFiles:
 
 
 def opened(processes: Iterable[int]) -> DeletedFiles:
-    """What processes hold by descriptors. Blocks."""
+    """Deleted files in descriptors. Blocks."""
     look = _Look({})
     look.run(processes, mapped=False)
     return look.found
 
 
 def unlinked(processes: Iterable[int], known: Mapping[File, int] | None = None) -> DeletedFiles:
-    """What processes hold in any way; `known` are earlier sizes of files.
+    """Deleted files in descriptors, mappings and running programs; `known` are earlier sizes.
 
-    Blocks, and waits for processes that are busy getting memory.
+    Blocks, also on processes that are allocating.
     """
     look = _Look(known or {})
     look.run(processes, mapped=True)
@@ -205,7 +204,7 @@ def unlinked(processes: Iterable[int], known: Mapping[File, int] | None = None) 
 
 
 class _TooMuch(Exception):
-    """There is more than one look takes in."""
+    """A bound of one scan was reached."""
 
 
 class _Look:
@@ -235,7 +234,7 @@ class _Look:
             raise _TooMuch
 
     def _open_files(self, pid: int) -> None:
-        """All threads have the same; one that has ended, or ends meanwhile, shows none."""
+        """Threads share their descriptors; a thread that has ended shows none."""
         for thread in threads(pid):
             self._spend(1)
             folder = f"/proc/{thread}/fd"
@@ -249,7 +248,7 @@ class _Look:
                     return
 
     def _running(self, pid: int) -> None:
-        """The program of a process; the mappings of it can be undone."""
+        """The program of a process, whose mappings can be undone."""
         for thread in threads(pid):
             self._spend(1)
             with absences:
@@ -272,7 +271,7 @@ class _Look:
                 seen.add(name)
 
     def _look_at(self, path: str) -> bool:
-        """Note a mapped file; False where this user may not."""
+        """Stat a mapped file; False where this user may not."""
         if not self._allowed:
             return False
         self._spend(1)
@@ -311,7 +310,7 @@ class _Look:
             self.found.files[file] = max(self.found.files.get(file, 0), size)
 
     def _guess(self, file: File, length: int) -> None:
-        """Charge a file that cannot be looked at with the most that is known of it."""
+        """Charge a file that cannot be stat'ed with the largest known size."""
         found = self.found.files
         found[file] = max(found.get(file, 0), length, self._known.get(file, 0))
 
