@@ -1,7 +1,7 @@
-"""The folder of one environment: its skeleton, what is noted about it beside it, and its end.
+"""The folder of one environment: locks, skeleton, note and size.
 
-Packages write into the folder while they are unpacked, by names of their choice. So nothing in it
-is believed: the skeleton is made before and again after, and the note lies outside.
+Packages unpack files under names of their choice, so nothing in the folder is trusted: the skeleton
+is made before and after, and the note lies outside.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from kernel_mcp.linux.proc import tree
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.linux.walk import everything
 
-# Locks between processes that end with their last holder.
-#
-# The files stay: to remove one would let two processes lock two files of one name. Closing is the
+# flock: a lock ends with its last descriptor. Lock files are never removed, or two processes could
+# lock two files of one name.
 POLL_S = 0.05
-"""flock wakes nobody up, so waiting is asking again."""
+"""Seconds between attempts of a non-blocking flock."""
 
 
 @contextmanager
 def exclusive_now(file: Path) -> Iterator[int | None]:
-    """Hold the lock on `file` alone, if nobody holds it: yields its descriptor, or else None.
+    """Try to flock `file` exclusively: yields the descriptor, None while it is held.
 
-    A child that keeps the descriptor goes on holding the lock.
+    A child that inherits the descriptor goes on holding the lock.
     """
     descriptor = _opened(file)
     try:
@@ -48,15 +47,14 @@ def exclusive_now(file: Path) -> Iterator[int | None]:
 
 
 class Lease:
-    """A lock that many may hold at once, and nobody else alone meanwhile."""
+    """A shared flock."""
 
     def __init__(self, descriptor: int) -> None:
-        """Takes over a descriptor that holds the lock."""
         self._descriptor = descriptor
 
     @classmethod
     def taken(cls, file: Path) -> Lease | None:
-        """A lease on `file`; None while somebody holds the lock alone. Raises OSError."""
+        """A shared lock on `file`; None while it is held exclusively. Raises OSError."""
         descriptor = _opened(file)
         if _locked(descriptor, fcntl.LOCK_SH):
             return cls(descriptor)
@@ -64,7 +62,7 @@ class Lease:
         return None
 
     def close(self) -> None:
-        """Give it back; does nothing the second time."""
+        """Release the lock; idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -73,7 +71,7 @@ class Lease:
 def _opened(file: Path) -> int:
     try:
         return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except PermissionError:  # a cache that only somebody else may write to
+    except PermissionError:  # another user's cache
         return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -88,14 +86,14 @@ def _locked(descriptor: int, kind: int) -> bool:
 FORMAT = 2
 _CONFIG = "pyvenv.cfg"
 _LEFTOVERS = (".lock", "excludes.txt", f"bin/{_CONFIG}")
-"""What installers leave and no kernel needs, and what Python would take for its own settings."""
+"""What installers leave and no kernel needs, and the `pyvenv.cfg` that Python would read in `bin`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is noted about a whole environment.
-
-    `agent` says whether only agents have asked for it, `size` is bytes on disk.
+    """The note of a finished environment: `agent` for one that only agents asked for, `size` in
+    bytes.
     """
 
     version: str
@@ -106,10 +104,7 @@ class Note:
 
 
 def lay_out(folder: Path, interpreter: Interpreter) -> None:
-    """Make the skeleton of a virtual environment, in place of what is there by its names; blocks.
-
-    As `python -m venv` makes it, without starting the interpreter.
-    """
+    """Make the skeleton of a virtual environment, as `python -m venv` does; blocks."""
     folder.mkdir(mode=0o755, exist_ok=True)
     programs = _real_folder(folder / "bin")
     major, minor = interpreter.version.split(".")[:2]
@@ -139,7 +134,7 @@ def lay_out(folder: Path, interpreter: Interpreter) -> None:
 def finish(
     folder: Path, interpreter: Interpreter, requested: tuple[str, ...], *, agent: bool
 ) -> None:
-    """Seal an environment and note that it is whole; blocks."""
+    """Seal an environment and write its note; blocks."""
     packages = site_packages(folder, interpreter)
     content = {
         "format": FORMAT,
@@ -154,10 +149,9 @@ def finish(
 
 
 def tidy(folder: Path, interpreter: Interpreter) -> None:
-    """Undo what packages have done beside their place, and let scripts start the kernels' Python.
+    """Remove links other than the skeleton's and point scripts at the kernels' Python; blocks.
 
-    Links are removed, other than the skeleton's; afterwards nothing in the folder leads out of it,
-    and nobody may write to it. Blocks.
+    Afterwards nothing in the folder leads out of it and nothing is writable.
     """
     for entry in everything(folder):
         if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
@@ -168,9 +162,10 @@ def tidy(folder: Path, interpreter: Interpreter) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Everything below is readable by every user (kernels have ids of their own), writable by none.
+    """Make everything below readable by every user (kernels have ids of their own), writable by
+    none.
 
-    uv's cache may hold files in tighter modes; the copies here are our own to change. Blocks.
+    uv's cache may hold files in tighter modes; these are copies. Blocks.
     """
     for entry in everything(folder):
         if not entry.is_symlink():
@@ -179,9 +174,9 @@ def seal(folder: Path) -> None:
 
 
 def load(folder: Path, interpreter: Interpreter) -> KernelEnvironment | None:
-    """The environment in a folder, None unless it is whole. Notes that it is used.
+    """The environment in a folder, None unless it is finished; updates its time of use.
 
-    Only words are taken from the note: what is run and made readable is the caller's finding.
+    The note only supplies text: paths to run and to expose come from the caller.
     """
     note = read_note(folder)
     if note is None or not (folder / "bin/python").exists():
@@ -198,7 +193,7 @@ def load(folder: Path, interpreter: Interpreter) -> KernelEnvironment | None:
 
 
 def read_note(folder: Path) -> Note | None:
-    """What is noted about an environment, None when it is not whole."""
+    """The note of an environment, None unless it is finished."""
     content = _read(folder)
     if content is None or not isinstance(content.get("modules"), dict):
         return None
@@ -215,7 +210,7 @@ def read_note(folder: Path) -> Note | None:
 
 
 def belongs_to_operator(folder: Path) -> None:
-    """Note that not only agents have asked for it."""
+    """Clear the note's `agent`: the operator has asked for it too."""
     content = _read(folder)
     if content is not None and content.get("agent"):
         with suppress(OSError):
@@ -223,20 +218,19 @@ def belongs_to_operator(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete an environment, whole or not; its note goes first. Blocks."""
+    """Delete an environment, finished or not; its note goes first. Blocks."""
     note_file(folder).unlink(missing_ok=True)
     remove_tree(folder)
 
 
 def site_packages(folder: Path, interpreter: Interpreter) -> Path:
-    """Where the interpreter looks for packages; those could bring folders of other versions."""
+    """The interpreter's site-packages; a package may bring folders of other versions."""
     major, minor = interpreter.version.split(".")[:2]
     threads = "t" if "t" in interpreter.implementation.removeprefix("cpython") else ""
     return folder / f"lib/python{major}.{minor}{threads}/site-packages"
 
 
 def tree_size(folder: Path) -> int:
-    """Bytes of all files below a folder; blocks."""
     total = 0
     for entry in everything(folder):
         with suppress(FileNotFoundError):
@@ -246,7 +240,7 @@ def tree_size(folder: Path) -> int:
 
 
 def _real_folder(path: Path) -> Path:
-    """A folder that is no link, made if need be."""
+    """A directory that is no link, created if missing."""
     if path.is_symlink() or not path.is_dir():
         _clear(path)
         path.mkdir(mode=0o755)
@@ -280,19 +274,18 @@ def _words(found: Any) -> tuple[str, ...]:
 
 
 LOOK_S = 0.1
-"""A disk of today takes some hundred MiB in this time."""
+"""Seconds between measurements: a disk writes some hundred MiB in this time."""
 REST = 4
-"""So many times as long as a look at the folders took, they are left alone."""
+"""Pause after a measurement, as a multiple of its duration."""
 _WRITTEN = b"wchar:"
 
 
 class Spending:
-    """Bounds what one operation puts on the disk, by all the installers that it runs.
+    """Bounds what the installers of one operation write to disk.
 
-    What is downloaded goes to a cache that others fill at the same time, and from there into
-    `folders`. So the folders are measured, and what is not in them is what the processes have
-    written besides; each of the two may be `most_bytes`, 0 for no limit. What was written in the
-    last `LOOK_S` of a process is not seen.
+    `folders` are measured; what the processes wrote elsewhere (uv's shared cache) is their write
+    count without that. Each of the two may be `most_bytes`, 0 for no limit. Misses a process's last
+    `LOOK_S`.
     """
 
     def __init__(
@@ -309,11 +302,11 @@ class Spending:
         self._seen = 0
 
     def watch(self, folder: Path) -> None:
-        """A further folder that the operation fills."""
+        """Measure a further folder that the operation fills."""
         self._folders.append(folder)
 
     def started(self, pid: int) -> None:
-        """The next process of the operation runs."""
+        """Count the writes of a further process."""
         self._ended += self._seen
         self._pid, self._seen = pid, 0
 
@@ -328,22 +321,22 @@ class Spending:
             rested = self._clock() + REST * (self._clock() - began)
             await anyio.sleep(LOOK_S)
             while self._clock() < rested:
-                # no more than this can be in order, wherever it went
+                # beyond this a limit is exceeded, wherever the bytes went
                 if await anyio.to_thread.run_sync(self._written) > 2 * self.most_bytes:
                     return
                 await anyio.sleep(LOOK_S)
 
     def exceeded(self) -> bool:
-        """Whether it has; blocks."""
+        """Whether a limit is exceeded; blocks."""
         if not self.most_bytes:
             return False
         written = self._written()
-        # Linux does not count every copy as written, so folders are looked at in any case
+        # Linux does not count every copy as written, so the folders are always measured
         held = sum(map(tree_size, self._folders))
         return held > self.most_bytes or written - held > self.most_bytes
 
     def _written(self) -> int:
-        """Bytes that the processes have written so far, those that have ended included."""
+        """Bytes written by all processes so far, ended ones included."""
         if self._pid:
             self._seen = max(self._seen, sum(map(_written_by, tree(self._pid))))
         return self._ended + self._seen

@@ -1,8 +1,7 @@
-"""Finds the Python a kernel environment is made from and says exactly which one it is.
+"""Finds the Python that a kernel environment is made from, with its exact version.
 
-Every server finds out for itself: what is run on the host, and which folders kernels may read, is
-never taken from a file in the cache. No interpreter is started with packages: those of a virtual
-environment, which has some, are asked by the one that it was made from.
+Each server probes for itself: what runs on the host and which folders kernels may read never comes
+from the cache. No interpreter starts with packages: a virtual environment's base is run instead.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """One installed Python: real paths, so that equal values are the same program."""
+    """One installed Python; paths are real, so equal values are the same program."""
 
     executable: str
     version: str
@@ -47,13 +46,13 @@ class Interpreter:
 
     @property
     def readonly(self) -> tuple[Path, ...]:
-        """Folders that have to be readable to run it."""
+        """Folders that must be readable to run it."""
         return tuple(sorted({Path(self.prefix), Path(self.exec_prefix)}))
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An answer, and what the executable looked like that gave it."""
+    """A probe's answer, with the stat of the executable."""
 
     interpreter: Interpreter
     path: str
@@ -61,7 +60,7 @@ class _Found:
 
     @property
     def holds(self) -> bool:
-        """Whether the executable is still the same."""
+        """Whether the executable is unchanged."""
         try:
             return _stamp(self.path) == self.stamp
         except OSError:
@@ -69,7 +68,7 @@ class _Found:
 
 
 class Interpreters:
-    """Resolves `--python`; answers are remembered until the executable changes."""
+    """Resolves `--python`; caches each answer until the executable changes."""
 
     def __init__(self, uv: Uv) -> None:
         self._uv = uv
@@ -78,7 +77,7 @@ class Interpreters:
     async def find(self, request: str, progress: ProgressCallback = silence) -> Interpreter:
         """The interpreter for a version, a path, or (empty) the server's own.
 
-        Raises EnvironmentBuildError that lists the installed ones when there is none.
+        Raises EnvironmentBuildError, with the installed versions, when there is none.
         """
         own = _own()
         if _matches(request, own.version):
@@ -92,12 +91,12 @@ class Interpreters:
         return found
 
     def recalled(self, request: str) -> Interpreter | None:
-        """What `find` has answered before, if it is still there; asks nobody."""
+        """The cached answer of `find`, if it still holds; starts no process."""
         known = self._known.get(request)
         return known.interpreter if known is not None and known.holds else None
 
     async def versions(self) -> list[str]:
-        """Versions that are installed and that kernels can run on, newest first."""
+        """Installed versions that kernels can run on, newest first."""
         listed = await self._uv.query(
             ["python", "list", "--only-installed", "--output-format", "json"]
         )
@@ -174,7 +173,7 @@ def _stamp(path: str) -> tuple[int, ...]:
 
 
 def _base_of(path: str) -> str:
-    """The interpreter that a virtual environment was made from; any other is its own."""
+    """The base interpreter of a virtual environment; any other path is its own."""
     executable = Path(path)
     for folder in (executable.parent, executable.parent.parent):
         try:
@@ -194,13 +193,13 @@ def _parted(line: str) -> tuple[str, str, str]:
 
 
 def _installed(output: str) -> str:
-    """The interpreters in uv's list that kernels can run on, each version once."""
+    """Versions in `uv python list` that kernels can run on, each once."""
     first = dict(reversed(_usable(output)))
     return ", ".join(f"{version} ({path})" for version, path in first.items()) or "none usable"
 
 
 def _usable(output: str) -> list[tuple[str, str]]:
-    """Version and path of CPythons in uv's list that kernels can run on."""
+    """Version and path of CPythons in `uv python list` that kernels can run on."""
     try:
         return [
             (entry["version"], entry["path"])

@@ -1,9 +1,8 @@
 """`Layer`: the folder of one session's own packages.
 
-It holds generations, folders named 1, 2, 3 …, one for each `install`; the guest puts them on
-sys.path, newest first. A generation is written under another name and renamed when it is whole,
-and never changes afterwards: what a kernel has imported from an older one goes on working. What the
-server notes about one lies beside it, since packages fill the folder with names of their choice.
+Each `install` adds a generation, a folder named 1, 2, 3 …; the guest puts them on sys.path, newest
+first. It is staged, renamed when complete and never changed: imports from older ones go on working.
+The server's note lies beside it, as packages choose the names inside.
 """
 
 from __future__ import annotations
@@ -24,20 +23,16 @@ from kernel_mcp.environments.metadata import installed_modules, installed_versio
 from kernel_mcp.linux.safe_tree import empty_tree, remove_tree
 from kernel_mcp.linux.walk import everything
 
-# Programs of packages, made to start with the interpreter that kernels use.
-#
+# Scripts of packages: their first line is rewritten to start the kernels' interpreter.
 MAX_BYTES = 1024 * 1024
-"""A script larger than that is none that was made for an entry point."""
+"""Bytes; larger scripts are not entry points."""
 _LINE_CHARS = 127
 """Linux reads no more of a first line (BINPRM_BUF_SIZE)."""
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def retarget(folder: Path, *, base: Path, python: Path) -> None:
-    """Have the scripts in `folder` that start with `base` start with `python`; blocks.
-
-    Links are not followed. What is no script of `base` is left as it is.
-    """
+    """Make scripts in `folder` that start `base` start `python`; blocks. Links are not followed."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
@@ -52,7 +47,7 @@ def retarget(folder: Path, *, base: Path, python: Path) -> None:
 
 
 def _script(path: Path) -> bytes | None:
-    """The content of a plain file of reasonable size that begins as scripts do."""
+    """The content of a regular file of at most MAX_BYTES that begins with `#!`."""
     try:
         fd = os.open(path, _OPEN)
     except OSError:
@@ -66,10 +61,10 @@ def _script(path: Path) -> bytes | None:
 
 
 def _body(content: bytes, base: Path) -> bytes | None:
-    """What follows the lines that start `base`, None when they start something else.
+    """What follows the lines that start `base`, None for another program.
 
-    Where a path is too long or has spaces, uv has a shell start it in lines that Python reads as
-    a text.
+    For paths that are long or have spaces uv writes `/bin/sh` lines, which Python reads as a
+    string.
     """
     first, _, rest = content.partition(b"\n")
     names = {str(base).encode(), shlex.quote(str(base)).encode()}
@@ -97,18 +92,18 @@ def _head(python: Path) -> bytes:
 
 STAGING = ".next"
 SCRIPTS = "bin"
-"""The folder of a generation with the programs of its packages."""
+"""The folder of a generation for the programs of its packages."""
 _ASIDE = ".aside-"
 _LEFTOVERS = (".lock",)
-"""What installers put beside the packages and no kernel needs."""
+"""What installers leave beside the packages and no kernel needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What one `install` brought.
 
-    requested  the requirements it was asked for, also those that were there already
-    packages   what it holds, as `name==version`
+    requested  its requirements, also those already met
+    packages   contents, as `name==version`
     modules    top-level modules by package
     permitted  modules that code may import since
     """
@@ -120,28 +115,28 @@ class Generation:
 
 
 class Layer:
-    """One session's packages on disk. The calls block."""
+    """One session's packages on disk. All methods block."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def make(self) -> None:
-        """Make the folder, which every kernel may read whatever its user."""
+        """Create the folder, readable by every user."""
         self.folder.mkdir(mode=0o755, parents=True)
         self.folder.chmod(0o755)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has been installed."""
+        """Whether nothing is installed."""
         return not self._numbers()
 
     @property
     def next_name(self) -> str:
-        """What the next generation will be called."""
+        """The number of the next generation."""
         return str(max(self._numbers(), default=0) + 1)
 
     def generations(self) -> list[Generation]:
-        """All of them, newest first."""
+        """All generations, newest first."""
         return [_load(self.folder / str(number)) for number in self._numbers()]
 
     def folders(self) -> list[Path]:
@@ -149,7 +144,7 @@ class Layer:
         return [self.folder / str(number) for number in self._numbers()]
 
     def packages(self) -> dict[str, str]:
-        """The version of every package, the newest generation counting."""
+        """Version by package; the newest generation wins."""
         found: dict[str, str] = {}
         for generation in reversed(self.generations()):
             found |= versions(generation.packages)
@@ -163,29 +158,29 @@ class Layer:
         return found
 
     def requested(self) -> tuple[Requirement, ...]:
-        """What was asked for so far; the last word on a package counts."""
+        """All requirements so far; the last one for a package wins."""
         found: dict[str, Requirement] = {}
         for generation in reversed(self.generations()):
             found |= {each.name: each for each in generation.requested}
         return tuple(found.values())
 
     def permitted(self) -> frozenset[str]:
-        """Modules that code may import because they were installed."""
+        """Modules that installed packages let code import."""
         return frozenset(name for each in self.generations() for name in each.permitted)
 
     def stage(self) -> Path:
-        """An empty folder for the next generation; what a failed one left is removed."""
+        """An empty folder for the next generation; removes what a failed one left."""
         self.discard()
         staging = self.folder / STAGING
         staging.mkdir(mode=0o755)
         return staging
 
     def discard(self) -> None:
-        """Remove what has been staged."""
+        """Remove the staged folder."""
         remove_tree(self.folder / STAGING)
 
     def describe(self, requested: tuple[Requirement, ...]) -> Generation:
-        """What has been staged; nothing may change it afterwards."""
+        """Describe the staged folder and seal it."""
         staging = self.folder / STAGING
         for name in _LEFTOVERS:
             path = staging / name
@@ -201,7 +196,7 @@ class Layer:
         return Generation(requested, installed_versions(staging), modules)
 
     def commit(self, generation: Generation) -> None:
-        """Let what has been staged become part of the layer, in one step."""
+        """Rename the staged folder into the layer."""
         staging = self.folder / STAGING
         requested = [str(each) for each in generation.requested]
         modules = dict(generation.modules or {})
@@ -217,21 +212,21 @@ class Layer:
             (self.folder / str(number)).rename(self.folder / f"{_ASIDE}{number}")
 
     def take_back(self) -> None:
-        """Show again what was set aside and has not been cleared."""
+        """Undo `set_aside`, unless `clear` came first."""
         for entry in list(self.folder.iterdir()) if self.folder.exists() else ():
             if entry.name.startswith(_ASIDE):
                 entry.rename(self.folder / entry.name.removeprefix(_ASIDE))
 
     def clear(self) -> None:
-        """Remove everything; does nothing when the folder has gone."""
+        """Remove everything; does nothing when the folder is missing."""
         with suppress(FileNotFoundError):
             empty_tree(self.folder)
 
     def _numbers(self) -> list[int]:
-        """The names of complete generations, newest first."""
+        """Numbers of complete generations, newest first."""
         try:
             names = [entry.name for entry in self.folder.iterdir()]
-        except FileNotFoundError:  # somebody has removed it; the next kernel gets a new one
+        except FileNotFoundError:  # removed from outside; the next kernel makes a new one
             return []
         return sorted(
             (int(name) for name in names if name.isascii() and name.isdigit()), reverse=True
@@ -239,7 +234,7 @@ class Layer:
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
-    """From `name==version` to versions by name."""
+    """Version by name, from `name==version`."""
     pairs = (text.partition("==") for text in packages)
     return {name: version for name, _, version in pairs}
 
@@ -255,7 +250,7 @@ def _load(folder: Path) -> Generation:
 
 
 def _seal(folder: Path) -> None:
-    """Plain files and folders that everyone may read and nobody write; other things go."""
+    """Make regular files and folders readable by all, writable by none; remove the rest."""
     for entry in everything(folder):
         mode = entry.stat(follow_symlinks=False).st_mode
         path = Path(entry)

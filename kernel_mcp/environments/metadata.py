@@ -1,7 +1,7 @@
-"""What is installed in an environment, read from its `*.dist-info` folders without running it.
+"""What an environment holds, from its `*.dist-info`; and the distribution that provides a module.
 
-The folders are the packages' own: names that are none are passed over, so that what is listed can
-be shown, and a package that calls its module `subprocess` does not thereby open Python's own.
+Packages choose those names: invalid ones are skipped, so the list is safe to show, and a package
+with a module `subprocess` does not open the standard library's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
 
-# Well-known modules whose distribution has another name.
-#
-# No library offers this as data that can be depended on: the mapping inside pipreqs pins an old
-# IPython and stops at Python 3.12, pigar's index is 40 MB, the other collections are inside
-# applications. So the facts that matter are kept here. Every row up to `_SOURCE_ONLY` was checked
-# against the files in the newest wheel of the distribution; `tests/integration` checks a sample.
+# Well-known modules whose distribution has another name. No library offers this as data: pipreqs
+# pins an old IPython and stops at Python 3.12, pigar's index is 40 MB. Rows up to `_SOURCE_ONLY`
+# were checked against the newest wheel of the distribution; `tests/integration` checks a sample.
 _WITH_WHEELS = {
     "absl": "absl-py",
     "antlr4": "antlr4-python3-runtime",
@@ -123,7 +120,7 @@ _WITH_WHEELS = {
     "zmq": "pyzmq",
 }
 
-# Released as source only: asking for one says so, instead of installing a stranger of that name.
+# Released as source only: requests fail instead of installing a stranger of that name.
 _SOURCE_ONLY = {
     "cairo": "pycairo",
     "community": "python-louvain",
@@ -160,9 +157,9 @@ _DISTRIBUTIONS_FOLDED = {name.casefold(): dist for name, dist in DISTRIBUTIONS.i
 
 
 def packages_for(entries: Iterable[str], flag: str = "--allow") -> tuple[Requirement, ...]:
-    """What to install for the operator's entries, in their order.
+    """Requirements for the operator's entries, in their order.
 
-    Modules of the standard library and `*` need nothing. Raises ConfigError, naming `flag`.
+    The standard library and `*` need none. Raises ConfigError, naming `flag`.
     """
     try:
         found = [requirement_for(entry) for entry in entries if entry.strip() not in ("", "*")]
@@ -172,7 +169,7 @@ def packages_for(entries: Iterable[str], flag: str = "--allow") -> tuple[Require
 
 
 def requirement_for(entry: str | Requirement) -> Requirement | None:
-    """What to install for a module or package name, None when Python itself brings it.
+    """The requirement for a module or package name, None for the standard library.
 
     Raises ValueError as `parse_entry` does.
     """
@@ -185,9 +182,9 @@ def requirement_for(entry: str | Requirement) -> Requirement | None:
 
 
 def distribution_for(name: str) -> str | None:
-    """The normalised distribution that provides a module, or None for the standard library.
+    """The normalised distribution that provides a module, None for the standard library.
 
-    A name nobody listed is taken to be a distribution's own, as it is for most packages.
+    Unlisted names count as a distribution's own.
     """
     parts = name.split(".")
     shared = parts[0] in NAMESPACES
@@ -204,7 +201,7 @@ def distribution_for(name: str) -> str | None:
 class EnvironmentSpec:
     """A Python (version, path, or empty for the server's own) and packages.
 
-    `packages` have the names of distributions, each once and sorted.
+    `packages` are normalised, unique and sorted.
     """
 
     python: str = ""
@@ -214,10 +211,7 @@ class EnvironmentSpec:
     def for_allow(
         cls, allow: Iterable[str], *, python: str = "", packages: Iterable[Requirement] = ()
     ) -> EnvironmentSpec:
-        """The operator's `--allow` entries and the packages one session asks for on top.
-
-        Raises ConfigError for a bad entry.
-        """
+        """The operator's `--allow` entries with one session's packages. Raises ConfigError."""
         return cls(python, tuple(sorted({*packages_for(allow), *packages}, key=str)))
 
     def __hash__(self) -> int:  # that of a requirement takes as long as parsing it
@@ -225,23 +219,23 @@ class EnvironmentSpec:
 
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
-"""The list of files of a package: the largest that are known have some 2 MiB."""
+"""Bytes of a RECORD; the largest known has some 2 MiB."""
 _SUFFIXES = (".py", ".so", ".pyd")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str]:
-    """The modules that the packages of a spec provide, dotted below shared namespaces.
+    """Modules that the packages of a spec provide, dotted below shared namespaces.
 
-    `pillow` gives `PIL`; what those packages depend on gives nothing.
+    `pillow` gives `PIL`; dependencies give nothing.
     """
     provided = provided_modules(env)
     return frozenset(name for each in spec.packages for name in provided.get(each.name, ()))
 
 
 def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:
-    """The modules of every package in an environment."""
+    """Modules by package of an environment."""
     root = env.python.parent.parent
     provided = noted_modules(root)
     if provided is None:
@@ -251,12 +245,12 @@ def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:
 
 
 def note_file(root: Path) -> Path:
-    """Where it is noted what an environment holds: outside of its folder, which packages fill."""
+    """Path of an environment's note: outside of its folder, which packages fill."""
     return root.with_name(f"{root.name}.json")
 
 
 def noted_modules(root: Path) -> Mapping[str, Iterable[str]] | None:
-    """The modules by package that are noted, or None when there is no usable note."""
+    """The noted modules by package, None without a usable note."""
     try:
         content = json.loads(note_file(root).read_text(encoding="utf-8"))
         modules = content["modules"]
@@ -266,7 +260,7 @@ def noted_modules(root: Path) -> Mapping[str, Iterable[str]] | None:
 
 
 def installed_modules(site_packages: Path) -> dict[str, tuple[str, ...]]:
-    """Every installed distribution (normalised name) with the modules its RECORD lists."""
+    """Modules by distribution (normalised name), from each RECORD."""
     return {
         name: tuple(sorted(_modules(folder / "RECORD")))
         for name, folder in _distributions(site_packages).items()
@@ -274,7 +268,7 @@ def installed_modules(site_packages: Path) -> dict[str, tuple[str, ...]]:
 
 
 def installed_versions(site_packages: Path) -> tuple[str, ...]:
-    """Every installed distribution as `name==version`, sorted."""
+    """All distributions as `name==version`, sorted."""
     return tuple(
         f"{name}=={folder.stem.rpartition('-')[2]}"
         for name, folder in sorted(_distributions(site_packages).items())
@@ -290,7 +284,6 @@ def _distributions(site_packages: Path) -> dict[str, Path]:
 
 
 def _is_distribution(stem: str) -> bool:
-    """Whether `NAME-VERSION` has a name and a version."""
     name, _, version = stem.rpartition("-")
     try:
         Version(version)

@@ -1,17 +1,14 @@
 """`EnvironmentStore`: the cache folder of kernel environments.
 
-An environment is built in the folder it stays in, under a lock, and counts from the moment a note
-about it is written beside the folder, which is the last step. It is not built aside and renamed:
-compiled files would then carry a path that no longer exists, and every import would pay to correct
-it. A build that was killed leaves a folder without a note, which the next one clears away.
+An environment is built in its final folder, under an exclusive lock, and is finished once its note
+is written beside the folder. Building aside and renaming would leave wrong paths in compiled files,
+which every import would have to correct. The next build clears a folder without a note.
 
-Whoever uses an environment has a lease on it, the same lock held by many; what has no lease may be
-removed. So servers that share a cache take nothing from each other.
+Users hold a shared lock; `prune` and `evict` remove what has none, so servers can share a cache.
 
-Files are copied out of uv's cache, not hard-linked: a kernel that got write access to one (with
-`--sandbox none`) would otherwise write into every environment on the machine. Where the file
-system can share blocks the copies are free; elsewhere numpy, pandas and matplotlib cost 0.3 s
-beside the 3.5 s of compiling them.
+Files are copied out of uv's cache, not hard-linked: with `--sandbox none` a kernel could otherwise
+write into every environment. Reflinks make copies free; elsewhere numpy, pandas and matplotlib cost
+0.3 s beside the 3.5 s of compiling them.
 """
 
 from __future__ import annotations
@@ -45,22 +42,23 @@ from kernel_mcp.linux.folders import own_folder
 from kernel_mcp.sandbox.base import Builder
 
 AGENT_AGE_S = 30 * 86400.0
-"""Environments made for agents that nobody used for so long are removed."""
+"""Seconds without use after which agents' environments are removed."""
 REMAINS_AGE_S = 86400.0
-"""So are the remains of killed builds."""
+"""Seconds after which the remains of killed builds are removed."""
 BROKEN_POLLS = 200
-"""How often an environment is found in use and not whole before that is an error: for 10 s."""
+"""Attempts (10 s) on a locked, unfinished environment before that is an error."""
 _OLD_NOTE = "kernel-mcp.json"
-"""In the folder of an environment of an older version, which takes no leases."""
+"""The note of older versions, inside the folder; those take no locks."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEnvironment:
-    """One environment in the cache; `used` is seconds since the epoch, `size` bytes on disk.
+    """One environment in the cache.
 
-    `agent` says whether only agents have asked for it.
+    `used` is seconds since the epoch, `size` bytes on disk, `agent` whether only agents asked for
+    it.
     """
 
     path: Path
@@ -72,7 +70,7 @@ class StoredEnvironment:
 
 
 class EnvironmentStore:
-    """Builds environments at most once each, hands them out, and removes the agents' old ones."""
+    """Builds each environment at most once, leases it, and removes agents' old ones."""
 
     def __init__(
         self,
@@ -85,8 +83,8 @@ class EnvironmentStore:
     ) -> None:
         """`cache_dir` defaults to the user's cache folder. Raises EnvironmentBuildError.
 
-        Without a `builder` the best of this machine confines uv. Agents' environments and what uv
-        has cached take no more than `most_bytes`, 0 for no limit, except for what is in use.
+        Without a `builder` the machine's best confines uv. Agents' environments and uv's cache take
+        at most `most_bytes` (0 for no limit) beyond what is in use.
         """
         self._root = _writable(cache_dir or _default_cache())
         self._envs = self._root / "envs"
@@ -98,9 +96,9 @@ class EnvironmentStore:
     async def ensure(
         self, spec: EnvironmentSpec, progress: ProgressCallback = silence, terms: Terms = OPERATORS
     ) -> KernelEnvironment:
-        """The environment for `spec`, built now if it is not in the cache; stays until `release`.
+        """The environment for `spec`, built if it is not cached; leased until `release`.
 
-        `progress` is awaited with short lines while it is built. Raises EnvironmentBuildError.
+        `progress` is awaited with short lines. Raises EnvironmentBuildError.
         """
         interpreter = await self.interpreters.find(spec.python, progress)
         folder = self._envs / _name(interpreter, spec)
@@ -129,18 +127,18 @@ class EnvironmentStore:
         return ready
 
     def release(self, spec: EnvironmentSpec) -> None:
-        """Nobody here uses the environment of `spec` any more: it may be removed."""
+        """Release this server's lease on the environment of `spec`."""
         lease = self._leases.pop(spec, None)
         if lease is not None:
             lease.close()
 
     def size(self, environment: KernelEnvironment) -> int:
-        """Bytes that an environment has on disk."""
+        """Bytes on disk of an environment."""
         note = folders.read_note(environment.python.parent.parent)
         return 0 if note is None else note.size
 
     def stored(self) -> list[StoredEnvironment]:
-        """Every finished environment, most recently used first."""
+        """Finished environments, most recently used first."""
         found = [
             StoredEnvironment(
                 path=folder,
@@ -156,10 +154,7 @@ class EnvironmentStore:
         return sorted(found, key=lambda stored: stored.used, reverse=True)
 
     async def prune(self, older_than_s: float) -> list[Path]:
-        """Remove environments unused for so long, and the remains of killed builds.
-
-        What is in use stays.
-        """
+        """Remove unleased environments unused for `older_than_s`, and killed builds."""
         limit = time.time() - older_than_s
         return [
             folder
@@ -169,9 +164,9 @@ class EnvironmentStore:
         ]
 
     def evict(self) -> list[Path]:
-        """Remove what agents had made and nobody has used for long, the oldest first; blocks.
+        """Remove agents' unused environments, oldest first, down to the limit; blocks.
 
-        What uv has cached may have half of the limit.
+        uv's cache may have half of it.
         """
         most_bytes = self._most_bytes
         self.workshop.tidy()
@@ -196,7 +191,7 @@ class EnvironmentStore:
     def _leased(
         self, spec: EnvironmentSpec, folder: Path, interpreter: Interpreter, terms: Terms
     ) -> KernelEnvironment | None:
-        """A whole environment, held for `spec`; None while there is none."""
+        """A finished environment, leased for `spec`; None where there is none."""
         lease = Lease.taken(_lock_file(folder))
         if lease is None:
             return None
@@ -245,14 +240,14 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _name(interpreter: Interpreter, spec: EnvironmentSpec) -> str:
-    """The folder of an environment: its Python for people, then a hash of all that shapes it."""
+    """Folder name: readable Python version, then a hash of all that shapes the environment."""
     packages = [str(each) for each in spec.packages]
     shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, BASE_PACKAGES, LEFT_OUT])
     return f"python-{interpreter.version}-{sha256(shape.encode()).hexdigest()[:20]}"
 
 
 def _being_built(folder: Path) -> bool:
-    """Whether somebody holds the lock alone; else others use what is not whole."""
+    """Whether the exclusive lock is held; otherwise an unfinished environment is in use."""
     lease = Lease.taken(_lock_file(folder))
     if lease is not None:
         lease.close()
@@ -267,7 +262,7 @@ def _broken(folder: Path) -> str:
 
 
 def _remove_unused(folder: Path) -> bool:
-    """Remove an environment that nobody uses or builds: whether that was done. Blocks."""
+    """Remove an environment without leases; True when it was. Blocks."""
     try:
         with exclusive_now(_lock_file(folder)) as alone:
             if alone is not None:
@@ -279,7 +274,6 @@ def _remove_unused(folder: Path) -> bool:
 
 
 def _changed(path: Path) -> float:
-    """When a file was changed, seconds since the epoch; now, when it is gone."""
     try:
         return path.stat().st_mtime
     except OSError:

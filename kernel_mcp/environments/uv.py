@@ -1,4 +1,4 @@
-"""Runs uv, with a cache of its own that no other program of the user's shares."""
+"""Runs uv, with a cache of the server's own."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from kernel_mcp.sandbox.base import SandboxCommand
 class Sources:
     """The package index and its stand-ins.
 
-    index_url   instead of uv's own default index; empty for that
-    offline     nothing is fetched: only uv's cache and `find_links` count
-    find_links  folders and pages with wheels, looked at beside the index
+    index_url   instead of uv's default index; empty for that
+    offline     only uv's cache and `find_links`, no network
+    find_links  folders and pages with wheels, besides the index
     """
 
     index_url: str = ""
@@ -38,19 +38,19 @@ class Sources:
     find_links: tuple[str, ...] = ()
 
     def folders(self) -> list[Path]:
-        """The local folders among them, with absolute paths."""
+        """The local folders of `find_links`, absolute."""
         places = [place.removeprefix("file://") for place in (self.index_url, *self.find_links)]
         return [Path(place) for place in places if place.startswith("/")]
 
     def options(self) -> list[str]:
-        """As options of `uv pip`."""
+        """Options for `uv pip`."""
         index = ["--default-index", self.index_url] if self.index_url else []
         links = [word for place in self.find_links for word in ("--find-links", place)]
         return [*index, *links, *(["--offline"] if self.offline else [])]
 
 
 def sources(settings: Settings) -> Sources:
-    """Where this server's packages come from."""
+    """The package sources of these settings."""
     return Sources(settings.index_url, settings.offline, settings.find_links)
 
 
@@ -76,23 +76,25 @@ _NO_SPACE = re.compile(r"No space left on device|os error 28|Disk quota exceeded
 
 @dataclass(frozen=True, slots=True)
 class UvResult:
-    """How a run of uv ended: its exit code and the tail of what it printed."""
+    """How uv ended: exit code and the tail of its output."""
 
     code: int
     output: str
 
     @property
     def lacks_wheel(self) -> bool:
-        """Whether it failed because building from source is switched off."""
+        """Whether it failed because source builds are off."""
         return bool(self.code and _NO_WHEEL.search(self.output))
 
     @property
     def conflict(self) -> bool:
-        """Whether no versions fit all that is asked for."""
+        """Whether the requirements have no solution."""
         return bool(self.code and "No solution found" in self.output)
 
     def error(self, wanted: Sequence[str], python: str) -> EnvironmentBuildError:
-        """The failure to bring `wanted` to a Python version, with cause, remedy and uv's words."""
+        """The error for `wanted` on a Python version, with cause, remedy and the end of uv's
+        output.
+        """
         names = ", ".join(wanted)
         return EnvironmentBuildError(
             f"could not build a Python {python} environment with {names}: {self.cause()}\n"
@@ -100,13 +102,13 @@ class UvResult:
         )
 
     def said(self) -> str:
-        """The end of uv's own words."""
+        """The end of uv's output."""
         cut = self.output if len(self.output) <= _SAID_CHARS else f"… {self.output[-_SAID_CHARS:]}"
         return f"uv said:\n{cut}"
 
     def cause(self) -> str:
-        """The cause and what to do about it."""
-        told = " ".join(self.output.split())  # uv breaks lines where they grow long
+        """The cause and the remedy."""
+        told = " ".join(self.output.split())  # uv wraps long lines
         if match := _NOT_FOUND.search(told) or _NOT_FOUND_LOCALLY.search(told):
             return (
                 f"the package index has no package {match[1]!r}. Check the spelling; modules and "
@@ -149,20 +151,20 @@ def _file_name(address: str) -> str:
 
 
 ProgressCallback: TypeAlias = Callable[[str], Awaitable[None]]
-"""Is awaited with short lines about what is being done."""
+"""Awaited with short lines about the work in progress."""
 
 
 async def silence(_text: str) -> None:
-    """The progress that nobody follows."""
+    """A ProgressCallback that discards its text."""
 
 
 CACHE = "uv-cache"
 NEUTRAL = "/"
-"""Where uv runs: it, and wrappers of Python, read the files of projects in all folders above."""
+"""uv's working directory: uv and Python wrappers read project files in all parent folders."""
 _TAIL_LINES = 40
 _LINE_CHARS = 2000
 END_S = 1.0
-"""What a process that was killed may take to be gone, with what is in its sandbox."""
+"""Seconds for a killed process and its sandbox to be gone."""
 # These would make uv look at some other project's folder, environment or interpreter.
 _DROPPED = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT",
@@ -176,11 +178,11 @@ _SYSTEM_TRUST = Path("/etc/ssl/certs")
 _TOLD = re.compile(r"\s*(Resolved|Downloading|Downloaded|Prepared|Installed|Bytecode compiled)\b")
 
 Command: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], SandboxCommand]
-"""From uv's command line and environment to what is executed instead."""
+"""From uv's arguments and environment to the command that runs instead."""
 
 
 class Uv:
-    """The uv executable with the environment variables it is run with."""
+    """The uv executable with its environment variables."""
 
     def __init__(
         self,
@@ -204,7 +206,7 @@ class Uv:
 
     @classmethod
     def installed(cls, root: Path, sources: Sources | None = None) -> Uv:
-        """The uv this server depends on. Raises EnvironmentBuildError when it is missing."""
+        """The installed uv. Raises EnvironmentBuildError when it is missing."""
         import uv
 
         try:
@@ -217,7 +219,7 @@ class Uv:
         return cls(executable, os.environ, root, sources)
 
     async def query(self, args: Sequence[str]) -> UvResult:
-        """Run uv for what it prints on stdout."""
+        """Run uv for its stdout."""
         done = await anyio.run_process(
             [self.executable, *args],
             cwd=NEUTRAL,
@@ -236,11 +238,10 @@ class Uv:
         confined: Command | None = None,
         started: Callable[[int], None] | None = None,
     ) -> UvResult:
-        """Run uv to its end, reporting its milestones; cancellation kills it.
+        """Run uv to its end, reporting milestones; cancellation kills it.
 
-        The file descriptor `keep` stays open in uv: where nothing ends uv with a killed server, a
-        lock on it lasts for as long as uv goes on writing. `confined` puts uv into a sandbox.
-        `started` is told the id of the process.
+        uv inherits the descriptor `keep`: a lock on it outlives a killed server as long as uv
+        writes. `confined` puts uv into a sandbox. `started` is called with the process id.
         """
         argv = [self.executable, "--color", "never", *args]
         if confined is None:
@@ -257,7 +258,7 @@ async def run_command(
     keep: int = -1,
     started: Callable[[int], None] | None = None,
 ) -> UvResult:
-    """Run a command to its end as `Uv.run` does; what it says is cleaned as output of cells is."""
+    """Run a command to its end as `Uv.run` does; control characters in its output are removed."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     kept = () if keep < 0 else (keep,)
     try:
@@ -291,7 +292,7 @@ async def run_command(
 
 
 async def _end(process: Process) -> None:
-    """Kill a process and see all that it has started end: until then it may write."""
+    """Kill a process and wait for its descendants: until then they may write."""
     handles: list[int] = []
     for pid in tree(process.pid):
         with suppress(OSError):
@@ -321,13 +322,12 @@ async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:
 def _interpreters(environ: Mapping[str, str]) -> str:
     """PATH with every Python of pyenv in front of its shims, which refuse inactive versions.
 
-    uv starts whatever Python is there, together with its packages. So virtual environments, which
-    kernels are not made from, are left out: the active one may have come with a project.
+    Without virtual environments: uv would start their Python with its packages.
     """
     try:
         root = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
         found = [str(python.parent) for python in (root / "versions").glob("3.*/bin/python3")]
-    except (OSError, RuntimeError):  # somebody else's folder, as after `su`; no home at all
+    except (OSError, RuntimeError):  # another user's home, as after `su`; no home
         found = []
     places = [*sorted(found, reverse=True), *search_path(environ).split(os.pathsep)]
     return os.pathsep.join(filter(_is_base, places))

@@ -1,8 +1,8 @@
-"""Where packages are fetched, unpacked and compiled: in the sandbox of installers.
+"""Fetches, unpacks and compiles packages in the sandbox of installers.
 
-No code of packages runs. uv is told of a base interpreter only and compiles nothing, since it would
-start that with their `.pth` files. Python compiles afterwards, without site-packages, the network
-and uv's cache. Only where builds from source are allowed does a package run code of its own.
+No code of packages runs: uv sees a base interpreter only and compiles nothing, since `.pth` files
+would run. Python compiles afterwards, without site-packages, network or uv's cache. Only builds
+from source run code of a package.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 async def cancel_on(
     event: Callable[[], Awaitable[object]], work: Callable[[], Awaitable[T]]
 ) -> T | None:
-    """The result of `work`, or None when `event` comes first. Raises what `work` raises."""
+    """The result of `work`, None when `event` comes first. Raises what `work` raises."""
     result: T | None = None
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
@@ -57,11 +57,11 @@ async def cancel_on(
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How an environment is to be built and kept.
+    """Terms of a build.
 
-    agent       whether an agent asks for it, so that it goes when it is old or too much
-    most_bytes  what may be downloaded, and what unpacked; 0 for no limit
-    flag        the setting that says so
+    agent       asked for by an agent: removed when it is old or over the limit
+    most_bytes  bytes to download, and to unpack; 0 for no limit
+    flag        the setting of that limit
     """
 
     agent: bool = False
@@ -70,14 +70,14 @@ class Terms:
 
 
 OPERATORS = Terms()
-"""Whatever the operator names is built and kept."""
+"""The operator's environments are built and kept without limits."""
 
 
 INSTALL_TIMEOUT_S = 300.0
-"""Of all that one request of an agent has downloaded, built and unpacked."""
+"""Seconds for all downloads, builds and unpacking of one agent's request."""
 COMPILE_S = 300.0
 COMPILE_BYTES = 2 * 1024**3
-"""Address space of one process that compiles: the largest sources that are known take 1 GiB."""
+"""Bytes of address space of one compiler process: the largest known sources take 1 GiB."""
 MOST_JOBS = 8
 _COMPILE = f"""\
 import os, resource, sys
@@ -98,26 +98,26 @@ with ProcessPoolExecutor(jobs) as pool:
     done = list(pool.map(work, even, chunksize=len(even) // parts + 1))
 sys.exit(not all(done))
 """
-"""As compileall does, but for what asking for each file apart costs: a tenth of it all."""
+"""As compileall, without one request per file: a tenth of the time."""
 _TEMPORARY = ".tmp*"
-"""What a uv that was stopped leaves in its cache."""
+"""What a killed uv leaves in its cache."""
 _LOCK = ".lock"
-"""The file in its cache that every uv holds a shared lock on."""
+"""The file in uv's cache that each uv holds a shared lock on."""
 
 logger = logging.getLogger(__name__)
 
 
 class Workshop:
-    """Runs uv and the compiler for packages, one operation beside the other."""
+    """Runs uv and the compiler for packages, operations in parallel."""
 
     def __init__(self, uv: Uv, builder: Builder | None = None) -> None:
-        """Without a `builder` the best of this machine is found when it is first needed."""
+        """Without a `builder` the machine's best is found on first use."""
         self.uv = uv
         self._builder = builder
         self._finding = anyio.Lock()
 
     async def builder(self) -> Builder:
-        """What confines the installers."""
+        """The sandbox of installers."""
         async with self._finding:
             if self._builder is None:
                 self._builder = await anyio.to_thread.run_sync(builder_for)
@@ -134,10 +134,10 @@ class Workshop:
         cache: Path | None = None,
         keep: int = -1,
     ) -> UvResult | None:
-        """Run `uv pip ARG…` to its end; None when it was stopped for writing too much.
+        """Run `uv pip ARG…` to its end; None when `spending` stopped it.
 
-        With a `cache` of its own it may build from source: code of packages runs, as another user
-        where there is one.
+        With a `cache` of its own it may build from source: package code runs, as another user where
+        possible.
         """
         builder = await self.builder()
         hostile = cache is not None
@@ -180,9 +180,8 @@ class Workshop:
     ) -> None:
         """Compile all Python sources below `folder` with the base interpreter `base`.
 
-        `known_as` is where kernels see the folder, if that is not its own name.
-
-        What cannot be compiled stays as it is: it is compiled by each kernel that imports it.
+        `known_as` is the path that kernels see, if it differs. Kernels compile on import what fails
+        here.
         """
         builder = await self.builder()
         jobs = min(MOST_JOBS, os.cpu_count() or 1)
@@ -210,14 +209,14 @@ class Workshop:
         logger.info("not everything in %s could be compiled ahead", folder)
 
     def tidy(self) -> None:
-        """Remove what stopped runs have left in uv's cache, unless another one uses it; blocks."""
+        """Remove what killed runs left in uv's cache, unless uv is running; blocks."""
         with self._alone() as alone:
             if alone is not None:
                 for path in self.uv.cache.glob(_TEMPORARY):
                     _discard(path)
 
     def empty_cache(self) -> bool:
-        """Remove all that uv has cached, unless somebody uses it: whether that was done. Blocks."""
+        """Empty uv's cache, unless uv is running; True when done. Blocks."""
         with self._alone() as alone:
             if alone is not None:
                 for path in self.uv.cache.iterdir():
@@ -245,7 +244,7 @@ _EXCLUDES = "excludes.txt"
 
 
 class Build:
-    """One environment to be made. Whoever runs it holds the lock on its folder alone."""
+    """One environment to build. The caller holds the exclusive lock on its folder."""
 
     def __init__(
         self,
@@ -261,9 +260,9 @@ class Build:
         self._terms = terms
 
     async def run(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
-        """Make it from nothing, whatever is there; the descriptor `lock` is passed on.
+        """Build from nothing, replacing what is there; installers inherit the descriptor `lock`.
 
-        Raises EnvironmentBuildError, OSError: then nothing is left.
+        Raises EnvironmentBuildError, OSError; the folder is then removed.
         """
         await anyio.to_thread.run_sync(folders.remove, folder)
         try:
@@ -286,7 +285,6 @@ class Build:
             )
 
     async def _fill(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
-        """Install and compile."""
         interpreter = self._interpreter
         excludes = folder / _EXCLUDES
         excludes.write_text("\n".join(self._excludes), encoding="utf-8")
@@ -321,7 +319,7 @@ class Build:
             raise self._too_big()
 
     def _finish(self, folder: Path) -> None:
-        folders.tidy(folder, self._interpreter)  # once more: the compiler has read what is hostile
+        folders.tidy(folder, self._interpreter)  # once more: the compiler has read hostile sources
         folders.seal(folder)
         folders.finish(folder, self._interpreter, self._packages, agent=self._terms.agent)
 
