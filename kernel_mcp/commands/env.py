@@ -1,4 +1,9 @@
-"""`kernel-mcp env list|build|prune`: look after the cache of kernel environments."""
+"""`kernel-mcp env list
+
+build
+
+prune`: manages the cache of kernel environments.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ _USAGE = "env: expected one of list, build, prune; see kernel-mcp env build --he
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one `env` command. Raises KernelMcpError."""
+    """Run one `env` command; its exit code. Raises KernelMcpError."""
     command, rest = (argv[0], argv[1:]) if argv else ("", ())
     if command == "list":
         return _list(_settings("list", "Environments in the cache.", rest))

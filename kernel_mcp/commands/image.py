@@ -31,7 +31,7 @@ _USAGE = "image: expected build; see kernel-mcp image build --help"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Raises ConfigError, SandboxUnavailable."""
+    """Run `image build`; its exit code. Raises ConfigError, SandboxUnavailable."""
     if not argv or argv[0] != "build":
         raise ConfigError(_USAGE)
     parser = settings_parser("kernel-mcp image build", ABOUT, EPILOG)

@@ -1,7 +1,7 @@
 """A kernel's channels on the event loop: no thread, no polling, no reading ahead, no reconnect.
 
-A kernel that floods gets `SHARE` of the loop's time and `BURST_S` of it at once, so that other
-sessions keep their turn. Meanwhile nothing of it is read: its own sockets fill up and make it wait.
+A flooding kernel gets `SHARE` of the loop's time and `BURST_S` at once. Then nothing of it is read
+until other sessions had their turn: its sockets fill up and block it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, 
 
 READ_BYTES = 128 * 1024
 MAX_WAITING_BYTES = 64 * MIB
-"""Requests that a kernel has not taken yet; more are refused."""
+"""Bytes of requests that a kernel has not read yet; more are refused."""
 _INT_BYTES = 4
 
 
 class Connection:
-    """A ZMTP client on a Unix socket; it never connects again.
+    """A ZMTP client on a Unix socket, without reconnects. Raises OSError when connect(2) fails.
 
-    `unread` says that the other end went without having read all that was sent, which Linux tells
-    by a reset. Raises OSError when nobody listens.
+    `unread`: the other end closed with data unread, which Linux reports as ECONNRESET.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Connection:
         self._decoder = Decoder(max_bytes)
         self._room = bytearray(READ_BYTES)
         self._held: list[bytes] = [encode([b"\x01"])] if socket_type == b"SUB" else []
-        """Messages for after the handshake; first the subscription to everything."""
+        """Messages for after the handshake; first the subscription to all topics."""
         self._out = bytearray()
         self._writing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -64,7 +63,7 @@ class Connection:
 
     @property
     def taken(self) -> bool:
-        """Whether the kernel has read all that was sent; False also where the system fails."""
+        """Whether the kernel has read all that was sent; False also where the ioctl fails."""
         if self._out or self._held:
             return False
         with suppress(OSError):
@@ -73,10 +72,7 @@ class Connection:
         return False
 
     def read(self) -> bool:
-        """Take in some of what has arrived; whether there may be more.
-
-        Raises EOFError when the kernel has closed its end.
-        """
+        """recv(2) some bytes; True when there may be more. Raises EOFError at the end."""
         try:
             size = self._socket.recv_into(self._room)
         except BlockingIOError:
@@ -93,7 +89,7 @@ class Connection:
         return size == READ_BYTES
 
     def message(self) -> list[bytes] | None:
-        """The next whole message of what was taken in. Raises ProtocolError."""
+        """The next complete message. Raises ProtocolError."""
         found = self._decoder.message()
         if self._held and self._decoder.ready:
             held, self._held = self._held, []
@@ -101,10 +97,7 @@ class Connection:
         return found
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Send a message, now or when the kernel takes it.
-
-        Raises OSError when the connection is gone or too much is waiting.
-        """
+        """Send or queue a message. Raises OSError when disconnected or over MAX_WAITING_BYTES."""
         data = encode(frames)
         waiting = len(self._out) + sum(map(len, self._held))
         if waiting and waiting + len(data) > MAX_WAITING_BYTES:
@@ -115,7 +108,7 @@ class Connection:
             self._held.append(data)
 
     def close(self) -> None:
-        """Close it; what was not sent is dropped."""
+        """Close the socket; queued messages are dropped."""
         if self._writing:
             self._loop.remove_writer(self._socket)
             self._writing = False
@@ -137,7 +130,7 @@ class Connection:
             return
         except OSError:
             self.unread = True
-            self._out.clear()  # the reader sees the end
+            self._out.clear()  # recv reports the end
         if not self._out:
             self._loop.remove_writer(self._socket)
             self._writing = False
@@ -147,21 +140,21 @@ Channel: TypeAlias = Literal["shell", "iopub", "control"]
 
 BURST_S = 0.003
 SHARE = 0.5
-"""Of the time that passes, how much counts as paid for: a flood gets a third of the loop."""
+"""Part of the elapsed time that pays off debt: a flood gets a third of the loop."""
 AGAIN_S = 0.1
-"""When to listen again after the system has refused it."""
+"""Seconds until the next attempt when the event loop refuses a reader."""
 CLOSED_GRACE_S = 0.5
-"""How long a kernel that closed a channel may take to end by itself, which says more about it."""
+"""Seconds for a kernel that closed a channel to exit: its status says more."""
 OVERHEAD_BYTES = 64 * KIB
-"""Of a message's frames besides its content."""
+"""Bytes of a message's frames besides its content."""
 
 
 class Channels:
     """The shell, iopub and control channels of one kernel.
 
-    `on_message(channel, message)` is called for every valid message, in order per channel;
-    `on_refused(reason)` for each that is left out because it would take too long; and
-    `on_broken(reason)` when the kernel can no longer be talked to.
+    Calls `on_message(channel, message)` for each valid message, in order per channel;
+    `on_refused(reason)` for each that would take too long to decode; `on_broken(reason)` when the
+    connection is lost.
     """
 
     def __init__(
@@ -188,15 +181,15 @@ class Channels:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.received = 0
         self.unread: set[Channel] = set()
-        """Channels that the kernel has closed before it had read all of them."""
+        """Channels that the kernel closed with requests unread."""
         self._open("shell", b"DEALER", connection.path(connection.shell_port))
         self._open("control", b"DEALER", connection.path(connection.control_port))
         self._open("iopub", b"SUB", connection.path(connection.iopub_port))
 
     async def ready(self, timeout: float) -> None:
-        """Wait until output of the kernel is sure to arrive here.
+        """Wait for the handshakes and subscription; after that no output is lost.
 
-        Raises LaunchError after `timeout` seconds, or when the kernel cannot be talked to.
+        Raises LaunchError after `timeout` seconds, or when a channel fails.
         """
         with anyio.move_on_after(timeout):
             await self._greeted.wait()
@@ -208,10 +201,7 @@ class Channels:
     def send(
         self, channel: Channel, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
     ) -> str:
-        """Send a request and return its id.
-
-        Raises LaunchError when the channel is gone or the kernel has stopped reading it.
-        """
+        """Send a request and return its id. Raises LaunchError when disconnected or full."""
         msg_id, frames = self._wire.request(kind, content)
         line = self._lines.get(channel)
         if line is None:
@@ -225,12 +215,12 @@ class Channels:
         return msg_id
 
     def taken(self, channel: Channel) -> bool:
-        """Whether the kernel has read all requests that were sent on a channel."""
+        """Whether the kernel has read all requests of a channel."""
         line = self._lines.get(channel)
         return line is not None and line.taken
 
     async def drained(self, timeout: float) -> None:
-        """Deliver what a dead kernel still sent, waiting at most `timeout` seconds for its end."""
+        """Deliver what a dead kernel sent before, for at most `timeout` seconds."""
         if "rest" in self._timers:
             self._timers.pop("rest").cancel()
             self._listen()
@@ -241,11 +231,11 @@ class Channels:
             await self._ended.wait()
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> None:
-        """Run `callback` on the event loop after `delay` seconds."""
+        """`loop.call_later`; `delay` in seconds."""
         self._loop.call_later(delay, callback)
 
     def close(self) -> None:
-        """Close all connections; messages not yet delivered are dropped."""
+        """Close all connections; undelivered messages are dropped."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -275,7 +265,6 @@ class Channels:
             self._rest()
 
     def _take(self, channel: Channel, end: float) -> bool:
-        """Whether the connection is still there."""
         line, more = self._lines.get(channel), True
         try:
             while line is not None:
@@ -297,7 +286,7 @@ class Channels:
         return False
 
     def _rest(self) -> None:
-        """Read nothing until the debt is paid."""
+        """Stop reading until the debt is paid."""
         for line in self._lines.values():
             self._loop.remove_reader(line)
         self._timers["rest"] = self._loop.call_later(self._debt / SHARE, self._resume)

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """What a session asks of its kernels: python and packages empty for the server's own.
+    """What a session asks of its kernels; python and packages are empty for the server's own.
 
-    `beside` asks for a kernel in a workspace that another kernel is using. `layer` is the folder of
-    the packages that the session adds, None where it can add none.
+    `beside` allows a workspace that another kernel uses; `layer` is the folder of the session's own
+    packages, None where it can add none.
     """
 
     session: str
@@ -48,27 +48,27 @@ class KernelRequest:
 
     @property
     def ordinary(self) -> bool:
-        """Whether any kernel of the server will do."""
+        """Whether any of the server's kernels satisfies it."""
         return not (self.python or self.packages or self.beside)
 
 
 async def log_progress(text: str) -> None:
-    """The progress that the log follows, where no caller waits."""
+    """A ProgressCallback that writes to the log."""
     logger.info(text)
 
 
 class KernelSource(Protocol):
-    """Makes kernels that are ready to run cells."""
+    """Starts kernels that are ready for cells."""
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         """Start a kernel. Raises KernelMcpError."""
 
 
 KERNEL_MODULE = "kernel_mcp.kernels.kernel"
-"""Imported by the first start, in a thread: what it needs would delay a server's first answer."""
+"""Imported in a thread by the first start: it would delay the server's first answer."""
 
 FRESH_S = 600.0
-"""How long the store is not asked again for an environment that is in use."""
+"""Seconds before a used environment is looked up in the store again."""
 
 _NOBODY = KernelRequest("", Path("/"))
 
@@ -86,12 +86,11 @@ class _Built:
 
     @property
     def fresh(self) -> bool:
-        """Whether it need not be looked up in the store, which notes that it is used."""
         return time.monotonic() < self.since + FRESH_S and self.environment.python.exists()
 
     @property
     def whole(self) -> list[str]:
-        """The modules that a template imports: no parts of packages."""
+        """The modules that a template imports: none below a namespace package."""
         return sorted(name for name in self.modules if "." not in name)
 
 
@@ -99,17 +98,17 @@ class Templates(Protocol):
     """Processes that have imported everything and fork kernels, one per environment."""
 
     def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
-        """Have a template of `environment` that has imported `preload`; returns at once."""
+        """Start a template of `environment` that imports `preload`; returns at once."""
 
     async def ready(self, environment: KernelEnvironment) -> bool:
-        """Wait until that template is ready or has failed; whether it can fork."""
+        """Wait until that template is ready or has failed; True when it can fork."""
 
     def refusal(self, environment: KernelEnvironment) -> str:
-        """Why that template may not be used, because what it forks is not confined."""
+        """Why that template is refused: what it forks is not confined. Empty if it is not."""
 
 
 class KernelFactory:
-    """The one implementation of `KernelSource`: builds what is missing, then launches."""
+    """The one implementation of `KernelSource`: builds the environment, then launches."""
 
     def __init__(
         self,
@@ -121,9 +120,9 @@ class KernelFactory:
         templates: Templates | None = None,
         requests: Callable[[], Iterable[KernelRequest]] = tuple,
     ) -> None:
-        """`templates` is told of the server's own environment, for `launcher` to fork from.
+        """`templates` prepares the server's own environment; `launcher` forks from it.
 
-        `requests` tells those of all sessions: the environments of others may be removed.
+        `requests` lists those of all sessions: other environments may be removed.
         """
         self._settings = settings
         self._policy = policy
@@ -136,9 +135,8 @@ class KernelFactory:
     async def environment(
         self, request: KernelRequest, progress: ProgressCallback
     ) -> tuple[KernelEnvironment, Policy]:
-        """The environment a request asks for, built if need be, and the policy that fits it.
-
-        Raises EnvironmentBuildError.
+        """The environment of a request, built if missing, with its policy. Raises
+        EnvironmentBuildError.
         """
         spec = self.spec(request)
         built = self._built.get(spec)
@@ -161,7 +159,7 @@ class KernelFactory:
         self._release_unused()
         own, _ = await self.environment(_NOBODY, progress)
         most = self._settings.install_bytes
-        # what the operator has named is in this one too, and is not what the agent asks for
+        # the operator's packages are in this one too; the agent did not ask for them
         most += self._environments.size(own) if most else 0
         try:
             with anyio.fail_after(INSTALL_TIMEOUT_S if request.packages else None):
@@ -174,32 +172,28 @@ class KernelFactory:
             ) from None
 
     def _release_unused(self) -> None:
-        """Let environments go that no session uses any more."""
         used = {self._own_spec, *map(self.spec, self._requests())}
         for spec in self._built.keys() - used:
             del self._built[spec]
             self._environments.release(spec)
 
     async def warm_up(self) -> None:
-        """Have the server's own environment built and its template ready.
-
-        Raises EnvironmentBuildError.
-        """
+        """Build the server's own environment and its template. Raises EnvironmentBuildError."""
         environment, _ = await self.environment(_NOBODY, log_progress)
         if self._templates is not None:
             await self._templates.ready(environment)
         await anyio.to_thread.run_sync(self._environments.evict)
 
     def refusal(self, environment: KernelEnvironment) -> str:
-        """Why kernels of `environment` are not forked from its template, if it was refused."""
+        """Why kernels of `environment` are not forked from its template; empty if they are."""
         return "" if self._templates is None else self._templates.refusal(environment)
 
     def prepared(self, request: KernelRequest) -> bool:
-        """Whether a kernel could start now, without waiting for an environment to be built."""
+        """Whether a kernel can start without building an environment."""
         return self.spec(request) in self._built
 
     def policy(self, request: KernelRequest) -> Policy:
-        """What a request's code may import, without waiting for an environment to be built."""
+        """What a request's code may import; never builds an environment."""
         spec = self.spec(request)
         built = self._built.get(spec)
         if built is None:
@@ -237,7 +231,7 @@ class KernelFactory:
         return Kernel(handle, environment=environment, policy=policy)
 
     def spec(self, request: KernelRequest) -> EnvironmentSpec:
-        """What the environment of a request has to hold."""
+        """The Python and packages that a request needs."""
         if request.python or request.packages:
             return self._spec(request)
         return self._own_spec
@@ -255,7 +249,7 @@ class KernelFactory:
 
 
 def _fitting(policy: Policy, request: KernelRequest) -> Policy:
-    """The policy of an environment with what the session has installed besides."""
+    """The policy of an environment, with the modules the session has installed."""
     if request.layer is None:
         return policy
     return policy.with_modules(Layer(request.layer).permitted())

@@ -1,4 +1,4 @@
-"""One live kernel: its process, its channels and the request it is working on."""
+"""One live kernel: its process, its channels and the request in flight."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME_CHARS = 200
 
 
 class KnownNames:
-    """What a kernel has said about its names, in the order in which they came; hostile data.
+    """Names that a kernel reports as defined, in order; hostile data.
 
     `more` counts names beyond `MOST_NAMES`.
     """
@@ -39,7 +39,7 @@ class KnownNames:
         return iter(self._names)
 
     def hear(self, news: object) -> None:
-        """Take in the `names` of an execute reply: those that came and those that have gone."""
+        """Apply the `names` of an execute reply: new and deleted ones."""
         if not isinstance(news, list) or len(news) != 2:
             return
         for name in _texts(news[1]):
@@ -50,7 +50,7 @@ class KnownNames:
         self.add(_texts(news[0]))
 
     def add(self, names: Iterable[str]) -> None:
-        """Take in names that the kernel has now."""
+        """Add names that are defined now."""
         for name in names:
             if name in self._names:
                 continue
@@ -69,11 +69,11 @@ def _texts(value: object) -> list[str]:
 
 
 DRAIN_S = 0.25
-"""How long after a death to wait for the end of what the kernel had sent."""
+"""Seconds after a death to wait for data the kernel had sent."""
 
 
 class Answer:
-    """What comes back for a request; no `message` but `done` when the kernel has died."""
+    """The reply to a request; `done` without `message` when the kernel has died."""
 
     def __init__(self) -> None:
         self.message: Message | None = None
@@ -81,9 +81,9 @@ class Answer:
 
 
 class Kernel:
-    """A kernel that takes one cell at a time.
+    """A kernel that runs one cell at a time.
 
-    `watch` has to run as a task for as long as the kernel is used: it notices the death.
+    `watch` must run as a task meanwhile: it notices the death.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Kernel:
         self.dead = anyio.Event()
         self.names = KnownNames()
         self.broken = False
-        """Whether its own code was found not to work any more."""
+        """Whether the kernel's own code was found modified or unusable."""
         self._run: Run | None = None
         self._ending: Ending | None = None
         self._stray: Sink | None = None
@@ -115,12 +115,12 @@ class Kernel:
         )
 
     async def ready(self, timeout: float) -> None:
-        """Wait until the kernel's output is sure to arrive. Raises LaunchError."""
+        """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""
         await self._channels.ready(timeout)
 
     @property
     def exit(self) -> ExitStatus | None:
-        """How the kernel ended, or None while it lives."""
+        """The exit status, None while it lives."""
         status = self.handle.exit
         if status is not None and self._broken and status.signal == signal.SIGKILL:
             return replace(status, cause=status.cause or self._broken)
@@ -128,11 +128,11 @@ class Kernel:
 
     @property
     def running(self) -> Run | None:
-        """The cell that has been sent and has not ended."""
+        """The cell in flight, None when idle."""
         return self._run if self._run is not None and not self._run.finished.is_set() else None
 
     async def watch(self) -> None:
-        """Return when the kernel has ended, after delivering what it still sent."""
+        """Return when the kernel has ended, after delivering what it had sent."""
         await self.handle.wait()
         with Barrier("reading the last output of a kernel"):
             await self._channels.drained(DRAIN_S)
@@ -150,7 +150,7 @@ class Kernel:
         return self._send_cell("execute_request", code, sink)
 
     def prewarm(self, code: str) -> Run:
-        """Send a cell that will leave no trace. Raises LaunchError."""
+        """Send a cell that leaves no trace in the namespace. Raises LaunchError."""
         return self._send_cell("kernel_mcp_prewarm_request", code, lambda _event: None)
 
     def _send_cell(self, kind: str, code: str, sink: Sink) -> Run:
@@ -173,10 +173,7 @@ class Kernel:
         return run
 
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
-        """Send a control request, which is answered even while a cell runs.
-
-        Raises LaunchError when no answer comes within `timeout` seconds.
-        """
+        """The reply to a control request, within `timeout` seconds. Raises LaunchError."""
         with self.asking("control", kind, content) as answer, anyio.move_on_after(timeout):
             await answer.done.wait()
         if answer.message is None and self.exit is not None:
@@ -193,10 +190,9 @@ class Kernel:
     def asking(
         self, channel: Channel, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
     ) -> Iterator[Answer]:
-        """Send a request and listen for its answer inside the block.
+        """Send a request and receive its reply inside the block. Raises LaunchError.
 
-        Requests on the shell channel wait for the cell that runs. Raises LaunchError when the
-        kernel takes no requests.
+        Requests on the shell channel wait for the running cell.
         """
         answer = Answer()
         msg_id = self._channels.send(channel, kind, content, buffers)
@@ -208,23 +204,23 @@ class Kernel:
 
     @property
     def taken(self) -> bool:
-        """Whether the main thread has taken all cells and other requests that were sent to it."""
+        """Whether the main thread has read all cells and other shell requests."""
         return self._channels.taken("shell")
 
     def knock(self) -> None:
-        """Send a request that only shows whether it is `taken`. Raises LaunchError."""
+        """Send a shell request that only shows whether it is `taken`. Raises LaunchError."""
         self._channels.send("shell", "kernel_info_request", {})
 
     def missed(self, run: Run) -> bool:
-        """Whether the kernel has ended and surely never took the request of `run`."""
+        """Whether the kernel ended without reading the request of `run`."""
         return self.exit is not None and not run.begun and "shell" in self._channels.unread
 
     def interrupt(self) -> None:
-        """Ask the running cell to stop."""
+        """Interrupt the running cell."""
         self.handle.interrupt()
 
     def kill(self) -> None:
-        """End the kernel and everything it started."""
+        """Kill the kernel and its descendants."""
         self.handle.kill()
 
     async def aclose(self) -> None:
@@ -261,11 +257,10 @@ class Kernel:
             self._take_output(message, run if mine else None)
 
     def _take_output(self, message: Message, run: Run | None) -> None:
-        """Hand output to the cell it belongs to, or to the one that runs or ran last.
+        """Hand output to the cell it belongs to, else to the one that runs or ran last.
 
-        That gets what threads and children of earlier cells print late, under the id of their cell,
-        and text without a parent, which comes from file descriptors. Messages that answer requests
-        of others do not get here, see `Wire`.
+        That one gets late output of threads and children, and text without a parent, from file
+        descriptors. `Wire` drops messages of foreign requests.
         """
         if run is not None:
             run.outputs += 1
@@ -282,7 +277,7 @@ class Kernel:
             self._stray(Stream("stderr", f"[left out: {reason}]\n"))
 
     def _on_broken(self, reason: str) -> None:
-        """A kernel without its channels is of no use: end it, if it has not ended itself."""
+        """Kill a kernel that has lost a channel, unless it has exited."""
         if not self._closing and self.handle.exit is None:
             self._broken = self._broken or reason
             self.handle.kill()

@@ -1,9 +1,8 @@
 """One execute request: its outcome, and the end of its output.
 
-Both come on different channels, so that a reply can be read before output that was sent before it.
-An `idle` may be lost, and a hostile kernel may withhold it: the kernel is then asked something else
-on the control channel. It sends everything on iopub in one order, so when the `idle` of that
-request has come, no output of the cell can follow.
+Reply and output come on different channels, so a reply may precede earlier output. An `idle` may be
+lost or withheld: the kernel is then sent a request on the control channel. iopub keeps one order,
+so after the `idle` of that request no output of the cell can follow.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ Sink: TypeAlias = Callable[[Event], None]
 class Run:
     """One execute request in flight; `finished` is set when it ended or the kernel died.
 
-    The first reply stands: the kernel can send any number of them. `outputs` counts what has come
-    of it so far, `unsure` says that the kernel did not tell the end of its output.
+    The first reply counts. `outputs` counts its messages, `unsure` means that no `idle` came.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -42,7 +40,7 @@ class Run:
         self._idle = False
 
     def on_reply(self, content: dict[str, Any]) -> None:
-        """Take over the outcome from an execute reply."""
+        """Take the outcome from an execute reply."""
         if self.status is not None:
             return
         status = content.get("status")
@@ -55,16 +53,16 @@ class Run:
             self.finished.set()
 
     def on_idle(self) -> None:
-        """Note that no more output of this request can follow."""
+        """No more output of this request can follow."""
         self._idle = True
         if self.status is not None:
             self.finished.set()
 
 
 LOOK_S = 2.0
-"""How long to wait for the `idle` before the kernel is asked, and between later looks."""
+"""Seconds to wait for the `idle` before a control request, and between later looks."""
 MOST_LOOKS = 30
-"""A kernel that goes on sending for so long, or answers nothing, has its cell ended."""
+"""Looks after which a kernel that keeps sending, or does not answer, has its cell ended."""
 UNSURE = (
     "The kernel did not say where the output of this cell ends: some of it may be missing here, or "
     "come with a later cell"
@@ -72,10 +70,9 @@ UNSURE = (
 
 
 class Ending:
-    """Ends a `run` whose reply has come, also without its `idle`; nothing else of it is kept."""
+    """Ends a `run` whose reply has come, with or without its `idle`."""
 
     def __init__(self, run: Run, channels: Channels) -> None:
-        """Looks are taken until the run has finished."""
         self._run = run
         self._channels = channels
         self._asked = ""
@@ -85,7 +82,7 @@ class Ending:
         self._look_later()
 
     def hear(self, channel: Channel, message: Message) -> None:
-        """Note what answers the question."""
+        """Take the answer to the control request."""
         if not self._asked or message.parent != self._asked or self._run.finished.is_set():
             return
         if channel == "control":
@@ -105,7 +102,7 @@ class Ending:
         self._look_later()
 
     def _ask(self) -> bool:
-        """Ask once; False when the kernel takes no requests."""
+        """Send the control request; False when the kernel takes none."""
         if not self._asked:
             try:
                 self._asked = self._channels.send("control", "kernel_info_request", {})

@@ -1,7 +1,6 @@
 """The Jupyter wire protocol as this server needs it: signed requests out, validated messages in.
 
-The kernel is hostile and holds the signing key, so a good signature says nothing about the shape
-of a message: every field is checked before anything else sees it.
+The kernel is hostile and holds the signing key: every field is checked, whatever the signature.
 """
 
 from __future__ import annotations
@@ -18,43 +17,43 @@ from typing import Any, Literal
 from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
 
 PROTOCOL_VERSION = "5.4"
-"""Of the requests sent, as `jupyter_client._version.protocol_version`."""
+"""Version in requests, as `jupyter_client._version.protocol_version`."""
 DELIM = b"<IDS|MSG>"
-"""Between routing identities and signature, as `jupyter_client.session.DELIM`: that package and
-what it imports, 6 MB, stay out of the server's memory."""
+"""Between routing identities and signature, as `jupyter_client.session.DELIM`; importing that
+package would take 6 MB."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Largest message accepted from a kernel: decoding one holds up other sessions by some 50 ms."""
+"""Bytes of a kernel's message at most: decoding 16 MiB holds up other sessions by some 50 ms."""
 MAX_HEADER_BYTES = 64 * 1024
 MAX_VALUES = 200_000
-"""JSON values in one message: those of 16 MiB of `[],` would take the server a second."""
+"""JSON values in one message at most: 16 MiB of `[],` would take a second."""
 UNSUSPICIOUS_BYTES = 128 * 1024
 MAX_ENTRIES = 256
-"""Entries of a MIME bundle; an honest one has a handful."""
+"""Entries of a MIME bundle at most; an honest one has a handful."""
 MAX_ID_CHARS = 256
 MAX_FRAMES = 2000
-"""Frames of a traceback that are looked at, half of them from its end."""
+"""Frames of a traceback at most, half of them from its end."""
 MAX_COUNT = 2**53
 
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _decode = json.JSONDecoder(parse_constant=lambda _word: None).decode
-"""NaN and its kin, which are no JSON, become null as in Jupyter's front ends."""
+"""NaN and infinities, which are no JSON, become null as in Jupyter's front ends."""
 
 
 class WireError(ValueError):
-    """A message that is not signed, not JSON or not of the protocol's shape."""
+    """A message without a valid signature, JSON or the protocol's shape."""
 
 
 class Overload(WireError):
-    """A message that is signed, but would hold up the server."""
+    """A signed message that would hold up the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of checked shape: its type, the id of the request it answers, its content.
+    """A message of checked shape: its type, the id of its request, its content.
 
-    `buffers` are bytes that came with it, as they are: no signature covers them.
+    `buffers` are unchecked bytes: no signature covers them.
     """
 
     kind: str
@@ -71,10 +70,10 @@ class Wire:
         self._sent = 0
         self._digest = hmac.new(key.encode(), digestmod="sha256")
         self._parent, self._parent_id = b"{}", ""
-        """The last parent header, which all messages of a cell have in common."""
+        """Cache of the last parent header, which all messages of a cell share."""
 
     def request(self, kind: str, content: dict[str, Any]) -> tuple[str, list[bytes]]:
-        """Return the id and the frames of a new request."""
+        """The id and the frames of a new request."""
         msg_id = f"{self._name}_{self._sent}"
         self._sent += 1
         header = {
@@ -89,10 +88,7 @@ class Wire:
         return msg_id, [DELIM, self._sign(parts), *parts]
 
     def decode(self, frames: Sequence[bytes]) -> Message:
-        """Check the signature and the shape of one multi-part message.
-
-        Its parent is a request of this end, or there is none. Raises WireError.
-        """
+        """Check signature, shape and parent of one multi-part message. Raises WireError."""
         try:
             start = frames.index(DELIM) + 1
         except ValueError:
@@ -112,7 +108,7 @@ class Wire:
         return Message(kind, self._parent_id, _json_object(parts[3]), tuple(buffers))
 
     def _request_of(self, parent: dict[str, Any]) -> str:
-        """The id of a request that was sent from here, empty for no parent. Raises WireError."""
+        """The id of a request of this end, empty for no parent. Raises WireError."""
         if not parent:
             return ""
         msg_id = _text(parent, "msg_id")
@@ -134,10 +130,7 @@ class Wire:
 
 
 def event_from(message: Message) -> Event | None:
-    """The output event a message stands for, or None for messages that carry no output.
-
-    Raises WireError when the content has not the shape its type demands.
-    """
+    """The output event of a message, None for other messages. Raises WireError."""
     content = message.content
     if message.kind == "stream":
         return Stream(_stream_name(content.get("name")), _text(content, "text"))
@@ -159,10 +152,7 @@ def event_from(message: Message) -> Event | None:
 
 
 def failure_from(content: dict[str, Any]) -> Failure:
-    """The exception described by an `error` message or an error reply.
-
-    Raises WireError.
-    """
+    """The exception in an `error` message or error reply. Raises WireError."""
     traceback = content.get("traceback", [])
     if not isinstance(traceback, list):
         raise WireError("traceback is not a list")
@@ -174,7 +164,7 @@ def failure_from(content: dict[str, Any]) -> Failure:
 
 
 def whole_number(value: object) -> int | None:
-    """A count as the protocol means it, or None for anything else."""
+    """A count of the protocol, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < MAX_COUNT else None
@@ -186,9 +176,9 @@ def _pack(value: dict[str, Any]) -> bytes:
 
 
 def _check_values(content: bytes) -> None:
-    """Raise Overload for JSON of too many values; text of any length passes."""
+    """Raise Overload above MAX_VALUES; text of any length passes."""
     if len(content) <= UNSUSPICIOUS_BYTES or content.count(b",") <= MAX_VALUES:
-        return  # without commas values can only be nested, which the parser bounds
+        return  # values without commas are nested: the parser bounds that
     plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")
     strings = plain.count(b'"') // 2
     if strings > MAX_VALUES or b"".join(plain.split(b'"')[::2]).count(b",") > MAX_VALUES:
@@ -232,7 +222,7 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def _bundle(value: object) -> dict[str, Any]:
-    """A MIME bundle; entries that are neither text nor of a JSON type are refused."""
+    """A MIME bundle; refuses entries that are neither text nor of a JSON type."""
     bundle = _object(value)
     if len(bundle) > MAX_ENTRIES:
         raise WireError("too many entries in a MIME bundle")

@@ -25,7 +25,7 @@ exit code: 0 when the sandbox holds that a server with these flags would use, el
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Raises ConfigError."""
+    """Run `doctor`; its exit code. Raises ConfigError."""
     parser = settings_parser("kernel-mcp doctor", ABOUT, EPILOG)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     flags = vars(parser.parse_args(list(argv)))

@@ -1,4 +1,4 @@
-"""Examine the backends of this machine; the report as text and as JSON."""
+"""Examines the backends of this machine; reports as text and as JSON."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, proven_sandbo
 
 UNCONFINED = "none"
 SHORT_FOLDER = "/var/tmp"
-"""Holds paths of sockets, which may have 107 bytes."""
+"""Short enough for socket paths, at most 107 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found about one backend; `problem` says why it cannot be used at all."""
+    """The findings on one backend; `problem` says why it is unusable."""
 
     backend: str
     problem: str = ""
@@ -62,16 +62,16 @@ class Examination:
 
     @property
     def holds(self) -> bool:
-        """Whether everything is in force that this backend promises, and it promises something."""
+        """Whether all that this backend promises is in force, and it promises something."""
         confines = self.report is not None and bool(self.report.enforced)
         return confines and all(self.state(check) != "fails" for check in self.checks)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All examinations; `used` is the backend that a server would use, `refusal` why it has none.
+    """All examinations; `used` is the server's backend, `refusal` why it has none.
 
-    `problem` is what kept kernels from being started with any backend.
+    `problem` kept kernels from starting with any backend.
     """
 
     versions: dict[str, str]
@@ -82,13 +82,13 @@ class Diagnosis:
 
     @property
     def holds(self) -> bool:
-        """Whether the backend that a server would use holds."""
+        """Whether the server's backend holds."""
         found = (item for item in self.examinations if item.backend == self.used)
         return not self.problem and any(item.holds for item in found)
 
 
 async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnosis:
-    """Examine the backends of `--sandbox`, or every one but `none`, telling what is being done."""
+    """Examine the backends of `--sandbox`, or all but `none`."""
     used, refusal = await anyio.to_thread.run_sync(_used, settings)
     environment, problem = None, ""
     try:
@@ -110,7 +110,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
 async def examine(
     name: str, settings: Settings, environment: KernelEnvironment | None
 ) -> Examination:
-    """Examine one backend, without kernels when there is no environment for them."""
+    """Examine one backend; without an `environment` no kernel is started."""
     try:
         options = ContainerOptions.of(settings)
         choose = partial(select_sandbox, name, container=options)
@@ -139,7 +139,7 @@ async def examine(
 async def _through_template(
     sandbox: Sandbox, runs: RunDirectory, resources: ResourceManager, environment: KernelEnvironment
 ) -> list[Check]:
-    """The self-test and the trials in kernels that a template forks, as most sessions get them."""
+    """The self-test and the trials in kernels forked from a template."""
     folder = runs.path / "f"
     launcher = TemplateLauncher(
         sandbox, runs, cold=_ForkedOnly(), shared=(folder,), resources=resources
@@ -163,7 +163,7 @@ _FORKED_REMEDY = "start the server with --no-template, and report this as a defe
 
 
 class _ForkedOnly:
-    """Takes the place of cold starts where they would hide that nothing can be forked."""
+    """Replaces cold starts, which would hide that a template cannot fork."""
 
     async def launch(self, request: LaunchRequest) -> KernelProcess:
         """Raises LaunchError."""
@@ -174,8 +174,6 @@ class _ForkedOnly:
 
 
 class _Hospital:
-    """Starts kernels and puts them through the trials."""
-
     def __init__(self, launcher: Launcher, folder: Path, environment: KernelEnvironment) -> None:
         self._launcher = launcher
         self._folder = folder
@@ -183,7 +181,6 @@ class _Hospital:
         self._count = 0
 
     async def perform_all(self) -> list[Check]:
-        """Perform each trial in a kernel of its own."""
         return [check for trial in TRIALS for check in await self._perform(trial)]
 
     async def _perform(self, trial: Trial) -> list[Check]:
@@ -233,7 +230,7 @@ async def _environment(settings: Settings, progress: ProgressCallback) -> Kernel
 
 
 def _summed_up(checks: list[Check]) -> list[Check]:
-    """The checks with those of single system calls made one, unless they fail."""
+    """Merge the checks of single system calls into one, unless they fail."""
     calls = [check for check in checks if check.name.endswith(REFUSED_CALL)]
     others = [check for check in checks if check not in calls]
     if not calls:
@@ -277,7 +274,7 @@ FOUND_CHARS = 100
 
 
 def as_text(diagnosis: Diagnosis, *, colour: bool) -> str:
-    """A table for each backend, then what a server would do."""
+    """A table per backend, then the server's choice."""
     lines = [f"{name:11} {version}" for name, version in diagnosis.versions.items()]
     for examination in diagnosis.examinations:
         lines += ["", *_section(examination, colour=colour)]
@@ -286,7 +283,7 @@ def as_text(diagnosis: Diagnosis, *, colour: bool) -> str:
 
 
 def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The same for programs."""
+    """The same as JSON values."""
     return {
         "holds": diagnosis.holds,
         "used": diagnosis.used,

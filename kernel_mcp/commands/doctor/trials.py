@@ -1,4 +1,4 @@
-"""What a kernel is put through: each trial runs code in it and says what came of it."""
+"""The trials of a kernel: each runs code in it and returns checks; and a server that is killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from kernel_mcp.sessions.execution import run_cell
 LIMITS = Limits(memory_bytes=512 * MIB, pids=64, disk_bytes=64 * MIB, tmp_bytes=32 * MIB)
 CELL_TIMEOUT_S = 30.0
 PROMPT_S = 2.0
-"""An interrupt that takes longer does not count as working."""
+"""Seconds within which an interrupt has to work."""
 USE_CGROUPS = (
     "give the server a cgroup of its own (systemd-run --user --scope -p Delegate=yes kernel-mcp …),"
     " or see `info` for what stands in for it"
@@ -104,7 +104,7 @@ finally:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Something to be tried in a kernel of its own; `name` is shown when it cannot be tried."""
+    """One trial, in a kernel of its own; `name` is shown when it cannot run."""
 
     name: str
     perform: Callable[[Patient], Awaitable[list[Check]]]
@@ -119,7 +119,6 @@ class Patient:
         self._count = 0
 
     def cell(self, code: str) -> Cell:
-        """A cell that has not been run."""
         self._count += 1
         log = OutputLog(self._records, self._count)
         return Cell(self._count, _RUN + code, CELL_TIMEOUT_S, log)
@@ -132,7 +131,7 @@ class Patient:
         return cell
 
     async def facts(self, code: str) -> tuple[Cell, dict[str, Any]]:
-        """Run code that calls `tell`; the cell and what it told, nothing when it was ended."""
+        """Run code that calls `tell`: the cell and what it told, empty when it was ended."""
         cell = await self.run(self.cell(code))
         for line in "".join(cell.log.text()).splitlines():
             with suppress(ValueError):
@@ -158,7 +157,7 @@ async def reach(patient: Patient) -> list[Check]:
 
 
 async def identity(patient: Patient) -> list[Check]:
-    """The kernel's process as the host sees it; its start was refused if a promise did not hold."""
+    """Uid, capabilities, NoNewPrivs and Seccomp of the kernel, from its /proc/PID/status."""
     found = read_facts(patient.kernel.handle.pid)
     users = set(map(int, found.status["Uid"].split()))
     harmful = found.capabilities & ~CAP_DAC_READ_SEARCH
@@ -194,7 +193,7 @@ async def interrupt(patient: Patient) -> list[Check]:
 
 
 async def memory(patient: Patient) -> list[Check]:
-    """One process that asks for several times its budget."""
+    """One process that allocates several times its budget."""
     cell, facts = await patient.facts(_ONE_PROCESS)
     ended = cell.status is Status.KILLED
     found = (
@@ -208,7 +207,7 @@ async def memory(patient: Patient) -> list[Check]:
 
 
 async def memory_of_all(patient: Patient) -> list[Check]:
-    """Five processes that take half the budget each."""
+    """Five processes that allocate half the budget each."""
     cell, facts = await patient.facts(_SEVERAL)
     ended = cell.status is Status.KILLED
     alive = facts.get("alive", 0)
@@ -224,7 +223,7 @@ async def memory_of_all(patient: Patient) -> list[Check]:
 
 
 _OTHERS_ENDED = 16
-"""Where a limit is that of the user, other processes of that user may end meanwhile."""
+"""Tolerance of RLIMIT_NPROC, which counts other processes of the user too."""
 
 
 async def processes(patient: Patient) -> list[Check]:
@@ -251,7 +250,7 @@ TRIALS = (
 
 @contextmanager
 def _secrets() -> Iterator[list[str]]:
-    """Files of the host that anybody there may read."""
+    """World-readable files of the host."""
     paths = []
     files = []
     try:
@@ -273,9 +272,7 @@ def _all(values: Any) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-# A server that is killed: its kernel has to go with it.
-#
-# As a program it is that server: it reads what to start as JSON from standard input, prints the
+# Run as a program this module is the server to be killed: it reads what to start as JSON from stdin.
 START_TIMEOUT_S = 60.0
 GONE_S = 2.0
 NAME = "orphan dies"
@@ -284,7 +281,7 @@ NAME = "orphan dies"
 def killed_server(
     backend: str, environment: KernelEnvironment, runs: Path, container: ContainerOptions
 ) -> Check:
-    """Start a server with one kernel, kill it, and see how long the kernel lives on; blocks."""
+    """Start a server with one kernel, kill it, and time the end of the kernel; blocks."""
     task = {
         "backend": backend,
         "container": asdict(container),
