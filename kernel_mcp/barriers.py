@@ -1,8 +1,4 @@
-"""Barriers: what fails behind one costs what is behind it and nothing else.
-
-A server has many sessions, and one of them must not take the others along when the system refuses
-something: a file, a descriptor, a thread, a process, memory.
-"""
+"""Barriers: a failed system call costs one session, and the others of the server go on."""
 
 from __future__ import annotations
 
@@ -24,13 +20,13 @@ T = TypeVar("T")
 
 _PACKAGE = Path(__file__).parent
 _NO_THREAD = "can't start new thread"
-"""What CPython says when the system refuses a thread."""
+"""CPython's message when pthread_create(3) fails."""
 
 
 class Barrier:
-    """A block that no failure leaves: it is logged, with the session's handle, and kept here.
+    """A block whose exceptions are logged with the session's handle and kept in `failure`.
 
-    Cancellation and what ends the process go through. `failure` is None where all went well.
+    Cancellation and BaseExceptions go through. `failure` is None on success.
     """
 
     __slots__ = ("_doing", "_session", "failure")
@@ -58,9 +54,9 @@ class Barrier:
 
 
 def log_failure(error: Exception, doing: str, session: str = "") -> None:
-    """Write a failure to the log, with its traceback unless its text says all.
+    """Log a failure, with its traceback unless its text is complete.
 
-    That is so for our own errors, and with the place for what the system has refused.
+    KernelMcpErrors are complete, and shortages with the line that raised them.
     """
     cause = _first(error)
     expected = isinstance(error, KernelMcpError)
@@ -77,7 +73,7 @@ def log_failure(error: Exception, doing: str, session: str = "") -> None:
 
 
 def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError:
-    """The same failure in words for the caller; an error that has such words is returned as it is.
+    """The failure as an error for the caller; a KernelMcpError is returned unchanged.
 
     `kept` is a sentence about what the failure has cost.
     """
@@ -89,13 +85,13 @@ def explained(error: Exception, doing: str, *, kept: str = "") -> KernelMcpError
 
 
 def shortage(error: BaseException) -> str:
-    """What the system has run out of, and what to do about it; empty for any other failure."""
+    """The exhausted resource and the remedy; empty for any other failure."""
     cause = _first(error)
     return f"{reason_of(cause)}. {_advice(cause)}" if _is_shortage(cause) else ""
 
 
 def reason_of(error: BaseException) -> str:
-    """What the system refused, in words without paths."""
+    """The system's refusal as text without paths."""
     cause = _first(error)
     if isinstance(cause, KernelMcpError):
         return str(cause)
@@ -107,7 +103,7 @@ def reason_of(error: BaseException) -> str:
 
 
 async def surely(work: Callable[..., T], *args: Any) -> T:
-    """Do what has to be done: in a thread, or here where the system gives none. Not cancelled."""
+    """Run `work` in a thread, or here when no thread can start. Not cancelled."""
     begun: list[bool] = []
 
     def do() -> T:
@@ -126,7 +122,6 @@ async def surely(work: Callable[..., T], *args: Any) -> T:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The error itself, or the first one of a group."""
     while True:
         inner = getattr(error, "exceptions", None)
         if not isinstance(inner, tuple) or not inner:
@@ -135,7 +130,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _refusal(cause: BaseException) -> str | None:
-    """What the system would not give, or None where it is something else."""
+    """The resource that the system refused, None for other errors."""
     if isinstance(cause, MemoryError):
         return "there is no memory left for it"
     if _NO_THREAD in str(cause):
@@ -146,7 +141,7 @@ def _refusal(cause: BaseException) -> str | None:
 
 
 def _place(cause: BaseException) -> str:
-    """The innermost line of this package that an error has passed."""
+    """The innermost line of this package in the traceback."""
     place = "an unknown place"
     for frame, line in traceback.walk_tb(cause.__traceback__):
         path = Path(frame.f_code.co_filename)
@@ -199,13 +194,13 @@ def _advice(cause: BaseException) -> str:
 SHORTAGES = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EIO}
 )
-"""What the system says when the server or the machine lacks something."""
+"""errno of a shortage of the server or the machine."""
 
 
 class _Absences:
-    """Passes over what ends, moves or is closed to this user while it is looked at.
+    """Suppresses errors of files and processes that end, move or deny access during a look.
 
-    What the server itself lacks (`SHORTAGES`) is raised: to have found nothing would be untrue.
+    Raises `SHORTAGES` of the server: an empty result would be wrong.
     """
 
     def __enter__(self) -> None: ...
@@ -223,7 +218,7 @@ absences = _Absences()
 
 
 class Faults:
-    """Looks at one kernel that have failed: each kind is logged once, with its session's handle."""
+    """Failed looks at one kernel; each kind is logged once, with the session's handle."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -231,9 +226,8 @@ class Faults:
 
     @contextmanager
     def kept(self, what: str) -> Iterator[None]:
-        """Let a failure in this block be no more than that: the last value of `what` stays.
-
-        It is never a reason to end a cell or a kernel.
+        """Log a failure in this block; the last value of `what` stays. It never ends a cell or a
+        kernel.
         """
         try:
             yield
@@ -242,7 +236,7 @@ class Faults:
             self._tell(what, text)
 
     def unseen(self, folders: int) -> None:
-        """Note that there are folders in which nothing could be counted."""
+        """Log that there are folders in which nothing could be counted."""
         if folders:
             text = f"is not all: {folders} folders belong to others, who have closed them"
             self._tell("measured disk space", text)

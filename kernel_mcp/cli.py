@@ -1,6 +1,6 @@
 """The command `kernel-mcp`: argv in, exit code out.
 
-Nothing heavy is imported before it is needed: `--help` and `--version` answer without the MCP SDK.
+Imports are deferred: `--help` and `--version` answer without the MCP SDK.
 """
 
 from __future__ import annotations

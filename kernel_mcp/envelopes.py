@@ -1,8 +1,7 @@
-"""From a line of a client to a JSON-RPC message, or to the errors that answer it.
+"""From a client's line to a JSON-RPC message, or to the errors that answer it.
 
-Text that cannot be text is repaired: what is no UTF-8 and surrogates without their other half
-become U+FFFD. Everything else that cannot be served is refused under its own id where that can be
-read, so that no client waits for an answer that never comes.
+Invalid UTF-8 and lone surrogates become U+FFFD. Other malformed lines are refused under their own
+id where it is readable, so that no client waits in vain.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ from mcp_types import (
 from kernel_mcp.barriers import Barrier, reason_of
 
 EXAMINED_BYTES = 1024 * 1024
-"""A line up to this long is parsed once more to say what is wrong with it, of others the ends."""
+"""Bytes up to which a bad line is parsed again to name its fault; of longer ones the ends are
+searched."""
 END_BYTES = 4096
-"""How much of either end of a line is searched for its id."""
+"""Bytes at either end of a line that are searched for its id."""
 MOST_IDS = 100
-"""How many members of a batch are answered."""
+"""Members of a batch that are answered."""
 
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -47,14 +47,14 @@ _LAST = re.compile(rb",\s*" + _ID + rb"(?:,\s*" + _SIMPLE + rb"){0,2}\}\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A line that is no message: the answers it gets, each a line of JSON, and why, for the log."""
+    """A malformed line: its answers, each a line of JSON, and the reason for the log."""
 
     answers: tuple[str, ...]
     reason: str
 
 
 def message_of(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
-    """The message in a line, its text repaired, or what is said instead."""
+    """The message of a line, its text repaired, or the refusal."""
     try:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
@@ -65,7 +65,7 @@ def message_of(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
 
 
 def oversized(head: bytes, tail: bytes, most_bytes: int) -> Refusal:
-    """What is said to a line of more than `most_bytes`, of which only its ends were kept."""
+    """The refusal of a line of more than `most_bytes`, from its two ends."""
     reason = (
         f"Invalid request: a message may have {most_bytes:,} bytes and this one has more. Nothing "
         "was done. Send large data in several parts."
@@ -74,7 +74,7 @@ def oversized(head: bytes, tail: bytes, most_bytes: int) -> Refusal:
 
 
 def undone(line: bytes | bytearray | Refusal, reason: str) -> Refusal:
-    """What is said to a line that the server could not take in because of `reason`."""
+    """The refusal of a line that the server could not process because of `reason`."""
     if isinstance(line, Refusal):
         return line
     text = f"The server could not take this message in: {reason}. Nothing was done; try again."
@@ -89,7 +89,7 @@ def error_line(number: object, code: int, message: str) -> str:
 
 
 def line_of(message: JSONRPCMessage) -> tuple[str, JSONRPCMessage]:
-    """A message as a line without its end, and what that line says: an error when it cannot be."""
+    """A message as a line without its end, and the message in it: an error where encoding fails."""
     with Barrier("writing an answer") as barrier:
         try:
             return message.model_dump_json(by_alias=True, exclude_unset=True), message
@@ -103,7 +103,7 @@ def line_of(message: JSONRPCMessage) -> tuple[str, JSONRPCMessage]:
 
 
 def _well_formed(text: str) -> str:
-    """JSON with U+FFFD for every escaped surrogate that stands alone."""
+    """JSON with U+FFFD for every lone escaped surrogate."""
     if _SUSPECT.search(text) is None:
         return text
     return _ESCAPE.sub(lambda found: r"\ufffd" if found["lone"] else found[0], text)
@@ -123,7 +123,7 @@ def _repaired(line: bytes | bytearray) -> JSONRPCMessage | Refusal:
 def _notification(
     message: JSONRPCNotification, line: bytes | bytearray
 ) -> JSONRPCNotification | Refusal:
-    """A notification, unless it is a request with an id of a kind that requests may not have."""
+    """A notification; the refusal of a request with an invalid id."""
     content = _parsed(line.decode("utf-8", "replace")) if len(line) <= EXAMINED_BYTES else None
     if not isinstance(content, dict) or "id" not in content:
         return message
@@ -133,7 +133,6 @@ def _notification(
 
 
 def _refused(line: bytes | bytearray, text: str) -> Refusal:
-    """What is said to a line that is no message."""
     if len(line) > EXAMINED_BYTES:
         number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
         return _refusal([number], PARSE_ERROR, "Parse error: the message is no valid JSON-RPC.")
@@ -168,7 +167,7 @@ def _parsed(text: str) -> Any:
 
 
 def _fault(content: dict[str, Any]) -> str:
-    """What is wrong with an object that was to be a request."""
+    """The fault of an object that is no valid request."""
     number = content.get("id")
     if content.get("jsonrpc") != "2.0":
         fault = '"jsonrpc" has to be "2.0"'
@@ -188,7 +187,7 @@ def _refusal(numbers: list[Any], code: int, reason: str) -> Refusal:
 
 
 def _usable(number: object) -> str | int | float | None:
-    """An id that an error can carry: JSON-RPC has texts and numbers, and null for all others."""
+    """An id that an error can carry: a string or a number, else null."""
     if isinstance(number, bool) or not isinstance(number, (str, int, float)):
         return None
     if isinstance(number, str):
@@ -197,7 +196,7 @@ def _usable(number: object) -> str | int | float | None:
 
 
 def _salvaged(head: bytes, tail: bytes) -> object:
-    """The id that stands at the beginning or the end of a line; None where there is none."""
+    """The id at the beginning or the end of a line; None without one."""
     for found in _found(head, tail):
         number = _parsed(found[1].decode("utf-8", "replace"))
         if number is not _UNPARSABLE:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 
 class KernelMcpError(Exception):
-    """Base of all errors that carry a message for the caller."""
+    """Base of all errors with a message for the caller."""
 
 
 class ConfigError(KernelMcpError):
@@ -32,7 +32,7 @@ class ConfigError(KernelMcpError):
 
 
 class SandboxUnavailable(KernelMcpError):
-    """No sandbox backend can be put in force; the text says what to install or change."""
+    """No sandbox backend works here; the text says what to install or change."""
 
 
 class EnvironmentBuildError(KernelMcpError):
@@ -44,11 +44,11 @@ class LaunchError(KernelMcpError):
 
 
 class BoundaryBroken(LaunchError):
-    """A kernel was ended before it ran any code, because its sandbox does not hold."""
+    """A kernel was killed before it ran any code: its sandbox does not hold."""
 
 
 class KernelGone(LaunchError):
-    """A kernel had ended before it could take a cell, nothing of which has run."""
+    """A kernel ended before it took a cell; nothing of the cell has run."""
 
 
 class InputError(KernelMcpError):
@@ -85,4 +85,4 @@ class HibernationError(KernelMcpError):
 
 
 class ServerFailure(KernelMcpError):
-    """Something that the server relies on failed; the text says what, and what is left."""
+    """A resource of the server failed; the text names it, and what is left."""

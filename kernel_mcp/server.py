@@ -1,4 +1,4 @@
-"""Composition root: builds every part, serves, and sees that nothing is left behind."""
+"""Composition root: builds every part, serves, and takes all parts down again."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ from kernel_mcp.tools.resources import ResourceServer
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_S = 2.5
-"""Clients send SIGKILL some seconds after SIGTERM or the end of input: be gone before."""
+"""Seconds until SIGALRM: clients send SIGKILL some seconds after SIGTERM or the end of input."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SWITCH_S = 0.0005
-"""How long a thread that looks at files or processes may keep the event loop waiting."""
+"""Seconds that a thread may keep the event loop waiting (`sys.setswitchinterval`)."""
 
 
 TEMPLATE_KERNELS = 1
-"""A template takes of the system's limits what a kernel does."""
+"""A template counts as one kernel in the system's limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts(Services):
-    """What a running server consists of."""
+    """The parts of a running server."""
 
     pool: WarmPool
 
 
 @asynccontextmanager
 async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
-    """Build all parts and take them down again in reverse order. Raises KernelMcpError."""
+    """Build all parts; close them in reverse order. Raises KernelMcpError."""
     async with AsyncExitStack() as stack:
         audit = _audit(settings, sandbox)
         stack.callback(audit.close)
@@ -154,7 +154,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
 
 
 def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
-    """The audit trail, with the start of this server in it. Raises ConfigError."""
+    """The audit trail, with the start of this server written. Raises ConfigError."""
     audit = open_audit(settings.audit_log)
     facts = {
         "version": __version__,
@@ -168,9 +168,9 @@ def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
 
 
 def _capacity(settings: Settings) -> Capacity:
-    """What the system lets this server run; says so where that is less than it was asked for.
+    """The kernels that the system's limits allow; logs it when that is less than configured.
 
-    Raises ConfigError where there is no room for a single session.
+    Raises ConfigError when not a single session fits.
     """
     capacity = Capacity.of_this_process()
     beside = 0 if settings.no_template else TEMPLATE_KERNELS
@@ -188,7 +188,7 @@ def _capacity(settings: Settings) -> Capacity:
 
 
 def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
-    """How many kernels to keep in reserve: none where they would see their folder by its name."""
+    """Number of spare kernels: none where they would see their folder by its name."""
     remapped = sandbox.guest_paths(folder, folder).workspace != str(folder)
     return settings.warm if remapped else 0
 
@@ -231,7 +231,6 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
 
 
 async def _stay_within_bounds(built: Parts) -> None:
-    """Keep what the server itself holds for its sessions bounded."""
     memory = OwnMemory()
     try:
         await ServerBounds(
@@ -244,7 +243,7 @@ async def _stay_within_bounds(built: Parts) -> None:
 
 
 async def _warm_up(built: Parts, greeted: anyio.Event) -> None:
-    """Load what kernels need once the client has its first answer, which must not wait for it."""
+    """Import what kernels need, after the client's first answer."""
     await greeted.wait()
     with Barrier("preparing for kernels"):
         await built.factory.warm_up()
@@ -280,18 +279,18 @@ async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
 
 
 def _end_soon() -> None:
-    """From here on the server has `SHUTDOWN_S` to end by itself; then SIGALRM ends it."""
+    """Start a timer of `SHUTDOWN_S`, after which SIGALRM ends the process."""
     signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_S)
 
 
 def _allow_many_files() -> None:
-    """Use the hard limit of open files: a session takes some twenty of the server's."""
+    """Raise RLIMIT_NOFILE to its hard limit: a session takes some twenty descriptors."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
-    """Run the server until it is told to stop; the process's exit code."""
+    """Run the server until it is told to stop; its exit code."""
     _allow_many_files()
     sys.setswitchinterval(SWITCH_S)
     with Barrier("serving") as barrier:

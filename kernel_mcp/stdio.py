@@ -1,7 +1,7 @@
-"""MCP over stdin and stdout, on the event loop instead of on threads.
+"""MCP over stdin and stdout, on the event loop.
 
-A thread that blocks in a read cannot be cancelled, which is why a server that reads that way
-hangs when it is told to stop; here both ends are non-blocking pipes.
+A thread blocked in read(2) cannot be cancelled and would hang the shutdown; here both ends are
+non-blocking pipes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from kernel_mcp.envelopes import END_BYTES, Refusal, line_of, message_of, oversi
 logger = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 160 * MIB
-"""Longest request: three times the largest file, which arrives as one line with its escapes. Of a
-longer one only the ends are kept."""
+"""Bytes of the longest request: three times the largest file, which arrives as one line with its
+escapes. Of longer lines only the ends are kept."""
 READ_BYTES = 256 * KIB
 
 Line: TypeAlias = bytes | bytearray | Refusal
@@ -40,9 +40,9 @@ Answers: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
 
 class Lines:
-    """The lines of a byte stream, each with its end; a longer one than allowed is a `Refusal`.
+    """The lines of a byte stream, each with its end; one above `most_bytes` becomes a `Refusal`.
 
-    `read` returns what has come, and nothing at the end of the stream.
+    `read` returns the bytes that have arrived, none at the end of the stream.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Lines:
         return self._cut(end + 1)
 
     def _cut(self, end: int) -> bytearray:
-        """Take the first `end` bytes, which are all there are as a rule."""
+        """Take the first `end` bytes, usually the whole buffer."""
         self._searched = 0
         if end == len(self._kept):
             line, self._kept = self._kept, bytearray()
@@ -83,7 +83,7 @@ class Lines:
         return line
 
     async def _skip(self) -> Refusal:
-        """Drop a line up to its end, but for its own two ends."""
+        """Drop a line except for its first and last bytes."""
         head, tail = bytes(self._kept[:END_BYTES]), self._kept[-END_BYTES:]
         self._kept = bytearray()
         self._searched = 0
@@ -97,10 +97,10 @@ class Lines:
 
 
 class Writer(Protocol):
-    """Where answers go."""
+    """Destination of answers."""
 
     async def write(self, text: str) -> None:
-        """Write a line; returns when the client has room for more."""
+        """Write a line; returns when the pipe has room for more."""
 
 
 class _PipeWriter:
@@ -129,7 +129,7 @@ class _FileWriter:
 
 
 class _Listener(asyncio.streams.FlowControlMixin):
-    """Notices that nobody reads the output any more."""
+    """Notices that the reader of the output is gone."""
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
         super().__init__()
@@ -147,10 +147,8 @@ async def stdio_streams(
 ) -> AsyncIterator[tuple[Requests, Answers]]:
     """The SDK's read and write streams of this process.
 
-    `written` is told of what is on the pipe, `on_end` is called when the input ends.
-
-    Meanwhile descriptor 0 is the null device and 1 is stderr, so that nothing else in the process
-    or its children can read from or write into the protocol.
+    `written` is called with each message on the pipe, `on_end` at the end of input. Meanwhile
+    descriptor 0 is /dev/null and 1 is stderr: children cannot touch the protocol.
     """
     wire_in = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
     wire_out = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -176,7 +174,7 @@ async def _take(
     writer: Writer,
     on_end: Callable[[], None],
 ) -> None:
-    """Hand requests to the server, and refuse what is none."""
+    """Pass requests to the server; answer malformed ones."""
     async with to_server:
         with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
             async for line in lines:
@@ -199,7 +197,6 @@ async def _give(
     writer: Writer,
     written: Callable[[JSONRPCMessage], None],
 ) -> None:
-    """Write what the server has to say."""
     async with to_client:
         with contextlib.suppress(anyio.ClosedResourceError):
             async for said in to_client:
@@ -211,7 +208,7 @@ async def _give(
 
 @asynccontextmanager
 async def _reading(fd: int) -> AsyncIterator[tuple[Lines, Callable[[], None]]]:
-    """The requests, and what ends them before their end."""
+    """The lines of a descriptor, and a callback that ends them early."""
     if not _pollable(fd):
         async with await open_file(fd, "rb") as file:
             yield Lines(partial(file.read, READ_BYTES)), lambda: None  # a file ends by itself
@@ -244,7 +241,7 @@ async def _writing(fd: int, *, on_lost: Callable[[], None]) -> AsyncIterator[Wri
 
 
 def _pollable(fd: int) -> bool:
-    """Whether the event loop can wait for it; files and the null device never block instead."""
+    """Whether epoll supports it; files and /dev/null never block instead."""
     with select.epoll() as poll:
         try:
             poll.register(fd)

@@ -77,7 +77,6 @@ def instructions(settings: Settings, sandbox: SandboxReport) -> str:
 
 
 def _gaps(sandbox: SandboxReport, used: int) -> str:
-    """As many gaps as there is room for."""
     told: list[str] = []
     for gap in sandbox.gaps:
         used += len(gap) + 2
@@ -186,7 +185,7 @@ class Toolbox:
     def _finished(
         self, tool: Callable[P, Awaitable[BaseModel]]
     ) -> Callable[P, Awaitable[BaseModel]]:
-        """The tool with whole answers, be they errors: our own in their words, others explained."""
+        """Guard the answer of a tool; KernelMcpErrors keep their text, others are explained."""
         about = "session" in inspect.signature(tool).parameters
 
         @functools.wraps(tool)

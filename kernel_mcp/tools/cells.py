@@ -214,7 +214,7 @@ def check_seconds(name: str, value: float, *, least: float) -> None:
 
 
 def _earlier(session: Session, cell: Cell) -> str:
-    """A heading for an answer about a cell that is not the one that was started last."""
+    """A heading for an answer about a cell other than the last one started."""
     later = [other for other in session.cells.untold if other.number > cell.number]
     others = [f"cell {other.number}" for other in later]
     more = f". Call wait again for {', '.join(others)}" if others else ""
@@ -233,7 +233,7 @@ def _nothing_runs(session: Session) -> str:
 
 
 async def _known_names(session: Session) -> frozenset[str] | None:
-    """The names the session defines, or None while its kernel cannot tell."""
+    """The names the session defines; None when its kernel does not answer."""
     try:
         found = await session.variables()
     except LaunchError:
@@ -267,7 +267,7 @@ def _syntax(session: Session, report: Report) -> SyntaxReport:
 
 
 def _files(session: Session) -> list[str]:
-    """The files a script has left, with their sizes."""
+    """The files of a script with their sizes."""
     try:
         listing = session.workspace.list_files()
     except WorkspaceError:
@@ -282,14 +282,14 @@ def _files(session: Session) -> list[str]:
 
 
 def _script_end(cell: Cell) -> str:
-    """How a script ended, when its output does not say it."""
+    """The end of a script, where its output does not show it."""
     if cell.outcome is None or cell.status in (Status.OK, Status.ERROR):
         return ""
     return f"{cell.status.value}: {cell.outcome.cause or 'stopped'}"
 
 
 def _apart(result: CallToolResult, session: Session, files: list[str]) -> CallToolResult:
-    """An answer whose session is gone: nothing in it may lead there."""
+    """An answer without links: its session is closed."""
     address = re.compile(rf"kernel://{re.escape(session.handle)}/[^\s\]]+")
     content: list[ContentBlock] = [
         block.model_copy(update={"text": address.sub("not kept", block.text)})

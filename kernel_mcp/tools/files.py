@@ -108,14 +108,14 @@ def _export(session: Session, path: str) -> int:
 
 
 def _write(session: Session, path: str, content: str | bytes, encoding: str = "utf-8") -> int:
-    """Write a file into the workspace and the audit trail; its size in bytes."""
+    """Write a file and the audit entry; its size in bytes."""
     size = session.workspace.write_file(path, content, encoding=encoding)
     session.journal.wrote(path, size, content, encoding)
     return size
 
 
 def _page(page: Page) -> CallToolResult:
-    """A page of text, with the offset to read on at when there is more."""
+    """A page of text, with the offset of the next one."""
     text = page.text or "(empty)"
     notes = []
     if page.cut:
@@ -136,7 +136,7 @@ def _page(page: Page) -> CallToolResult:
 
 
 def _file(found: FileContent) -> CallToolResult:
-    """A file as text, as a picture, or as base64; may take seconds for a large picture."""
+    """A file as text, image or base64; seconds for a large image."""
     if found.page is not None:
         return _page(found.page)
     about = f"{found.path}: {found.mime}, {found.size:,} bytes"

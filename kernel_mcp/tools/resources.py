@@ -75,8 +75,7 @@ class ResourceServer(MCPServer[Any]):
     async def _read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
         """The content behind a URI and its MIME type.
 
-        Raises KernelMcpError when the caller has no such session, ResourceNotFoundError when the
-        session has nothing of that name.
+        Raises KernelMcpError for a foreign session, ResourceNotFoundError for a missing resource.
         """
         match = _URI.fullmatch(uri)
         if match is None:

@@ -143,13 +143,13 @@ def _lost(cell: Cell, but: Container[str] = ()) -> str:
 
 
 def _run_since(session: Session, cell: Cell) -> bool:
-    """Whether this is old news: a later cell has begun."""
+    """Whether a later cell has begun."""
     last = session.cells[-1]
     return last.number > cell.number and last.status is not Status.QUEUED
 
 
 def _made_anew(session: Session, cell: Cell) -> frozenset[str]:
-    """Names that later cells have made, which are no longer lost."""
+    """Names that later cells have defined again."""
     if session.kernel is None or not cell.losses or not _run_since(session, cell):
         return frozenset()
     return frozenset(session.kernel.names)
@@ -229,7 +229,7 @@ def lost_meta(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:
 
 
 def _marked(outcome: dict[str, Any], losses: Sequence[Loss]) -> dict[str, Any]:
-    """The outcome of a cell, or what stands for it, with losses that came after it began."""
+    """The outcome of a cell, with losses that came after it began."""
     return {
         **outcome,
         "state_kept": False,
@@ -273,12 +273,12 @@ _ESCAPED_IN_JSON = ("\\u00", "\\b", "\\f", "\\r")
 
 
 def _guarded(text: str) -> str:
-    """Text of others in which nothing is hidden, and nothing passes for a notice."""
+    """Text with control characters and notice markers made visible."""
     return guarded(visible(text))
 
 
 def _guarded_value(value: Any) -> Any:
-    """`value` of a result, guarded but for `notices`, which the server alone has written."""
+    """`value` guarded, except for `notices`, which only the server writes."""
     if isinstance(value, str):
         return _guarded(value)
     if isinstance(value, dict):

@@ -138,7 +138,7 @@ async def open_session(
 
 
 def _state(session: Session, now: float) -> SessionState:
-    """One line of `list_sessions`; `now` is a time of the session's clock."""
+    """One row of `list_sessions`; `now` is a time of the session's clock."""
     current, kernel = session.queue.current, session.kernel
     usage = kernel.handle.usage() if kernel is not None else None
     running_s = None

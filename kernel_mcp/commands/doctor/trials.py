@@ -272,7 +272,7 @@ def _all(values: Any) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-# Run as a program this module is the server to be killed: it reads what to start as JSON from stdin.
+# Run as a program this module is the server to be killed: JSON on stdin says what to start.
 START_TIMEOUT_S = 60.0
 GONE_S = 2.0
 NAME = "orphan dies"
