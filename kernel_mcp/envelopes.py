@@ -167,7 +167,6 @@ def _parsed(text: str) -> Any:
 
 
 def _fault(content: dict[str, Any]) -> str:
-    """The fault of an object that is no valid request."""
     number = content.get("id")
     if content.get("jsonrpc") != "2.0":
         fault = '"jsonrpc" has to be "2.0"'

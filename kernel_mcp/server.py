@@ -168,10 +168,7 @@ def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
 
 
 def _capacity(settings: Settings) -> Capacity:
-    """The kernels that the system's limits allow; logs it when that is less than configured.
-
-    Raises ConfigError when not a single session fits.
-    """
+    """The kernels that the system's limits allow. Raises ConfigError when no session fits."""
     capacity = Capacity.of_this_process()
     beside = 0 if settings.no_template else TEMPLATE_KERNELS
     if reason := capacity.shortage(beside + 1):

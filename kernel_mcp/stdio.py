@@ -73,7 +73,6 @@ class Lines:
         return self._cut(end + 1)
 
     def _cut(self, end: int) -> bytearray:
-        """Take the first `end` bytes, usually the whole buffer."""
         self._searched = 0
         if end == len(self._kept):
             line, self._kept = self._kept, bytearray()
@@ -174,7 +173,6 @@ async def _take(
     writer: Writer,
     on_end: Callable[[], None],
 ) -> None:
-    """Pass requests to the server; answer malformed ones."""
     async with to_server:
         with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
             async for line in lines:

@@ -336,7 +336,6 @@ class Spending:
         return held > self.most_bytes or written - held > self.most_bytes
 
     def _written(self) -> int:
-        """Bytes written by all processes so far, ended ones included."""
         if self._pid:
             self._seen = max(self._seen, sum(map(_written_by, tree(self._pid))))
         return self._ended + self._seen

@@ -223,7 +223,6 @@ class Layer:
             empty_tree(self.folder)
 
     def _numbers(self) -> list[int]:
-        """Numbers of complete generations, newest first."""
         try:
             names = [entry.name for entry in self.folder.iterdir()]
         except FileNotFoundError:  # removed from outside; the next kernel makes a new one

@@ -111,7 +111,6 @@ class Workshop:
     """Runs uv and the compiler for packages, operations in parallel."""
 
     def __init__(self, uv: Uv, builder: Builder | None = None) -> None:
-        """Without a `builder` the machine's best is found on first use."""
         self.uv = uv
         self._builder = builder
         self._finding = anyio.Lock()

@@ -187,10 +187,7 @@ class Channels:
         self._open("iopub", b"SUB", connection.path(connection.iopub_port))
 
     async def ready(self, timeout: float) -> None:
-        """Wait for the handshakes and subscription; after that no output is lost.
-
-        Raises LaunchError after `timeout` seconds, or when a channel fails.
-        """
+        """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""
         with anyio.move_on_after(timeout):
             await self._greeted.wait()
             if self._welcome:
@@ -286,7 +283,6 @@ class Channels:
         return False
 
     def _rest(self) -> None:
-        """Stop reading until the debt is paid."""
         for line in self._lines.values():
             self._loop.remove_reader(line)
         self._timers["rest"] = self._loop.call_later(self._debt / SHARE, self._resume)

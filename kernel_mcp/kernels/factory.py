@@ -249,7 +249,6 @@ class KernelFactory:
 
 
 def _fitting(policy: Policy, request: KernelRequest) -> Policy:
-    """The policy of an environment, with the modules the session has installed."""
     if request.layer is None:
         return policy
     return policy.with_modules(Layer(request.layer).permitted())

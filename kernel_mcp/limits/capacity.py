@@ -114,7 +114,6 @@ def _everyones_tasks() -> int:
 
 
 def _tasks_of(uid: int) -> int:
-    """Processes and threads of a user that /proc shows."""
     found = 0
     with os.scandir("/proc") as entries:
         for entry in entries:

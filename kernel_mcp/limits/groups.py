@@ -242,7 +242,6 @@ def _remove_unlocked(folder: Path) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process is this one or a descendant."""
     server = os.getpid()
     while pid > 1:
         if pid == server:

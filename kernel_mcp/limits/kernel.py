@@ -86,10 +86,7 @@ class KernelLimits:
         forget: Callable[[KernelLimits], None],
         session: str = "",
     ) -> None:
-        """`wake` is called when the watchdog has to check the kernel, `forget` after `aclose`.
-
-        `session` is the handle in log lines.
-        """
+        """`wake` has the watchdog check the kernel, `forget` ends that; the log names `session`."""
         self.limits = limits
         self.group = membership.group if membership is not None else None
         self.quotas = quotas
@@ -277,7 +274,6 @@ class KernelLimits:
             quota.close()
 
     def _judge(self) -> None:
-        """Stop a cell whose folders grow beyond their quota."""
         if self._stopped:  # the next cell starts from what the stopped one left
             self._stopped = False
             for quota in self.quotas:

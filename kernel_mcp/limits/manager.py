@@ -224,7 +224,6 @@ class ResourceManager:
         return found
 
     def _without_group(self, limits: Limits) -> list[str]:
-        """The limits that rlimits or the watchdog enforce."""
         wanted = {"memory": limits.memory_bytes, "pids": limits.pids, "cpu": limits.cpus}
         return [_NAMES[name] for name, limit in wanted.items() if limit and not self._by(name)]
 

@@ -164,7 +164,6 @@ class MemoryMeter:
         return False
 
     def _plainly(self) -> tuple[int, dict[int, Memory]]:
-        """Bytes of files in memory, and the plain memory of each process."""
         processes = self._processes()
         self.crowded = len(processes) > FEW_PROCESSES
         return files_in_memory(processes), {pid: plainly(pid) for pid in processes}
@@ -187,7 +186,6 @@ class MemoryMeter:
 
 
 def _ask(waiting: list[int], found: dict[int, Memory]) -> None:
-    """Read PSS for some of `waiting`."""
     end = time.monotonic() + SLICE_S
     while waiting:
         pid = waiting.pop()

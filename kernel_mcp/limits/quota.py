@@ -40,10 +40,7 @@ class FolderQuota:
     def __init__(
         self, folder: Path, name: str, size: int, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`name` is the folder's name in sentences, `size` its limit in bytes.
-
-        Raises OSError when it does not exist.
-        """
+        """`name` appears in sentences, `size` is in bytes. Raises OSError without `folder`."""
         self._fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._name = name
         self._size = size
@@ -271,7 +268,6 @@ class _Look:
                 seen.add(name)
 
     def _look_at(self, path: str) -> bool:
-        """Stat a mapped file; False where this user may not."""
         if not self._allowed:
             return False
         self._spend(1)

@@ -267,7 +267,6 @@ def _syntax(session: Session, report: Report) -> SyntaxReport:
 
 
 def _files(session: Session) -> list[str]:
-    """The files of a script with their sizes."""
     try:
         listing = session.workspace.list_files()
     except WorkspaceError:

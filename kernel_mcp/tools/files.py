@@ -115,7 +115,6 @@ def _write(session: Session, path: str, content: str | bytes, encoding: str = "u
 
 
 def _page(page: Page) -> CallToolResult:
-    """A page of text, with the offset of the next one."""
     text = page.text or "(empty)"
     notes = []
     if page.cut:

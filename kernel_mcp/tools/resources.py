@@ -73,10 +73,7 @@ class ResourceServer(MCPServer[Any]):
         return [ReadResourceContents(content=content, mime_type=mime)]
 
     async def _read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
-        """The content behind a URI and its MIME type.
-
-        Raises KernelMcpError for a foreign session, ResourceNotFoundError for a missing resource.
-        """
+        """Content and MIME type of a URI. Raises KernelMcpError, ResourceNotFoundError."""
         match = _URI.fullmatch(uri)
         if match is None:
             raise ResourceNotFoundError(

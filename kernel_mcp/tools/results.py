@@ -143,13 +143,11 @@ def _lost(cell: Cell, but: Container[str] = ()) -> str:
 
 
 def _run_since(session: Session, cell: Cell) -> bool:
-    """Whether a later cell has begun."""
     last = session.cells[-1]
     return last.number > cell.number and last.status is not Status.QUEUED
 
 
 def _made_anew(session: Session, cell: Cell) -> frozenset[str]:
-    """Names that later cells have defined again."""
     if session.kernel is None or not cell.losses or not _run_since(session, cell):
         return frozenset()
     return frozenset(session.kernel.names)

@@ -250,7 +250,6 @@ TRIALS = (
 
 @contextmanager
 def _secrets() -> Iterator[list[str]]:
-    """World-readable files of the host."""
     paths = []
     files = []
     try:
