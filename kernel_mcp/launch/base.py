@@ -1,4 +1,4 @@
-"""The seam between a session and whatever starts its kernels."""
+"""What a launcher is given and gives back: the request, the environment, the connection."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.policy import Policy
 
 START_TIMEOUT_S = 60.0
-"""From the launch of a kernel to its being ready."""
+"""Seconds from the launch of a kernel until it is ready."""
 
 _SO_PASSRIGHTS = 83
 """<asm-generic/socket.h> of Linux 6.16."""
 
 
 def take_no_descriptors(end: socket.socket) -> None:
-    """Refuse descriptors that are sent to this end of a Unix socket, where Linux can do that.
+    """Set SO_PASSRIGHTS of a Unix socket's end to 0, where Linux has it.
 
-    Else a kernel could have the server be the last to close something whose end takes long. Before
-    Linux 6.16 nothing but its system call filter keeps it from making such a thing.
+    Closing a received descriptor can block. Before Linux 6.16 only the filter prevents those.
     """
     with suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
@@ -44,16 +43,16 @@ class ConnectionInfo:
     signature_scheme: str = "hmac-sha256"
 
     def path(self, port: int) -> str:
-        """The socket of one channel on the host."""
+        """The host path of one channel's socket."""
         return f"{self.ip}-{port}"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelEnvironment:
-    """A built virtual environment: where its interpreter is and what must be readable for it.
+    """A built virtual environment: its interpreter and the host paths that it reads.
 
-    `base` is the interpreter that it was made from. Packages can neither change that nor be loaded
-    by it, so it is what runs where there are rights to lose; None when it is not known.
+    `base` is the interpreter that it was made from, None when unknown. It loads no packages, which
+    cannot change it either, so it runs what holds rights.
     """
 
     python: Path
@@ -64,12 +63,12 @@ class KernelEnvironment:
 
     @property
     def bare(self) -> Path:
-        """The interpreter to start for what needs no package."""
+        """The interpreter to start for what needs no package: `base` if known, else `python`."""
         return self.base or self.python
 
     @property
     def runtime(self) -> tuple[Path, ...]:
-        """What must be readable for that one."""
+        """The host paths that `bare` reads."""
         own = self.python.parent.parent
         return tuple(path for path in self.readonly if self.base is None or path != own)
 

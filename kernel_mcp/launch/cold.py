@@ -1,4 +1,4 @@
-"""Start kernels on this machine, each in a sandbox of its own."""
+"""Cold start: a new interpreter for each kernel on this machine, in a sandbox of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
 
 
 class LocalLauncher:
-    """Cold starts: one process per kernel, `start_timeout_s` until it has to be ready."""
+    """Starts one process per kernel, which has to be ready within `start_timeout_s` seconds."""
 
     def __init__(
         self,
@@ -49,9 +49,8 @@ class LocalLauncher:
     ) -> KernelProcess:
         """Start a kernel and return it once its sockets listen.
 
-        `connection` is what the kernel has to listen on, for example that of a closed one; its
-        folder has to be in this launcher's run directory and not to exist. A start that fails or
-        is cancelled leaves no process and no file. Raises LaunchError, SandboxUnavailable.
+        `connection` is what it listens on, in a new folder of this launcher's run directory.
+        A failed or cancelled start leaves nothing. Raises LaunchError, SandboxUnavailable.
         """
         try:
             return await self._launch(request, connection)
@@ -103,7 +102,7 @@ class LocalLauncher:
             )
 
     async def aclose(self) -> None:
-        """Nothing outlives single kernels."""
+        """Release nothing: no process or file outlives its kernel."""
 
     def _start(
         self,
@@ -157,7 +156,7 @@ def _furnish(
 
 
 def seal(folder: Path, identity: Identity) -> None:
-    """Keep the kernel from writing beside its sockets, which no quota covers."""
+    """Make the socket folder the server's, mode 0710: no quota covers files beside the sockets."""
     os.chown(folder, os.geteuid(), identity.gid, follow_symlinks=False)
     folder.chmod(0o710)
 

@@ -1,10 +1,11 @@
-"""One confined process with all it starts, however it came to be: signalled, ended as a whole.
+"""Kernel processes in their sandboxes, started cold or forked: signalled and killed as a whole.
 
 KernelProcess      a running kernel: its process, channels, limits; what a Launcher starts
 ConfinedProcess    the process of a kernel or another command, cold and forked alike
+OutputRing         shared memory with the last output of a kernel
 Start              how it was started, how all of it is killed and how its end becomes known
-Spawned            a child of the server, bubblewrap in front of it as a rule (spawn.py)
-Forked             made by a template, which tells of its end (template/kernel.py)
+Spawned            a child of the server, as a rule bubblewrap (spawn.py)
+Forked             forked by a template, which reports its end (template/kernel.py)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 class OutputRing:
-    """Memory that the kernel writes and this side reads; its size cannot be changed."""
+    """A memfd of 64 KiB that the kernel writes and the server reads; its size is sealed."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("recorder", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -51,10 +52,7 @@ class OutputRing:
         return os.dup(self._fd)
 
     def unheard(self, characters: int) -> str:
-        """The text after the first `characters`, as far as it is still there.
-
-        The kernel may have written anything: the answer is text of at most the ring's size.
-        """
+        """Text after the first `characters`, at most the ring's size; kernels may forge it."""
         if self._fd < 0:
             return ""
         written, size = _COUNTERS.unpack(os.pread(self._fd, _COUNTERS.size, 0))
@@ -68,7 +66,7 @@ class OutputRing:
         return text[-missing:] if missing < len(text) else text
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Close the memfd."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -77,12 +75,12 @@ class OutputRing:
 logger = logging.getLogger(__name__)
 
 EXIT_WAIT_S = 2.0
-"""How long a kernel that failed to get ready may take to end by itself, for its exit status."""
+"""Seconds that a kernel which failed to get ready may take to end, for its exit status."""
 END_WAIT_S = 10.0
-"""How long killed processes may take to end."""
+"""Seconds that killed processes may take to end."""
 
 OnEnd = Callable[[int | None], None]
-"""Told the exit code as `subprocess` gives it, None where nobody knows how a process ended."""
+"""Takes the exit code as `subprocess` gives it, None when it is unknown."""
 
 
 class Start(Protocol):
@@ -108,10 +106,10 @@ class Start(Protocol):
         """Take `pid` as the kernel. Raises LaunchError when it is not of this sandbox."""
 
     def kill(self) -> None:
-        """SIGKILL to all of them; whoever has to take note of their end is continued."""
+        """Send SIGKILL to all of them; continue the process that reports their end."""
 
     async def settled(self) -> None:
-        """Return when it is known whom to kill, some ms after the start."""
+        """Return when it is known which processes to kill, some ms after the start."""
 
     async def gone(self) -> None:
         """Return when all of them are gone."""
@@ -121,16 +119,14 @@ class Start(Protocol):
 
 
 class ConfinedProcess:
-    """A kernel, or another command, in its sandbox.
+    """A kernel, or another command, in its sandbox; `explain` adds the cause to its end.
 
-    Has to be made and used on the event loop's thread: the kernel dies with the thread that
-    started it, and its end is noticed by the loop.
+    Made and used on the event loop's thread: the kernel dies with it, and the loop sees its end.
     """
 
     def __init__(
         self, start: Start, explain: Callable[[ExitStatus], ExitStatus] = lambda status: status
     ) -> None:
-        """Take over what has been started; `explain` adds the cause to how it ended."""
         self.start = start
         self.explain = explain
         self.exit: ExitStatus | None = None
@@ -156,7 +152,7 @@ class ConfinedProcess:
 
     @property
     def pidfd(self) -> int:
-        """Stands for the kernel itself from `adopt` on, -1 before."""
+        """The pidfd of the kernel itself from `adopt` on, -1 before."""
         kernel = self.start.kernel
         return kernel.pidfd if kernel is not None else -1
 
@@ -167,10 +163,7 @@ class ConfinedProcess:
         return self.exit is None and kernel is not None and kernel.stopped
 
     async def ready(self, channel: ReadinessChannel, timeout_s: float) -> None:
-        """Wait for the kernel's word, and take the process that has sent it as the kernel.
-
-        Raises LaunchError with the end of what it wrote.
-        """
+        """Wait for readiness and adopt its sender. Raises LaunchError with the last output."""
         try:
             with anyio.fail_after(timeout_s):
                 pid = await channel.wait()
@@ -215,10 +208,7 @@ class ConfinedProcess:
         return self.exit
 
     async def aclose(self) -> None:
-        """Kill what runs, wait until all of it is gone and close every descriptor.
-
-        A process that hangs in a system call of a broken disk is left to itself after a while.
-        """
+        """Kill all of it, wait up to `END_WAIT_S` until it is gone, close every descriptor."""
         if self._closed:
             return
         with anyio.CancelScope(shield=True):
@@ -251,10 +241,7 @@ class ConfinedProcess:
 
 
 def exit_status(code: int, *, wrapped: bool, output: str) -> ExitStatus:
-    """How the kernel ended, from the exit code of the process that was started.
-
-    bubblewrap reports a kernel killed by signal n as exit code 128 + n.
-    """
+    """How the kernel ended, from an exit code; `wrapped` by bubblewrap, 128 + n is signal n."""
     detail = fatal_line(output) if code else ""
     if code < 0:
         return ExitStatus(signal=-code, detail=detail)
@@ -276,6 +263,7 @@ class KernelProcess:
     connection  where its channels listen, in host paths
     boundary    how it was started, and what the server has found of its boundary, for people
     limits      what it may use
+    resources   closed by `aclose`, which undoes the start
     """
 
     def __init__(
@@ -288,7 +276,6 @@ class KernelProcess:
         recorder: OutputRing,
         resources: AsyncExitStack,
     ) -> None:
-        """Take over what has been started; `resources` undo it."""
         self.process = process
         self.connection = connection
         self.boundary = boundary
@@ -316,10 +303,7 @@ class KernelProcess:
         return self.limits.usage() if self.exit is None else Usage()
 
     def unheard(self, characters: int) -> str:
-        """What it printed after the first `characters`, as far as that is still known.
-
-        For the end of the output of a kernel that died before its messages had left it.
-        """
+        """What it printed after the first `characters`, even unsent, as far as the ring has it."""
         return self._recorder.unheard(characters)
 
     def interrupt(self) -> None:
@@ -347,10 +331,7 @@ class Launcher(Protocol):
     """Starts kernels; the session cannot tell a cold start from a fork."""
 
     async def launch(self, request: LaunchRequest) -> KernelProcess:
-        """Return a kernel whose sockets are bound and listening.
-
-        Raises LaunchError with the tail of the kernel's stderr when it does not get there.
-        """
+        """Return a kernel whose sockets listen. Raises LaunchError with the tail of its stderr."""
 
     async def aclose(self) -> None:
         """Release what outlives single kernels."""

@@ -33,17 +33,14 @@ from kernel_mcp.sandbox.select import proven_sandbox
 T = TypeVar("T")
 
 RECONNECT_S = 0.25
-"""Clients of a kernel that has ended try again after 0.1 to 0.2 s (zmq_setsockopt(3),
+"""Seconds: clients of an ended kernel try again after 0.1 to 0.2 s (zmq_setsockopt(3),
 ZMQ_RECONNECT_IVL and as much again at random)."""
 _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _SHELL_ASIDE = len(_CHANNELS) + 1
 
 
 class KernelLoop:
-    """An event loop in a thread of its own, which kernels live and die with.
-
-    Those who use a kernel manager run a loop for each call, one after the other or none at all.
-    """
+    """An event loop in a thread of its own: callers of a kernel manager may run one loop a call."""
 
     def __init__(self) -> None:
         started: Future[asyncio.AbstractEventLoop] = Future()
@@ -55,7 +52,7 @@ class KernelLoop:
         self._loop = started.result()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` on this loop; cancelled with the caller."""
+        """Await `work` on this loop; cancelled with the caller."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def close(self) -> None:
@@ -151,7 +148,7 @@ class SandboxProvisioner(KernelProvisionerBase):
         if not self._relaunched:
             self._kernel = await self._launcher.launch(request, connection=wanted)
             return
-        # else a cell could be answered whose output nobody hears yet, nor that it is over
+        # the shell socket last: else a cell could run before clients reconnect to iopub
         aside = replace(wanted, shell_port=_SHELL_ASIDE)
         self._kernel = await self._launcher.launch(request, connection=aside)
         await anyio.sleep(RECONNECT_S)

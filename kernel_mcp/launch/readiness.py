@@ -1,4 +1,4 @@
-"""What a starting kernel tells: that it is ready, its last output; and what /proc says of it."""
+"""A starting kernel: its readiness message, its last output, and what /proc shows of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kernel_mcp.sandbox.promise import Facts, broken, read_facts
 
 BUDGET_BYTES = 1024 * 1024
 PAUSE_S = 0.05
-"""After `BUDGET_BYTES` the reader pauses, so that a flood holds up its writer, not the server."""
+"""Seconds without reading after `BUDGET_BYTES`: a flood blocks its writer, not the server."""
 KEPT_BYTES = 16 * 1024
 READ_BYTES = 64 * 1024
 DRAIN_READS = 16
@@ -98,20 +98,14 @@ UNPROMISED = ("nothing was promised, and nothing was looked at",)
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A kernel that holds what its sandbox promises.
-
-    `words` say what was found, for people. `forget` has to be called once the kernel has ended.
-    """
+    """A kernel that holds its promise, in `words` for people; call `forget` once it has ended."""
 
     words: tuple[str, ...]
     forget: Callable[[], None]
 
 
 class Inspector:
-    """Compares kernels with their promise, with the server and with one another.
-
-    One for all launchers of a server.
-    """
+    """Compares kernels with their promise, the server and one another; one for all launchers."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -129,11 +123,10 @@ class Inspector:
         others: Collection[str] = (),
         ceilings: Mapping[str, int] | None = None,
     ) -> Inspected:
-        """Look at a kernel that is ready and has run no code; takes some 0.3 ms.
+        """Read /proc of a kernel that is ready and has run no code; takes some 0.3 ms.
 
-        `others` are namespaces that it may not be in, beside those of the server and of the kernels
-        that were inspected and not forgotten; `ceilings` bound its resource limits. `pidfd` has to
-        stay open until `forget`.
+        It may share no namespace with `others`, the server or a kernel inspected and not forgotten;
+        `ceilings` bound its resource limits. `pidfd` stays open until `forget`.
         Raises BoundaryBroken for what does not hold, LaunchError when it has ended.
         """
         promise = self._sandbox.promise(identity, forked=forked)
@@ -170,7 +163,7 @@ class Inspector:
         return Inspected((*found.words(), *writable, *spaces), lambda: self._forget(pidfd))
 
     def lineage(self, pid: int) -> frozenset[str]:
-        """What all processes hold that are between one of a template's kernels and the server.
+        """The namespaces of the processes between a template's kernel and the server.
 
         Raises ProcessLookupError, PermissionError.
         """
@@ -183,11 +176,7 @@ class Inspector:
         return frozenset(found)
 
     def _of_others(self, taken: set[str]) -> set[str]:
-        """What living kernels hold, of those that hold any of `taken`.
-
-        Linux gives the number of a namespace that is gone to the next: who holds one is looked at
-        again.
-        """
+        """What living kernels hold that share any of `taken`, read again: Linux reuses numbers."""
         held: set[str] = set()
         for pidfd, (pid, facts) in list(self._living.items()):
             if not taken.isdisjoint(facts.held):
@@ -202,7 +191,7 @@ class Inspector:
 
 
 def _nothing() -> None:
-    """There is nothing to forget."""
+    """Forget nothing: no kernel was noted."""
 
 
 _CREDENTIALS = struct.Struct("3i")
@@ -211,10 +200,7 @@ MESSAGE_BYTES = 64 * 1024
 
 
 class ReadinessChannel:
-    """A pair of connected sockets: one end for the kernel, one to wait on.
-
-    The operating system adds the sender's process id, translated into this namespace.
-    """
+    """A socket pair with SO_PASSCRED: Linux adds the sender's pid, as the server numbers it."""
 
     def __init__(self) -> None:
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
@@ -223,15 +209,12 @@ class ReadinessChannel:
         take_no_descriptors(self._host)
         self._host.setblocking(False)
         self.guest_fd = guest.detach()
-        """To be passed to the process and closed by whoever starts it."""
+        """Passed to the process; the starting code closes it."""
         self.said: dict[str, Any] = {}
-        """All that came with the word."""
+        """The readiness message."""
 
     async def wait(self) -> int:
-        """Return the host's process id of the ready kernel.
-
-        Raises LaunchError when it says that it failed or closes its end without a word.
-        """
+        """Return the ready kernel's pid on the host. Raises LaunchError when it fails or closes."""
         await anyio.wait_readable(self._host)
         space = socket.CMSG_SPACE(_CREDENTIALS.size)
         try:

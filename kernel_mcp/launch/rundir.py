@@ -1,6 +1,6 @@
-"""The folder of one running server, and what dead servers left beside it.
+"""The folder of one running server, the files that a kernel boots from, and their bytecode.
 
-A server holds a lock on its folder for as long as it lives, whatever way it ends.
+A server holds flock(2) on its folder while it lives; the next one removes unlocked folders.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 async def compile_guest(environment: KernelEnvironment, folder: Path = BOOT_FOLDER) -> None:
-    """Compile the sources in `folder` for an environment's Python, unless that has been done.
+    """Compile the sources in `folder` for an environment's Python: starts take 30 ms less.
 
-    Every kernel and template starts some 30 ms sooner for it. Nothing happens where this server may
-    not write there. No package of the environment is imported, and one of unknown version is left
-    as it is.
+    Does nothing for an unknown version or an unwritable folder; imports no package.
     """
     if not environment.version:
         return
@@ -54,7 +52,7 @@ async def compile_guest(environment: KernelEnvironment, folder: Path = BOOT_FOLD
 
 
 def _stale(folder: Path, version: str) -> list[Path]:
-    """The sources without bytecode of theirs for a version of CPython."""
+    """The sources whose bytecode for a version of CPython is missing or older."""
     tag = f"cpython-{''.join(version.split('.')[:2])}"
     return [
         source
@@ -64,7 +62,7 @@ def _stale(folder: Path, version: str) -> list[Path]:
 
 
 def _changed(file: Path) -> float:
-    """When a file was changed; never, when there is none."""
+    """Modification time in seconds; 0 for a missing file."""
     try:
         return file.stat().st_mtime
     except FileNotFoundError:
@@ -119,10 +117,7 @@ def boot_content(
 
 
 def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:
-    """The most that the resource limits of a kernel may be, by the names of /proc/PID/limits.
-
-    It has set them itself, before it loads anything, from the boot file.
-    """
+    """The limits that the boot file has a kernel set, by the names of /proc/PID/limits."""
     limits = request.limits
     memory = limits.memory_bytes + confine.ADDRESS_SPACE_OVERHEAD + confine.MEMORY_RESERVE
     wanted = {
@@ -256,7 +251,7 @@ def _default_base() -> Path:
 
 @contextlib.contextmanager
 def _alone_in(parent: Path) -> Iterator[None]:
-    """Keep other servers from sweeping or starting in this folder."""
+    """Hold flock(2) on `parent`: no other server sweeps or starts in it."""
     lock = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -266,7 +261,6 @@ def _alone_in(parent: Path) -> Iterator[None]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the folders whose servers are dead."""
     for path in parent.glob(f"{_PREFIX}*"):
         _remove_if_dead(path)
 
@@ -286,10 +280,7 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A locked handle of a folder, or None while another process holds it.
-
-    Raises PermissionError for a folder of somebody else, OSError.
-    """
+    """A flocked descriptor, None while another process has it. Raises PermissionError, OSError."""
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(lock).st_uid != os.geteuid():

@@ -1,4 +1,4 @@
-"""The start of a sandboxed command."""
+"""Start a sandboxed command as a child of the server, and watch its processes by pidfd."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from kernel_mcp.sandbox.base import SandboxCommand
 
 
 def spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command and close what it inherits; the process and the read end of its output.
-
-    Raises LaunchError.
-    """
+    """Start a command, close `pass_fds`; its process and output pipe. Raises LaunchError."""
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
         try:
@@ -52,17 +49,16 @@ def spawn(command: SandboxCommand) -> tuple[subprocess.Popen[bytes], int]:
 
 
 STATUS_WAIT_S = 1.0
-"""How long an end waits to learn the sandbox's first process: known some ms after the start."""
+"""Seconds to learn the sandbox's first process before an end: known some ms after the start."""
 
 
 class Spawned:
-    """A running `SandboxCommand`: what was started, the sandbox's first process, the kernel.
+    """A running `SandboxCommand`: the started process, the sandbox's first one, the kernel.
 
-    The kernel is one with what was started where the sandbox has no process of its own.
+    They are one process where the sandbox has none of its own. The start raises LaunchError.
     """
 
     def __init__(self, command: SandboxCommand) -> None:
-        """Start the command. Raises LaunchError when it cannot be executed."""
         self._loop = asyncio.get_running_loop()
         self._status_fd = command.status_fd
         self.wrapped = command.status_fd >= 0
@@ -127,7 +123,7 @@ class Spawned:
             self._outer.signal(signal.SIGKILL)
 
     async def settled(self) -> None:
-        """Return when the sandbox has told its first process, or will not."""
+        """Return when the sandbox has told its first process, `STATUS_WAIT_S` at most."""
         if self.wrapped:
             with anyio.move_on_after(STATUS_WAIT_S):
                 await self._status_known.wait()

@@ -1,4 +1,4 @@
-"""Where this process stands in the control groups of Linux: version 1, version 2 or both."""
+"""Control groups of Linux, version 1, 2 or both: find, read, write, empty and remove them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def move_all(source: Path, target: Path) -> bool:
 
 
 def remove_with_children(top: Path, keep: str = "") -> bool:
-    """Remove a group with those directly below it, killing who is in them; whether it is gone.
+    """Remove a group and its children, killing their processes; whether it is gone.
 
-    With one called `keep` below it nothing but the others is removed.
+    With a child called `keep` only the other children are removed.
     """
     try:
         below = [entry for entry in top.iterdir() if entry.is_dir()]
@@ -46,7 +46,7 @@ def remove_with_children(top: Path, keep: str = "") -> bool:
 
 
 def remove(folder: Path) -> bool:
-    """Remove a group, killing who is in it; whether it is gone."""
+    """Remove a group, killing its processes; whether it is gone."""
     if _removed(folder):
         return True
     with contextlib.suppress(OSError):  # of descriptors, for example: there is another time
@@ -65,7 +65,7 @@ def _removed(folder: Path) -> bool:
 
 
 def _kill(folder: Path) -> None:
-    """Kill all processes of a group, except where this one is among them."""
+    """SIGKILL all processes of a group, unless this one is among them."""
     if os.getpid() in processes(folder):
         return
     with contextlib.suppress(OSError):
@@ -77,10 +77,7 @@ def _kill(folder: Path) -> None:
 
 
 def processes(folder: Path) -> list[int]:
-    """Who is in a group, as far as this process can see them; nobody when it is gone.
-
-    Raises OSError when the server lacks what it takes to look.
-    """
+    """Ids of the visible processes in a group; none when it is gone. Raises OSError."""
     with absences:
         return [pid for pid in map(int, (folder / "cgroup.procs").read_text().split()) if pid > 0]
     return []
@@ -92,7 +89,7 @@ def table(file: Path) -> dict[str, int]:
 
 
 def read(file: Path) -> str:
-    """The content of a control file, some times sooner than a file object has it."""
+    """The content of a control file; faster than a file object."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, MOST_BYTES).decode()
@@ -117,7 +114,7 @@ def _unmake(folder: Path) -> None:
 
 
 def write(file: Path, value: int | str) -> None:
-    """Write a control file in one call, as they want it."""
+    """Write a control file in a single call, as Linux demands."""
     fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, str(value).encode())

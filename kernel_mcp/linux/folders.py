@@ -1,7 +1,7 @@
 """Folders of this user alone, in places where others may write.
 
-What a server finds in its folders it believes: interpreters to start, locks, processes to end. So
-nobody else may be able to write there, or to put another folder in their place.
+The server trusts their content (interpreters to start, locks, processes to end), so no other user
+may write there or replace them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WHOLE_MACHINE = ["0", "0", "4294967295"]
 def private_folder(path: Path) -> Path:
     """Make `path` a folder of mode 0700 that belongs to this user, parents included.
 
-    Raises PermissionError when somebody else prepared it or could replace it, OSError.
+    Raises PermissionError when another user made it or could replace it, OSError.
     """
     own_folder(path, mode=0o700)
     if path.is_symlink():
@@ -46,10 +46,9 @@ def private_folder(path: Path) -> Path:
 
 
 def own_folder(path: Path, *, mode: int = 0o755) -> Path:
-    """Make `path` a folder that this user owns and others cannot write to, parents included.
+    """Make `path` a folder that only this user can write to, parents included.
 
-    Others may read one that exists. Raises PermissionError when somebody else prepared it or could
-    replace it, OSError.
+    Raises PermissionError when another user made it or could replace it, OSError.
     """
     path = path.absolute()
     _require_unshared(path)
@@ -72,8 +71,8 @@ def own_folder(path: Path, *, mode: int = 0o755) -> Path:
 def scratch_folder(sockets: Path, owner: Identity | None = None) -> Path:
     """A folder for the temporary files of a kernel that sees the host's own paths.
 
-    It lies beside the kernel's sockets: names in /tmp, which it would look for settings under,
-    could be prepared by others. Raises LaunchError when something else is in its place.
+    It lies beside the sockets: in /tmp others could prepare names that the kernel reads. Raises
+    LaunchError when something else is in its place.
     """
     path = sockets / SCRATCH
     with contextlib.suppress(FileExistsError):
@@ -112,10 +111,7 @@ def _require_unshared(path: Path) -> None:
 
 
 def _danger(path: Path, links: int, *, whole: bool = False) -> str:
-    """What lets another user change where an absolute `path` leads; empty for nothing.
-
-    With `whole`, also what lets them write into the folder that it leads to.
-    """
+    """What lets another user redirect `path`, or with `whole` write to it; empty for nothing."""
     trusted = _trusted_users()
     place = Path(path.anchor)
     parts = ["", *path.parts[1:]]
@@ -166,7 +162,7 @@ def _of_one(group: int) -> bool:
 
 
 def _trusted_users() -> frozenset[int]:
-    """Root, this user, and whoever has no number in a user namespace, as root has none there."""
+    """Root, this user, and in a user namespace the overflow id, which stands for root outside."""
     users = {0, os.geteuid()}
     if Path("/proc/self/uid_map").read_text().split() != _WHOLE_MACHINE:
         users.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))

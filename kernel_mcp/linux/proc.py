@@ -32,10 +32,7 @@ class Watched:
         *,
         pidfd: int = -1,
     ) -> None:
-        """Hold process `pid`, by `pidfd` when there is one already, which is taken over.
-
-        Raises ProcessLookupError when it is gone.
-        """
+        """Hold `pid`; an existing `pidfd` is taken over. Raises ProcessLookupError."""
         self.pid = pid
         self.gone = anyio.Event()
         self._loop = loop
@@ -45,7 +42,7 @@ class Watched:
 
     @property
     def pidfd(self) -> int:
-        """Stands for the process until `close`."""
+        """The pidfd, -1 after `close`."""
         return self._fd
 
     @property
@@ -74,14 +71,14 @@ class Watched:
                     os.killpg(self.pid, number)
 
     def continue_parent(self) -> None:
-        """Continue its parent if that is stopped: nobody else can take note of an end."""
+        """Send SIGCONT to its parent, which alone can reap it."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             parent = parent_of(self.pid)
             signal.pidfd_send_signal(self._fd, 0)  # not reaped: the number meant this process
             os.kill(parent, signal.SIGCONT)
 
     def reap(self) -> None:
-        """Take over an end that nobody waits for, where this server is the machine's process 1."""
+        """Reap an orphan, where this server is the machine's process 1."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
 
@@ -123,10 +120,9 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def threads(pid: int) -> list[int]:
-    """All threads of a process, the first one first; none when it is gone.
+    """Thread ids of a process, the first one first; none when it is gone.
 
-    An entry of /proc shows what belongs to one thread, and that of a first thread which has ended
-    shows nothing of what the others go on with: their memory, and their one table of open files.
+    The entry of an ended first thread shows nothing of the memory and files that the others use.
     """
     with absences:
         found = map(int, os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208  # called for each process
@@ -136,10 +132,7 @@ def threads(pid: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a kernel ended: an exit code, or the signal that killed it.
-
-    `detail` is what it said itself, `cause` what the server knows.
-    """
+    """The exit code or killing signal of a kernel; `detail` is its output, `cause` the server's."""
 
     code: int | None = None
     signal: int | None = None
@@ -168,10 +161,7 @@ class ExitStatus:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a kernel and its children have used: processor seconds so far, resident bytes now.
-
-    Not `measured` when the server could not look: then it is what was found before.
-    """
+    """Processor seconds so far and resident bytes now; older figures if not `measured`."""
 
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -187,11 +177,10 @@ Process = tuple[int, int]
 
 
 class Meter:
-    """Adds up what processes use, without forgetting the time of those that have ended.
+    """Adds up what processes use, including processor time of ended ones; for any thread.
 
-    A parent that waits for a child takes over its time, which then counts as the parent's. The
-    time of any other is lost to the system, so what was seen of it is kept here. Used by any
-    thread.
+    A parent that waits for a child takes over its time. Linux drops the time of any other, so the
+    last figures of those are kept.
     """
 
     def __init__(self) -> None:
@@ -218,7 +207,6 @@ class Meter:
             return Usage(ticks / _TICKS, memory)
 
     def _keep(self, own: dict[Process, int], waited: dict[Process, int]) -> None:
-        """Replace the last figures, and note what no parent has taken over."""
         ended = self._own.keys() - own.keys()
         gone = sum(self._own[name] + self._waited[name] for name in ended)
         taken = sum(ticks - self._waited.get(name, 0) for name, ticks in waited.items())
@@ -236,10 +224,7 @@ def _ticks(pid: int) -> tuple[Process, int, int]:
 
 
 def memory_lines(pid: int, file: str, names: Iterable[bytes]) -> dict[bytes, int]:
-    """Bytes by name in a file of /proc about memory; empty when there is none any more.
-
-    A first thread that has ended shows nothing of the memory that the others use.
-    """
+    """Bytes by name in a memory file of /proc, of any thread that shows them; empty for none."""
     wanted = tuple(names)
     if found := _lines(pid, file, wanted):
         return found
@@ -260,7 +245,7 @@ def _lines(thread: int, file: str, names: tuple[bytes, ...]) -> dict[bytes, int]
 
 
 def family(roots: Iterable[int]) -> Iterator[int]:
-    """`roots`, what they have started, and what goes on after those who started it. Each once."""
+    """`roots`, their descendants, and the orphans of their sessions, each once."""
     roots = list(roots)
     seen: set[int] = set()
     for top in chain(roots, orphans(roots)):
@@ -282,10 +267,7 @@ def tree(root: int) -> Iterator[int]:
 
 
 def orphans(roots: Iterable[int]) -> Iterator[int]:
-    """Processes of the sessions that `roots` lead whose parents have ended.
-
-    They are below a process that takes in orphans: an ancestor of those who started them.
-    """
+    """Orphans of the sessions that `roots` lead: now children of an ancestor of `roots`."""
     leaders = {root for root in roots if _session(root) == root}
     if not leaders:
         return
@@ -310,7 +292,6 @@ def _session(pid: int) -> int:
 
 
 def _ancestors(pid: int) -> Iterator[int]:
-    """Those above a process."""
     with absences:
         while pid > 1:
             stat = Path(f"/proc/{pid}/stat").read_bytes()

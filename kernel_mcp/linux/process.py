@@ -19,9 +19,7 @@ def tie_to_server() -> list[str]:
     return [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]
 
 
-# The C heap of this process: what is in use no more can go back to the system.
-#
-# As glibc does by itself, each thread gets a heap of its own, whose end it keeps, and it keeps ever
+# The C heap: unused memory goes back to the system. glibc by default keeps a heap per thread.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Of mallopt(3)."""
 _LARGE_BYTES = 1 << 20
@@ -45,9 +43,7 @@ def trim() -> None:
         trimming(0)
 
 
-# Which programs the server starts: none that the current folder could bring.
-#
-# That folder may be a clone of anything. What leads into it by a name of any kind, an entry of
+# Programs to start: none from the current folder, which may be a clone of anything.
 _RUN = (
     "import sys; sys.path = [place for place in sys.path if place]; from runpy import run_module; "
     "run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -94,16 +90,11 @@ def _leads_into(project: str, entry: str) -> bool:
 
 
 def own_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this project, and no namesake in the current folder.
-
-    `python -m` would look there first.
-    """
+    """The command that runs a module of this project; no namesake in the current folder."""
     return [sys.executable, "-c", _RUN, module, *arguments]
 
 
-# Signals as every program expects them, whatever the one that started this one has done to them.
-#
-# Supervisors block SIGINT or SIGTERM, shells ignore SIGINT for jobs in the background: a server
+# Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs.
 _LEFT = frozenset(
     {
         signal.SIGPIPE,  # Python ignores these two, and gives its children the default back
@@ -116,9 +107,9 @@ _LEFT = frozenset(
 
 
 def plain_signals() -> None:
-    """Block no signal and ignore none; has no effect outside the main thread.
+    """Block and ignore no signal; no effect outside the main thread.
 
-    To be called before the first thread and the first process, which inherit both.
+    Called before the first thread and process, which inherit both.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -16,10 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-# Open files beneath a folder that hostile code can change at any moment.
-#
-# The kernel resolves the whole path in one step with openat2(2); where that is missing or
-# forbidden,
+# Open beneath a changing folder: openat2(2) in one step, else one openat(2) per component.
 _SYS_OPENAT2 = 437  # the same on every architecture
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _RESOLVE = _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
@@ -157,10 +154,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def take_place(newcomer: Path, place: Path) -> Path | None:
-    """Move the folder `newcomer` to `place` in one step; where the folder that was there is now.
+    """Move the folder `newcomer` to `place`; where the folder that was there is now.
 
-    They are exchanged, which takes a tenth of the time that replacing takes. Where that cannot be
-    done, an empty folder is replaced: None. Raises OSError.
+    RENAME_EXCHANGE takes a tenth of the time of replacing. Without it an empty folder is replaced:
+    None. Raises OSError.
     """
     paths = os.fsencode(newcomer), os.fsencode(place)
     if not _renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
@@ -186,19 +183,13 @@ _BATCH = 4096
 
 
 def make_private(path: Path) -> None:
-    """Make a folder for its owner alone.
-
-    It has no set-group-id bit, whatever it is in: kernels may not copy that. Raises OSError.
-    """
+    """Make a folder of mode 0700 without an inherited set-group-id bit. Raises OSError."""
     path.mkdir(mode=0o700, parents=True)
     path.chmod(0o700)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all it holds; nothing happens when it is not there.
-
-    Raises OSError when something cannot be removed.
-    """
+    """Remove a folder with all it holds, if it exists. Raises OSError when something stays."""
     try:
         empty_tree(path)
     except FileNotFoundError:
@@ -207,10 +198,9 @@ def remove_tree(path: Path) -> None:
 
 
 def empty_tree(path: Path) -> None:
-    """Remove all that a folder holds.
+    """Remove all that a folder holds. Raises OSError when something stays.
 
-    Folders in folders are moved up to the top before they are emptied, so that two open folders
-    are enough for any depth. Raises OSError when something cannot be removed.
+    Nested folders are moved up to the top first: two open folders serve any depth.
     """
     top = _open_folder(str(path))
     names = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
@@ -250,9 +240,9 @@ def _some_entries(fd: int) -> list[tuple[str, bool]]:
 
 
 def give_tree(path: Path, *, uid: int, gid: int) -> None:
-    """Make one owner the owner of a folder and all it holds; its own entry is changed last.
+    """Change the owner of a folder and all it holds, its own entry last. Raises OSError.
 
-    Nothing is done when the folder belongs to that owner already. Raises OSError.
+    Nothing is done when the folder has that owner.
     """
     if path.lstat().st_uid == uid:
         return

@@ -39,7 +39,7 @@ _REFUSED: _Table = {
     "userfaultfd": (323, 282),
     "ustat": (136, None),
     "vmsplice": (278, 75),
-    # System V IPC: what it holds belongs to no process, so that nobody could tell how much it is
+    # System V IPC: its memory belongs to no process, so that it cannot be measured
     "msgctl": (71, 187),
     "msgget": (68, 186),
     "msgrcv": (70, 188),

@@ -19,10 +19,7 @@ from kernel_mcp.linux.safe_tree import Opener, open_beneath
 
 
 def everything(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that is below a folder, to any depth, what a folder holds before itself is entered.
-
-    What goes meanwhile is passed over; no link is followed.
-    """
+    """Yield all entries below a folder, parents first; follows no link, skips what vanishes."""
     waiting = [str(folder)]
     while waiting:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
@@ -59,8 +56,7 @@ File = tuple[int, int]
 class Holding:
     """Bytes on disk and number of files and folders; `complete` unless there was too much.
 
-    `crowded` when processes hold more files than can be looked at. `unseen` folders belong to
-    others and cannot be read: what is in them is not counted.
+    `crowded`: processes hold too many files to look at. `unseen`: unreadable folders, not counted.
     """
 
     bytes: int = 0
@@ -231,7 +227,7 @@ class _Walk:
 
 @contextlib.contextmanager
 def _moving() -> Iterator[None]:
-    """Pass over what is moved or replaced while it is looked at."""
+    """Suppress errors of what is moved or replaced meanwhile."""
     try:
         yield
     except OSError as error:

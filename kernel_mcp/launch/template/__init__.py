@@ -1,4 +1,4 @@
-"""Start kernels by forking a template that has everything imported; cold where that fails."""
+"""Fork kernels from a template that has everything imported, onto detached mounts; else cold."""
 
 from __future__ import annotations
 
@@ -47,10 +47,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def detached(folder: Path) -> int:
-    """A bind mount of `folder` that hangs nowhere yet: a descriptor, close-on-exec.
-
-    Takes CAP_SYS_ADMIN and Linux 5.2. Raises OSError.
-    """
+    """A detached bind mount, close-on-exec. Needs CAP_SYS_ADMIN, Linux 5.2. Raises OSError."""
     # through a handle, so that a symlink in the folder's place is refused
     handle = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -72,7 +69,7 @@ def detached(folder: Path) -> int:
 def _restrict(tree: int) -> None:
     """Forbid set-user-id programs, devices and propagation.
 
-    Before Linux 5.12 that is left to no_new_privs and to whoever attaches the mount.
+    Before Linux 5.12 that is left to no_new_privs and to the process that attaches the mount.
     """
     attributes = struct.pack("=4Q", _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, _MS_PRIVATE, 0)
     done = _libc.syscall(
@@ -96,17 +93,13 @@ def _check(result: int, what: str) -> None:
 logger = logging.getLogger(__name__)
 
 FORKS_PER_PROCESSOR = 2
-"""How many kernels may be on their way at a time: more would only make all of them late."""
+"""Kernels forked at a time: more would only delay all of them."""
 READY_FD, RECORDER_FD = 3, 4
 """The descriptors that a forked kernel finds its ready socket and its recorder at."""
 
 
 class TemplateLauncher:
-    """Forks kernels from templates, one template per environment.
-
-    An environment gets its template by `prepare`. `cold` starts the kernels of all others, and
-    those that could not be forked.
-    """
+    """Forks kernels from templates, one for each prepared environment; `cold` starts the rest."""
 
     def __init__(
         self,
@@ -119,11 +112,9 @@ class TemplateLauncher:
         resources: ResourceManager | None = None,
         inspector: Inspector | None = None,
     ) -> None:
-        """`shared` are the folders below which all workspaces and package layers are.
+        """Keep the `templates` that were used last.
 
-        Without `resources` kernels have rlimits only, and those of their sandbox.
-
-        When more than `templates` environments were prepared, the least recently used lose theirs.
+        `shared` folders hold all workspaces and package layers. Without `resources`: rlimits only.
         """
         self._resources = resources or ResourceManager()
         self._inspector = inspector or Inspector(sandbox)
@@ -159,10 +150,7 @@ class TemplateLauncher:
         return None if supervisor is None else supervisor.template
 
     async def ready(self, environment: KernelEnvironment) -> bool:
-        """Wait until the template of `environment` is ready and tried, or has failed.
-
-        Whether it can fork.
-        """
+        """Wait until the template is ready and tried, or has failed; whether it can fork."""
         supervisor = self._supervisors.get(environment)
         if supervisor is None or not await supervisor.ready():
             return False
@@ -185,10 +173,7 @@ class TemplateLauncher:
         return "" if supervisor is None else supervisor.refusal
 
     async def launch(self, request: LaunchRequest) -> KernelProcess:
-        """Fork a kernel, or start it cold when there is no template for it.
-
-        Raises LaunchError, SandboxUnavailable.
-        """
+        """Fork a kernel; cold without a template. Raises LaunchError, SandboxUnavailable."""
         supervisor = self._supervisors.pop(request.environment, None)
         if supervisor is not None:
             self._supervisors[request.environment] = supervisor  # now the last to lose its template
@@ -221,7 +206,7 @@ class TemplateLauncher:
         self._retired.append(supervisor)
 
     async def _fork(self, template: TemplateProcess, request: LaunchRequest) -> KernelProcess:
-        """Fork a kernel and return it once its sockets listen; on failure nothing is left.
+        """Fork a kernel, its sockets listening; a failure leaves nothing.
 
         Raises LaunchError, OSError.
         """
@@ -302,10 +287,7 @@ class TemplateLauncher:
     def _places(
         self, request: LaunchRequest, folder: Path, sent: ExitStack, *, bind: bool
     ) -> tuple[list[dict[str, Any]], list[int]]:
-        """What this kernel alone gets to see, and the detached mounts for it unless `bind`.
-
-        Raises TemplateError for what the template cannot reach, OSError.
-        """
+        """Mounts of this kernel alone, detached unless `bind`. Raises TemplateError, OSError."""
         if len(request.layers) > outer.MOST_LAYERS:
             raise TemplateError(f"a session has at most {outer.MOST_LAYERS} layers")
         paths = self._sandbox.guest_paths(request.workspace, folder)

@@ -25,18 +25,17 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check, Probe, probing
 
 READY_S = 15.0
-"""A forked kernel is ready after some 20 ms; past this a cold start is tried."""
+"""Seconds until a cold start is tried; a forked kernel is ready after some 20 ms."""
 STATUS_S = 1.0
-"""How long after its end the word on how a kernel ended may take."""
+"""Seconds after a kernel's end that its exit status may take."""
 
 
 class Forked:
-    """A kernel and its sandbox's init, which takes everything with it."""
+    """A kernel and its sandbox's init, process 1, with whose end all others end."""
 
     wrapped = False
 
     def __init__(self, fork: Fork, tail: StderrTail) -> None:
-        """Take over the pidfds of `fork` and `tail`."""
         self._loop = asyncio.get_running_loop()
         self._fork = fork
         self.tail = tail
@@ -64,15 +63,12 @@ class Forked:
             self._finish()
 
     def adopt(self, pid: int) -> None:
-        """Take note of who is ready. Raises LaunchError when it is not the kernel."""
+        """Raises LaunchError when `pid` is not the kernel."""
         if pid != self.kernel.pid:
             raise LaunchError(f"its readiness came from process {pid} instead of {self.kernel.pid}")
 
     def kill(self) -> None:
-        """SIGKILL to the init, and with it to all.
-
-        The template's processes, their parents, are continued: they take note of the end.
-        """
+        """Send SIGKILL to the init, and so to all; continue the parents, which report the end."""
         if not self._over or not self.init.gone.is_set():
             self.init.signal(signal.SIGKILL)
             self.init.continue_parent()
@@ -102,7 +98,6 @@ class Forked:
             self.init.continue_parent()
 
     def _finish(self) -> None:
-        """The kernel has ended, and how is as well known as it will ever be."""
         if self._late is not None:
             self._late.cancel()
         if not self._over:
@@ -112,7 +107,7 @@ class Forked:
 
 
 def _nothing() -> None:
-    """What is done about the end of a kernel that is closed."""
+    """Ignore the end of a closed kernel."""
 
 
 class Start(Protocol):
@@ -131,7 +126,7 @@ class Start(Protocol):
 
 
 class Prover:
-    """Forks the processes that try templates."""
+    """Forks the processes that try templates; `folders` are for templates and never for kernels."""
 
     def __init__(
         self,
@@ -141,7 +136,6 @@ class Prover:
         start: Start,
         folders: Sequence[str],
     ) -> None:
-        """`folders` are where templates may see what no kernel may."""
         self._folders = folders
         self._sandbox = sandbox
         self._runs = runs
@@ -149,7 +143,7 @@ class Prover:
         self._start = start
 
     async def proven(self, template: TemplateProcess, environment: KernelEnvironment) -> Proof:
-        """That processes which `template` forks are confined; tried the first time, some 50 ms.
+        """Try once, in some 50 ms, that the processes which `template` forks are confined.
 
         Raises BoundaryBroken for what does not hold, LaunchError, OSError.
         """
@@ -160,7 +154,6 @@ class Prover:
         return template.proof
 
     async def _try(self, template: TemplateProcess, environment: KernelEnvironment) -> None:
-        """Fork a process that tries what kernels must not be able to do, and look at it."""
         limits = Limits()
         async with AsyncExitStack() as undo:
             probe = undo.enter_context(probing(environment.readonly, calls=True, limits=limits))
@@ -196,10 +189,7 @@ class Prover:
 
 
 def _required(probe: Probe, said: Mapping[str, Any], excused: frozenset[str]) -> Sequence[Check]:
-    """The checks of a process that has tried everything and said what came of it.
-
-    Raises BoundaryBroken for what does not hold.
-    """
+    """The checks of a trial. Raises BoundaryBroken for what does not hold."""
     try:
         checks = probe.checks(said["facts"])
     except (KeyError, TypeError, ValueError) as nonsense:

@@ -1,7 +1,7 @@
-"""The outer sandbox of a template: what a kernel's would show, and the means to build more inside.
+"""The outer sandbox of a template, and the supervisor that replaces templates.
 
-The host's files are hidden by bubblewrap. As root, the process inside then enters a user namespace
-in which the host's root does not exist; without root, bubblewrap makes that namespace itself.
+bubblewrap hides the host's files. As root, the process inside then enters a user namespace without
+the host's root; otherwise bubblewrap makes that namespace itself.
 """
 
 from __future__ import annotations
@@ -97,10 +97,9 @@ def outer_command(
 ) -> SandboxCommand:
     """How to start a template whose end of the control socket is the descriptor `control`.
 
-    `identity` is whom it is on the host of a root server, None for the server's own user.
-    All of it is under a system call filter that leaves packages little more than kernels have.
-    Raises LaunchError for a runtime that cannot be bound, SandboxUnavailable without bubblewrap or
-    a filter for this machine.
+    `identity` is its user on the host of a root server, None for the server's own. The filter
+    leaves packages little more than kernels have. Raises LaunchError for a runtime that cannot be
+    bound, SandboxUnavailable without bubblewrap or a filter for this machine.
     """
     program = find_program("bwrap")
     if program is None:
@@ -126,10 +125,7 @@ def outer_command(
 
 
 def start_message(environment: KernelEnvironment, preload: Sequence[str]) -> dict[str, Any]:
-    """What the template is told first.
-
-    Raises SandboxUnavailable where there is no system call filter for this machine, LaunchError.
-    """
+    """What the template is told first. Raises SandboxUnavailable without a filter, LaunchError."""
     arch = _architecture()
     runtime = mounts.runtime_options(environment.readonly)
     return {
@@ -177,10 +173,7 @@ def _bound(options: Sequence[str]) -> list[str]:
 
 
 def _maps(identity: Identity) -> list[tuple[int, int, int]]:
-    """Id maps for a namespace whose root is `identity`: kernels' ids stay as they are.
-
-    Rows are first id inside, first id on the host, count.
-    """
+    """Rows of first id inside, first id on the host, count: `identity` is 0, all others stay."""
     users, groups = (IdMap.read(Path(f"/proc/self/{name}_map")) for name in ("uid", "gid"))
     block = find_block(users, groups)
     if block is None or identity.uid not in block:
@@ -198,10 +191,7 @@ MOST_FAILURES = 3
 
 
 class TemplateSupervisor:
-    """The template of one environment, or what takes its place while there is none.
-
-    Templates that fork no more are kept until their last kernel has ended.
-    """
+    """The current template of one environment, and retired ones until their last kernel ends."""
 
     def __init__(
         self,
@@ -210,7 +200,6 @@ class TemplateSupervisor:
         environment: KernelEnvironment,
         preload: Sequence[str],
     ) -> None:
-        """Start a template at once."""
         self._sandbox = sandbox
         self._shared = shared
         self.environment = environment
@@ -296,7 +285,6 @@ class TemplateSupervisor:
             self._replace(reason_of(barrier.failure))
 
     def _on_change(self, template: TemplateProcess) -> None:
-        """A template has become ready, or forks no more, or is gone."""
         if template.gone.is_set():
             self._sandbox.release(self._all.pop(template, None))
         if template is self._current and not template.alive:

@@ -1,4 +1,4 @@
-"""A running template: its process, its control socket, the forks it owes an answer to."""
+"""A running template: its process, its control socket, the forks that it has to answer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from kernel_mcp.sandbox.probe import Check
 from kernel_specs.template import linux
 
 ANSWER_S = 10.0
-"""A fork takes some 10 ms; on a machine that is so busy a cold start would not be faster."""
+"""Seconds; a fork takes some 10 ms, and on a busier machine a cold start is no faster."""
 END_S = 0.5
-"""How long a template that was told to end, or a kernel that nobody wants, may take."""
+"""Seconds that a template which was told to end, or a discarded kernel, may take."""
 
 
 class TemplateError(LaunchError):
@@ -36,8 +36,7 @@ class TemplateError(LaunchError):
 class Fork:
     """A kernel as its template knows it: pidfds of its sandbox's init and of itself, and its end.
 
-    `status` is the kernel's wait status, None while it is not known. `over` is set, and `on_end`
-    called, when no more news will come.
+    `status` is the wait status, None while unknown. With `over`, `on_end` was called.
     """
 
     init: int
@@ -68,10 +67,9 @@ class _Answer:
 
 
 class Proof:
-    """That a template forks confined processes: what the trial of one has found.
+    """What the trial of a template has found; `lock` is held during the trial.
 
-    `namespaces` are those of the processes that the template consists of. Who tries it holds
-    `lock`.
+    `namespaces` are those of the template's processes.
     """
 
     def __init__(self) -> None:
@@ -142,10 +140,7 @@ class TemplateProcess:
         return self.usable
 
     async def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> Fork:
-        """Have it fork a kernel; the caller owns the pidfds and keeps `fds`.
-
-        Raises TemplateError.
-        """
+        """Have it fork a kernel; the caller owns the pidfds, keeps `fds`. Raises TemplateError."""
         if not self.usable:
             raise TemplateError("the template is not running")
         number = next(self._numbers)
@@ -162,10 +157,7 @@ class TemplateProcess:
         return answer.fork
 
     async def _answer(self, answer: _Answer) -> None:
-        """Wait for an answer; a cancelled request waits a little, to see its kernel end.
-
-        A kernel that comes later is ended by `_on_message`.
-        """
+        """Wait for an answer; when cancelled `END_S` more, to end a kernel that comes late."""
         try:
             with anyio.move_on_after(ANSWER_S):
                 await answer.given.wait()
@@ -179,7 +171,6 @@ class TemplateProcess:
             self._stop_forking(f"it did not answer within {ANSWER_S:g} s")
 
     async def _discard(self, fork: Fork) -> None:
-        """End a kernel that nobody wants."""
         ended = anyio.Event()
         fork.on_end = ended.set
         signal.pidfd_send_signal(fork.init, signal.SIGKILL)
@@ -237,7 +228,7 @@ class TemplateProcess:
             fork = self._forks[number] = Fork(init=fds[0], kernel=fds[1])
             answer.give(fork=fork)
             if answer.fork is not fork or number not in self._asked:
-                # too late: nobody waits for it any more
+                # too late: the request was given up
                 signal.pidfd_send_signal(fork.init, signal.SIGKILL)
                 linux.close_all(fds)
         elif operation == "failed":
@@ -253,7 +244,7 @@ class TemplateProcess:
             self._stop_forking("the template has ended and left its kernels behind")
 
     def _on_lost(self, message: dict[str, Any]) -> None:
-        """A kernel was forked for which this process has no descriptors: it ends, as unheard."""
+        """Answer a fork whose pidfds did not arrive: no descriptor was left, its kernel ends."""
         answer = self._asked.get(message.get("id", 0))
         if answer is not None:
             answer.give(error="the server has no file descriptors left for it")
@@ -275,7 +266,6 @@ class TemplateProcess:
         self._on_change(self)
 
     def _on_end(self) -> None:
-        """The whole template is gone, its kernels with it."""
         self._loop.remove_reader(self._pidfd)
         for step in (
             partial(os.close, self._pidfd),
