@@ -162,8 +162,7 @@ def tidy(folder: Path, interpreter: Interpreter) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Make everything below readable by every user (kernels have ids of their own), writable by
-    none.
+    """Make all files readable by every user (kernels have ids of their own), writable by none.
 
     uv's cache may hold files in tighter modes; these are copies. Blocks.
     """

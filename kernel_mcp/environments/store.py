@@ -57,8 +57,7 @@ logger = logging.getLogger(__name__)
 class StoredEnvironment:
     """One environment in the cache.
 
-    `used` is seconds since the epoch, `size` bytes on disk, `agent` whether only agents asked for
-    it.
+    `used` is seconds since the epoch, `size` bytes on disk, `agent` for agents only.
     """
 
     path: Path
@@ -164,9 +163,9 @@ class EnvironmentStore:
         ]
 
     def evict(self) -> list[Path]:
-        """Remove agents' unused environments, oldest first, down to the limit; blocks.
+        """Remove agents' unleased environments beyond `AGENT_AGE_S` or the limit; blocks.
 
-        uv's cache may have half of it.
+        The oldest go first, after killed builds; uv's cache may have half of the limit.
         """
         most_bytes = self._most_bytes
         self.workshop.tidy()

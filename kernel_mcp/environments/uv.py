@@ -258,7 +258,7 @@ async def run_command(
     keep: int = -1,
     started: Callable[[int], None] | None = None,
 ) -> UvResult:
-    """Run a command to its end as `Uv.run` does; control characters in its output are removed."""
+    """Run a command to its end as `Uv.run` does; its output is cleaned as that of cells is."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     kept = () if keep < 0 else (keep,)
     try:

@@ -99,7 +99,7 @@ class Kernel:
         self.dead = anyio.Event()
         self.names = KnownNames()
         self.broken = False
-        """Whether the kernel's own code was found modified or unusable."""
+        """Whether a trial cell failed: the kernel's own code does not work any more."""
         self._run: Run | None = None
         self._ending: Ending | None = None
         self._stray: Sink | None = None

@@ -55,8 +55,7 @@ class GroupTree:
         """Make the group `name` of this process in every hierarchy that allows it.
 
         Notes the folders in `record` before they exist, for `remove_recorded`, and locks them.
-        Removes groups of servers that have ended. Raises GroupsUnavailable when no hierarchy allows
-        one.
+        Removes groups of ended servers. Raises GroupsUnavailable when no hierarchy allows one.
         """
         tree = cls({}, name)
         reasons: list[str] = []
