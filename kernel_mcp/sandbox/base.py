@@ -1,4 +1,4 @@
-"""The seam between the launcher and the operating system's ways of confining a process."""
+"""What the launcher asks of a sandbox: requests, commands, reports, and the `Sandbox` protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BuildRequest:
 
     writable  host folders it may change, seen at the same place
     readonly  host paths it needs, seen at the same place
-    hostile   whether it will run code of packages, or read it in ways that may go wrong
+    hostile   whether it runs code of packages, or parses them in risky ways
     network   whether it has the host's network
     """
 
@@ -44,7 +44,7 @@ class Builder(Protocol):
 
     @asynccontextmanager
     def owner(self, folders: Sequence[Path], *, hostile: bool) -> AsyncIterator[Identity | None]:
-        """Whom the folders belong to inside the block; afterwards they are the server's again."""
+        """The folders' owner inside the block; afterwards they are the server's again."""
 
     def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
         """The host command for one run. Raises LaunchError for paths that cannot be bound."""
@@ -116,8 +116,8 @@ class SandboxCommand:
 class SandboxReport:
     """What is in force, for `info`, `doctor` and the instructions of the server.
 
-    `unpromised` are checks of the self-test, by name, that fail because of a gap. With `own_groups`
-    kernels are in control groups of somebody else, which this server may not take them out of.
+    `unpromised` are self-test checks, by name, that fail because of a gap. `own_groups`: another
+    process manages the kernels' control groups, and this server may not move them.
     """
 
     backend: str
@@ -145,7 +145,7 @@ class ContainerOptions:
 
     @classmethod
     def of(cls, settings: Settings) -> ContainerOptions:
-        """Those of a server."""
+        """Take them from the settings of a server."""
         return cls(settings.container_engine, settings.container_image, settings.container_runtime)
 
 
@@ -162,9 +162,8 @@ class Sandbox(Protocol):
     def identity(self, workspace: Path | None = None) -> Identity | None:
         """A host identity for one kernel, or None when it keeps the server's own.
 
-        The owner of `workspace` is taken again where it is free, or where another kernel with the
-        same workspace has it: kernels of one session are one user. Raises SandboxUnavailable when
-        all identities are in use.
+        The owner of `workspace` is taken again where it is free or used for the same workspace:
+        kernels of one session are one user. Raises SandboxUnavailable when all are in use.
         """
 
     def release(self, identity: Identity | None) -> None:
@@ -182,26 +181,22 @@ class Sandbox(Protocol):
         """Whether kernels in this sandbox can be forked from a template."""
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise | None:
-        """What /proc has to tell of a kernel of `identity`, or None where nothing is promised.
-
-        `forked`: of one that was forked from a template instead of started cold.
-        """
+        """What /proc has to show of a kernel, cold or `forked`; None where nothing is promised."""
 
     def builder(self) -> Builder | None:
         """What confines installers in the same way, None where this backend has no such thing."""
 
     def refusal(self, said: str) -> str:
-        """Why no process could be started, with the remedy; `said` is what the start wrote."""
+        """Why no process could be started, with the remedy; `said` is the start's output."""
 
     def report(self) -> SandboxReport:
         """What this backend enforces and what it does not."""
 
 
 class Passed:
-    """What a command will inherit; closed at the end of the context unless `keep` was called."""
+    """Descriptors that a command inherits; closed on exit unless `keep` was called."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._fds: list[int] = []
         self._undo = ExitStack()
 
@@ -217,7 +212,7 @@ class Passed:
         self._undo.close()
 
     def file(self, content: bytes) -> str:
-        """Memory with this content to read from its beginning: the descriptor, as an option."""
+        """A memfd with this content, read from its beginning: its number as an option."""
         fd = self.add(os.memfd_create("kernel-mcp", os.MFD_CLOEXEC))
         with os.fdopen(fd, "wb", closefd=False) as file:
             file.write(content)
@@ -225,7 +220,7 @@ class Passed:
         return str(fd)
 
     def status(self) -> tuple[int, str]:
-        """A pipe: the end that the server reads without waiting, and the other as an option."""
+        """A pipe: its non-blocking read end for the server, its write end as an option."""
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._undo.callback(os.close, read)
         return read, str(self.add(write))
@@ -237,6 +232,6 @@ class Passed:
         return fd
 
     def keep(self) -> list[int]:
-        """All of them but reading ends, for whoever closes them from now on."""
+        """All but the read ends; the caller closes them from now on."""
         self._undo.pop_all()
         return self._fds

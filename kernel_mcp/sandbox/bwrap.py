@@ -1,7 +1,7 @@
-"""Kernels under bubblewrap: namespaces, a minimal root, no capabilities, a system call filter.
+"""Kernels and installers under bubblewrap: namespaces, minimal root, no capabilities, seccomp.
 
-A root server gives each session a host user id of its own, without a user namespace: with one, the
-kernel would still be host uid 0. Any other server uses an unprivileged user namespace.
+A root server gives each session a host user id and no user namespace, in which the kernel would
+still be host uid 0. Any other server uses an unprivileged user namespace.
 """
 
 from __future__ import annotations
@@ -184,10 +184,7 @@ class BwrapSandbox(KernelUsers):
             )
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
-        """All namespaces; a root server's cold kernels alone have no user namespace.
-
-        What a template forks is under the template's filter, too.
-        """
+        """All namespaces, but `user` for a root server's cold kernels; forks have two filters."""
         shared = ("user",) if self._identities is not None and not forked else ()
         own = tuple(name for name in NAMESPACES if name not in shared)
         return Promise(
@@ -236,7 +233,7 @@ class BwrapSandbox(KernelUsers):
     def build_options(self, identity: Identity | None) -> list[str]:
         """Namespaces and rights of an installer: as a kernel's, but with the host's network.
 
-        Without an identity it keeps the server's user, and a root server's has no capabilities.
+        Without an identity it keeps the server's user, without capabilities where that is root.
         """
         if identity is None and self._identities is not None:
             return [*_NAMESPACES]
@@ -258,10 +255,8 @@ class BwrapSandbox(KernelUsers):
         ]
 
 
-# The sandbox of an installer: a few writable folders, and the network if need be, nothing else.
-#
-# The installer itself is trusted; what it unpacks is not run. Code of packages runs here only where
-# the operator allows builds from source: then as a user of its own, where the server is root. It is
+# An installer gets a few writable folders and maybe the network. It is trusted; code of packages
+# runs only in builds from source, under a root server as a user of its own.
 TMP_BYTES = 1024 * 1024 * 1024
 _PASSED = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PREFIX = "UV_"
@@ -276,7 +271,7 @@ _NSSWITCH = "passwd: files\ngroup: files\nhosts: files dns\n"
 
 
 class BwrapBuilder:
-    """One bubblewrap per run."""
+    """One bubblewrap per run of an installer."""
 
     confined = True
 

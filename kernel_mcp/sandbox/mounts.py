@@ -1,4 +1,4 @@
-"""The file tree a kernel sees under bubblewrap, as bubblewrap options."""
+"""The file tree that a kernel sees under bubblewrap, as bubblewrap options."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def masked() -> tuple[str, ...]:
 
 
 def proc_options() -> list[str]:
-    """A /proc without what it tells of the host, and without bubblewrap's own process in it.
+    """A /proc without what describes the host, and without process 1, bubblewrap's own.
 
-    That is process 1 and of the same user as the kernel of an ordinary user's server, which could
-    read its memory, with the paths that it was given, and open its descriptors.
+    Under an ordinary user's server the kernel has the user of process 1, and could read its memory
+    (with the host's paths) and open its descriptors.
     """
     first = ["--perms", "0555", "--tmpfs", FIRST_PROCESS, "--remount-ro", FIRST_PROCESS]
     masks = [word for path in masked() for word in ("--ro-bind", "/dev/null", path)]
@@ -96,9 +96,9 @@ def scratch_options(folder: str, size: int, features: Features) -> list[str]:
 
 
 def runtime_options(paths: Iterable[Path]) -> list[str]:
-    """Bind host paths read-only where they are, below parents that anyone may pass.
+    """Bind host paths read-only where they are, symlinked ones under both names.
 
-    A path that goes through a symlink is bound under both names. Raises LaunchError.
+    Parents may be passed by any user. Raises LaunchError.
     """
     wanted: set[str] = set()
     for path in paths:
@@ -136,7 +136,7 @@ def layer_options(layers: Iterable[Path]) -> list[str]:
 
 
 def account_files(uid: int, gid: int) -> dict[str, str]:
-    """The files of /etc that name users and hosts; nothing in them comes from the host."""
+    """Files of /etc that name users and hosts, by name; no content comes from the host."""
     return {
         "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\n"
         f"kernel:x:{uid}:{gid}:kernel:{WORKSPACE}:/bin/sh\n"

@@ -1,4 +1,4 @@
-"""Prove, from inside a sandboxed process, that the promised boundary is in force."""
+"""The self-test: run a process in a sandbox and check from inside that the boundary holds."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def run_confined(
 ) -> subprocess.CompletedProcess[str]:
     """Run `argv` with an empty workspace of its own; blocks up to `timeout` seconds.
 
-    `stdin` may depend on where the command finds its folders. Raises SandboxUnavailable when the
-    command does not end in time.
+    `stdin` may depend on the guest paths. Raises SandboxUnavailable when the command is too late.
     """
     with tempfile.TemporaryDirectory(prefix="kernel-mcp-") as folder:
         workspace, sockets = Path(folder, "workspace"), Path(folder, "sockets")
@@ -103,10 +102,7 @@ class Check:
 
 
 def require_boundary(sandbox: Sandbox) -> None:
-    """Let a server start only where the quick checks pass that the backend promises.
-
-    Blocks for some 30 ms. Raises SandboxUnavailable.
-    """
+    """Require the promised quick checks; blocks some 30 ms. Raises SandboxUnavailable."""
     excused = sandbox.report().unpromised
     failed = [
         check for check in quick_checks(sandbox) if not check.passed and check.name not in excused
@@ -117,10 +113,7 @@ def require_boundary(sandbox: Sandbox) -> None:
 
 
 def quick_checks(sandbox: Sandbox) -> list[Check]:
-    """The checks a server makes at start; blocks for some 30 ms.
-
-    Raises SandboxUnavailable when the sandboxed process does not report.
-    """
+    """The checks of a server's start; blocks some 30 ms. Raises SandboxUnavailable."""
     return _run(sandbox, calls=False)
 
 
@@ -131,7 +124,7 @@ def thorough_checks(sandbox: Sandbox) -> list[Check]:
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """What the host knows and the sandbox must not show."""
+    """Facts about the host that the sandbox must not show."""
 
     environ: str
     namespaces: dict[str, str]
@@ -161,10 +154,10 @@ class Probe:
 
 @contextmanager
 def probing(shown: Sequence[Path], *, calls: bool, limits: Limits | None = None) -> Iterator[Probe]:
-    """What to try in a sandbox that has to show the folders `shown`; blocks for a millisecond.
+    """What to try in a sandbox that shows the folders `shown`; blocks for a millisecond.
 
-    With `calls` the refused system calls are tried, too. Servers listen meanwhile. The task lacks
-    the `workspace`, as the sandbox shows it.
+    With `calls` also the refused system calls. Sockets listen meanwhile. The caller adds
+    `workspace`, the guest's path, to the task.
     """
     host = _Host(
         environ=Path("/proc/self/environ").read_bytes().hex(),
@@ -207,7 +200,7 @@ def _run(sandbox: Sandbox, *, calls: bool) -> list[Check]:
 
 
 def _at_home(shown: Sequence[Path]) -> list[str]:
-    """Some of the home folder, without the way to what the interpreter needs."""
+    """Up to 32 entries of the home folder, without the way to what the interpreter needs."""
     places = [place for path in shown for place in (str(path), os.path.realpath(path))]
     try:
         entries = [str(entry) for entry in Path.home().iterdir()]
@@ -218,7 +211,7 @@ def _at_home(shown: Sequence[Path]) -> list[str]:
 
 @contextmanager
 def listeners() -> Iterator[list[str | list[str | int]]]:
-    """Servers on the host that a sandboxed process must not reach."""
+    """Sockets that listen on the host and that a sandboxed process must not reach."""
     with ExitStack() as stack:
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         abstract = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

@@ -1,8 +1,7 @@
-"""What a backend promises about a kernel's process, as far as Linux tells it to others in /proc.
+"""What a backend promises about a kernel's process, compared with /proc after every start.
 
-A kernel is not asked: the server reads of it, after every start, what no process can tell wrongly
-about itself. What a system call filter holds, and what Landlock allows, cannot be read; the
-self-test tries it.
+The kernel is not asked: /proc shows what no process can forge about itself. Rules of filters and
+of Landlock cannot be read there; the self-test tries those.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class Mount:
 
     @property
     def is_fleeting(self) -> bool:
-        """Whether what it shows is in memory, in a file system that may be nobody else's."""
+        """Whether it is in memory, in a file system that may be private."""
         return self.kind in _FLEETING
 
     @property
     def name(self) -> str:
-        """What stands for its file system, in any process."""
+        """The name of its file system, the same in every process."""
         return f"{self.kind}:[{self.device}]"
 
     @property
@@ -77,7 +76,7 @@ def in_sight(table: str) -> dict[str, Mount]:
 
 
 def _reachable(number: str, rows: dict[str, tuple[str, Mount]], covered: set[str]) -> bool:
-    """Whether no mount lies over one that this one is mounted on."""
+    """Whether no mount covers one that this one is mounted on."""
     parent, mount = rows[number]
     while parent in rows:
         above, below = rows[parent]
@@ -98,11 +97,13 @@ FILTER_MODE = "2"
 class Promise:
     """What has to be found in /proc of a kernel.
 
-    `user` is its host identity, `filters` how many system call filters it is under at least; with
-    `inherits` those of the server come on top. `namespaces` are shared with nobody. `capabilities`
-    are the bits that it may hold. Where `writable` is given, no other place than these is a mount
-    that can be written to; `scratch` are file systems in memory that nobody shares, and `covered`
-    are places that something has to cover.
+    user          its host identity
+    filters       system call filters, at least; with `inherits` the server's come on top
+    namespaces    shared with no other process
+    capabilities  bits that it may hold
+    writable      the only mounts that can be written to, None for any
+    scratch       file systems in memory, shared with no other process
+    covered       places that a mount has to cover
     """
 
     user: Identity
@@ -122,7 +123,7 @@ class Facts:
     status      the fields of that file
     namespaces  by kind
     mounts      those in sight, by place
-    limits      the hard resource limits by the names of that file, but those without any
+    limits      hard resource limits by the names of that file, without unlimited ones
     """
 
     status: dict[str, str]
@@ -149,9 +150,9 @@ class Facts:
 
     @property
     def held(self) -> set[str]:
-        """Names for its namespaces and for where it keeps files in memory, as in any process.
+        """Names of its namespaces and of its file systems in memory, the same in any process.
 
-        Others of its mounts are no sign: engines mount what they make for containers on the host.
+        Other mounts do not count: engines mount what they make for containers on the host.
         """
         memory = (self.mounts.get(place) for place in SCRATCH)
         return {*self.namespaces.values(), *(mount.name for mount in memory if mount)}
@@ -163,7 +164,7 @@ class Facts:
         return sorted(one.place for one in mounts if one.writable and not one.is_a_device)
 
     def alone(self, promise: Promise) -> dict[str, str]:
-        """What it may share with nobody, by kind of namespace or place, as `held` names it."""
+        """What it has to have alone, by kind of namespace or place, as `held` names it."""
         spaces = {kind: self.namespaces.get(kind) for kind in promise.namespaces}
         memory = {place: self.mounts.get(place) for place in promise.scratch}
         return {
@@ -172,7 +173,7 @@ class Facts:
         }
 
     def words(self) -> tuple[str, ...]:
-        """What is told of it to people."""
+        """Its user, capabilities, privileges and filters, for people."""
         return (
             f"host user {self.status['Uid'].split()[0]}",
             f"capabilities: {self.capabilities:#x}" if self.capabilities else "no capabilities",
@@ -184,8 +185,8 @@ class Facts:
 def gainable(status: dict[str, str]) -> int:
     """The capabilities that a process holds or can come to hold, as bits.
 
-    The bounding set limits what executing a program can give. With no_new_privs that is nothing,
-    so that the set, which is full for ordinary users, says nothing then (capabilities(7)).
+    The bounding set, full for ordinary users, limits what execve(2) can give. With no_new_privs
+    that is nothing, so the set is left out (capabilities(7)).
     """
     ineffective = ("CapBnd",) if status.get("NoNewPrivs") == "1" else ()
     found = 0
@@ -196,9 +197,9 @@ def gainable(status: dict[str, str]) -> int:
 
 
 def read_facts(pid: int, pidfd: int = -1) -> Facts:
-    """What /proc tells of a process; with `pidfd`, of the one behind that and no later one.
+    """Read /proc of a process, with `pidfd` of no later one; takes some 0.2 ms.
 
-    Takes some 0.2 ms. Raises ProcessLookupError when it has ended, PermissionError.
+    Raises ProcessLookupError when it has ended, PermissionError.
     """
     try:
         # stands for this process alone, whatever its number comes to mean later
@@ -219,7 +220,7 @@ def read_facts(pid: int, pidfd: int = -1) -> Facts:
 
 
 def _content(name: str, folder: int) -> str:
-    """A file of a process; Linux makes those of some length in pieces of a page or more."""
+    """A file of /proc/PID; read(2) returns long ones in pieces of a page or more."""
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         pieces = []
@@ -257,10 +258,10 @@ def broken(
     others: Collection[str] = (),
     ceilings: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
-    """What does not hold, in words; nothing when everything does.
+    """What does not hold, in words; empty when all does.
 
-    `others` are names, as in `Facts.held`, of what the kernel may not share either. `ceilings` are
-    the most that its resource limits may be, by the names of /proc/PID/limits.
+    `others` are further names, as in `Facts.held`, that the kernel may not share. `ceilings`
+    bound its resource limits, by the names of /proc/PID/limits.
     """
     status, wanted = found.status, []
     users, groups = set(status["Uid"].split()), set(status["Gid"].split())
@@ -287,7 +288,7 @@ def broken(
 
 
 def _open_places(promise: Promise, found: Facts) -> list[str]:
-    """What is not as promised about its files, in words."""
+    """Mounts that break the promise, in words."""
     told = []
     if promise.writable is not None and (more := set(found.writable) - promise.writable):
         told.append(f"it may write to {', '.join(sorted(more))}")
@@ -313,12 +314,12 @@ def _unlimited(ceilings: Mapping[str, int], found: Facts) -> list[str]:
 
 
 def user_of(identity: Identity | None) -> Identity:
-    """Whom a kernel runs as: the server's own user where it has no identity to itself."""
+    """The user that a kernel runs as: the server's own without an identity."""
     return identity or Identity(os.geteuid(), os.getegid())
 
 
 def _own_groups(user: Identity) -> set[str]:
-    """Groups that a kernel may be in: the server's own, which an ordinary user cannot give up."""
+    """Groups that a kernel may be in: its own, and those that an ordinary user cannot drop."""
     if user.uid != os.geteuid() or user.uid == 0:
         return {str(user.gid)}
     return {str(user.gid), *map(str, os.getgroups())}

@@ -1,4 +1,4 @@
-"""What a person can type when a sandbox does not start."""
+"""Why a sandbox does not start, and the command that helps."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
 
 
 def cannot_start(name: str, said: str) -> str:
-    """Why a backend cannot start a process, which `said` this."""
+    """Why the backend `name` starts no process; `said` is the start's output."""
     return f"the {name} sandbox cannot start a process here (it said: {_end(said)}). {AT_OWN_RISK}"
 
 
 def diagnose(said: str) -> str:
-    """Why bubblewrap, which `said` this, could not start a process, and what to do about it."""
+    """Why bubblewrap starts no process, and the remedy; `said` is its output."""
     first = AS_ORDINARY_USER if os.geteuid() == 0 else ""
     return (
         f"bubblewrap cannot start a process here (it said: {_end(said)}). {first}{_remedy(said)} "

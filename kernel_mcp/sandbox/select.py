@@ -1,4 +1,4 @@
-"""Choose a backend and make sure that it really works."""
+"""Choose the first backend that works, proven by a process in it; `--sandbox none` is here too."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PlainBuilder:
         yield None
 
     def command(self, request: BuildRequest, identity: Identity | None) -> SandboxCommand:
-        """The command itself, whose life is tied to the server's where that is possible."""
+        """The command itself; setpriv, where there is one, ends it with the server."""
         return SandboxCommand(argv=[*tie_to_server(), *request.argv], pass_fds=(), env=request.env)
 
 
@@ -71,7 +71,7 @@ class NoSandbox:
         """Nothing was reserved."""
 
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
-        """The command itself; setpriv, where there is one, ties its life to the server's."""
+        """The command itself; setpriv, where there is one, ends it with the server."""
         scratch_folder(request.sockets)
         return SandboxCommand(
             argv=[*tie_to_server(), *request.argv], pass_fds=[*request.inherit], env=request.env
@@ -134,7 +134,7 @@ BACKENDS: Mapping[str, Callable[[], Sandbox]] = MappingProxyType(
 
 
 def builder_for(sandbox: Sandbox | None = None) -> Builder:
-    """The builder that goes with a sandbox: bubblewrap wherever it works; blocks to find out."""
+    """The sandbox's builder, else bubblewrap's if it works, else an unconfined one; blocks."""
     if sandbox is not None and (own := sandbox.builder()) is not None:
         return own
     try:
@@ -155,10 +155,9 @@ def select_sandbox(
 ) -> Sandbox:
     """The first of these backends that works, proven by a process that ran in it.
 
-    `auto` stands for `AUTOMATIC`. Taking a later one is a warning in the log. Blocks for some 10
-    ms; `container` is for the backend of that name, which takes half a second. `prove` may ask
-    more of a backend and raise SandboxUnavailable. Raises SandboxUnavailable with the remedy,
-    ConfigError for an unknown name.
+    `auto` stands for `AUTOMATIC`; taking a later name logs a warning. Blocks some 10 ms, half a
+    second for `container`. `prove` may raise SandboxUnavailable to ask more. Raises
+    SandboxUnavailable with the remedy, ConfigError for an unknown name.
     """
     tried = AUTOMATIC if names == ("auto",) else names
     refusals: list[str] = []
@@ -201,7 +200,7 @@ def _try(
 
 
 def _probe(sandbox: Sandbox) -> None:
-    """Run a process that does nothing. Raises SandboxUnavailable."""
+    """Run `exit 0`. Raises SandboxUnavailable."""
     done = run_confined(sandbox, ["/bin/sh", "-c", "exit 0"])
     if done.returncode == 0:
         return
@@ -213,9 +212,9 @@ UNCONFINED = "none"
 
 
 def proven_sandbox(*names: str, container: ContainerOptions | None = None) -> Sandbox:
-    """The first of these backends whose promises hold; blocks for some 40 ms.
+    """The first of these backends whose promises hold; `none` has none.
 
-    A container takes a second. `none` promises nothing. Raises SandboxUnavailable, ConfigError.
+    Blocks some 40 ms, a second for a container. Raises SandboxUnavailable, ConfigError.
     """
     return select_sandbox(*names, container=container, prove=_prove)
 

@@ -1,4 +1,4 @@
-"""The host users that kernels of one server run as."""
+"""The host user ids that kernels of a root server run as, and the locks that reserve them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def find_block(users: IdMap, groups: IdMap) -> range | None:
 
 @dataclass(slots=True)
 class _Reserved:
-    """A reserved id: its locked file, whose it is, and how many kernels use it."""
+    """A reserved id: its locked file, its holder, the number of kernels that use it."""
 
     lock: int
     holder: object
@@ -65,7 +65,7 @@ class _Reserved:
 
 
 class IdentityPool:
-    """Reserves ids of a block by locked files, so that servers on one machine share it safely."""
+    """Reserves ids of a block by flock(2), shared by all servers of one machine."""
 
     def __init__(self, block: range, folder: Path) -> None:
         self._block = block
@@ -73,9 +73,9 @@ class IdentityPool:
         self._reserved: dict[int, _Reserved] = {}
 
     def acquire(self, preferred: int | None = None, holder: object = None) -> Identity:
-        """Reserve an id: `preferred` where it is free, or where the same `holder` has it already.
+        """Reserve `preferred` if free or of the same `holder`, else any id of the block.
 
-        Raises SandboxUnavailable when there is none.
+        Raises SandboxUnavailable when all are in use.
         """
         if preferred is not None and preferred in self._block:
             reserved = self._reserved.get(preferred)
@@ -93,7 +93,7 @@ class IdentityPool:
         )
 
     def release(self, identity: Identity) -> None:
-        """Give an id back; it is free when nobody uses it any more."""
+        """Give an id back; it is free after its last kernel."""
         reserved = self._reserved.get(identity.uid)
         if reserved is None:
             return
@@ -117,10 +117,7 @@ class IdentityPool:
 
 
 class KernelUsers:
-    """Host user ids for kernels of a root server; kernels of others are their server's user.
-
-    What a sandbox is made of: its part of the `Sandbox` protocol.
-    """
+    """Host user ids for kernels of a root server, the server's own elsewhere; part of `Sandbox`."""
 
     name: str
 
@@ -132,7 +129,7 @@ class KernelUsers:
         return None
 
     def refusal(self, said: str) -> str:
-        """Why no process could be started."""
+        """Why no process could be started; `said` is the start's output."""
         return cannot_start(self.name, said)
 
     def identity(self, workspace: Path | None = None) -> Identity | None:
@@ -153,8 +150,8 @@ class KernelUsers:
 def reservable_ids(*, unless_nested: bool = False) -> IdentityPool | None:
     """Ids for kernels when this server is root; None for other users.
 
-    Raises SandboxUnavailable where there are no spare ids; with `unless_nested` not for the root of
-    a user namespace, who is somebody else on the host: None then.
+    Raises SandboxUnavailable without spare ids; with `unless_nested` not for the root of a user
+    namespace, which is another user on the host: None then.
     """
     if os.geteuid() != 0:
         return None

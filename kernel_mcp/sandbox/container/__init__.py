@@ -1,9 +1,8 @@
 """Kernels in containers of docker or podman: one container for each kernel.
 
-The engine's command line only makes the container. A small program of ours is its first process,
-`kernel_specs/container/enter.py`; another one, `shim.py`, stays on the host and hands it the
-kernel's descriptors over a Unix socket. So pipes, readiness and the end of a kernel work as they
-do in any other sandbox, and the engine is not needed for them.
+The engine only makes the container. `shim.py` on the host hands the kernel's descriptors over a
+Unix socket to the first process inside, `kernel_specs/container/enter.py`, so that pipes, readiness
+and the end of a kernel need no engine.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _OF_THE_IMAGE = ("usr", "opt", "var", "tmp", "run", "lib", "lib64", "bin", "sbin
 
 
 class EtcFiles:
-    """Kept in a folder of this user; what depends on a kernel has a name for each content."""
+    """Files for /etc and folders to mount on, in a folder of this user, named by content."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -72,10 +71,7 @@ class EtcFiles:
         return found
 
     def way_to(self, paths: Sequence[Path]) -> list[Path]:
-        """Top folders that hold nothing but the way to `paths`, for mounts to be made in.
-
-        An image may have closed its own to others, as it does /root.
-        """
+        """Top folders that hold only the way to `paths`: an image's own may be closed, as /root."""
         key = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:16]
         root = self._folder / f"way-{key}"
         _open_folder(root)
@@ -96,7 +92,7 @@ class EtcFiles:
 
 
 def outermost(paths: Iterable[Path]) -> list[Path]:
-    """The paths and what their links lead to, without those inside others. Raises LaunchError."""
+    """The paths and their links' targets, without those inside others. Raises LaunchError."""
     wanted = set()
     for path in paths:
         if not path.is_absolute() or len(path.parts) < 2:
@@ -111,7 +107,7 @@ def outermost(paths: Iterable[Path]) -> list[Path]:
 
 
 def _open_folder(path: Path) -> None:
-    """Make a folder that everyone may pass, whatever the umask is."""
+    """Make a folder of mode 0755, whatever the umask is."""
     path.mkdir(exist_ok=True)
     path.chmod(0o755)
 
@@ -243,7 +239,7 @@ class ContainerSandbox(KernelUsers):
             )
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
-        """The engine's namespaces, its system call filter and ours."""
+        """The engine's namespaces, its system call filter and this project's."""
         shared = () if self.engine.rootless else ("user",)
         own = tuple(name for name in NAMESPACES if name not in shared)
         return Promise(
@@ -256,7 +252,7 @@ class ContainerSandbox(KernelUsers):
         )
 
     def report(self) -> SandboxReport:
-        """What the engine and our filter put in force here."""
+        """What the engine and this project's filter put in force here."""
         return container_report(self.engine, own_user=self._identities is not None)
 
     def _run(self, *words: str) -> list[str]:
@@ -314,8 +310,8 @@ class ContainerSandbox(KernelUsers):
     def _ceilings(self, limits: Limits, *, alone: bool) -> list[str]:
         """The rlimits; `alone` when the kernel's host user runs nothing else.
 
-        Of files it may open as many as this server: inherited descriptors keep their numbers, and
-        the kernel lowers this limit itself, as in any sandbox.
+        RLIMIT_NOFILE is the server's, as inherited descriptors keep their numbers; the kernel
+        lowers it itself.
         """
         if self.engine.rootless:
             return ["--ulimit", "host"]  # any other might be above those of podman

@@ -1,4 +1,4 @@
-"""podman or docker on this machine, and what its containers keep kernels from."""
+"""podman or docker on this machine, and what its containers enforce."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Engine:
 
     @classmethod
     def find(cls, options: ContainerOptions) -> Engine:
-        """The engine that was asked for, or the first there is. Raises SandboxUnavailable."""
+        """The engine that was asked for, or the first installed. Raises SandboxUnavailable."""
         wanted = ENGINES if options.engine == "auto" else (options.engine,)
         for kind in wanted:
             program = find_program(kind)
@@ -101,13 +101,13 @@ class Engine:
 
 
 def container_name() -> str:
-    """A new name that tells which process the container belongs to."""
+    """A new name with the pid namespace, pid and start time of this server."""
     pid = os.getpid()
     return f"kernel-mcp-{_namespace()}-{pid}-{_began(pid)}-{secrets.token_hex(4)}"
 
 
 def mount(source: Path | str, target: str, *, writable: bool = False) -> Sequence[str]:
-    """The words that bind a folder or file. Raises ValueError for what cannot be written so."""
+    """The words that bind a path. Raises ValueError for a comma, quote or line end in it."""
     if any(letter in f"{source}{target}" for letter in ',"\n\r'):
         raise ValueError(f"{source}: docker and podman cannot mount a path with a comma or a quote")
     return ("--mount", f"type=bind,src={source},dst={target}{'' if writable else ',readonly'}")
@@ -125,7 +125,7 @@ def _namespace() -> int:
 
 
 def _began(pid: int) -> int:
-    """When a process was started, in ticks since the machine was; 0 when there is none."""
+    """Start of a process in ticks since the machine's; 0 when there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -173,6 +173,6 @@ def container_report(engine: Engine, *, own_user: bool) -> SandboxReport:
         backend="container",
         enforced=tuple(enforced),
         gaps=tuple(gaps),
-        # those of the daemon, which is root
+        # the daemon, which is root, manages them
         own_groups=engine.kind == "docker" and os.geteuid() != 0,
     )

@@ -2,10 +2,9 @@
 
     shim.py --parent PID --status FD --task FD
 
-It listens in the folder of the kernel's sockets, has the engine start the container and hands the
-kernel's descriptors to the first process in it. The credentials of that connection tell the
-process's id on the host. Its exit code is that of the kernel, 128 + n for a kernel that signal n
-has killed. It dies with the server and the container ends when this program does.
+It listens beside the kernel's sockets, has the engine start the container and hands descriptors to
+its first process, whose pid on the host is in SO_PEERCRED. It exits as the kernel does, 128 + n for
+signal n. It dies with the server, and the container with it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from typing import Any, TypeAlias
 PR_SET_PDEATHSIG = 1
 SOCKET = "enter"
 PATIENCE_MS = 2000
-"""How long a started container may be silent before the engine is asked about it."""
+"""Milliseconds of silence after which the engine is asked about a started container."""
 EXIT_FAILED = 125
 MOST_DESCRIPTORS = 1 << 20
 GROUP_PREFIX = "kernel-mcp-"
-"""How the control groups of servers are named."""
+"""Of the names of servers' control groups."""
 Task: TypeAlias = "dict[str, Any]"
 _CREDENTIALS = struct.Struct("3i")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -102,10 +101,9 @@ def _start(listener: socket.socket, task: Task) -> socket.socket | None:
 
 
 def _engine(argv: list[str], *, quiet: bool) -> int:
-    """Run the engine's command line to its end.
+    """Run the engine's command line to its end; it outlives this program.
 
-    It does not die with this program: a container that is half made would be left, while one that
-    is started finds nobody to connect to, and ends.
+    Else a half-made container would stay; a started one finds no listener and ends.
     """
     child = os.fork()
     if child == 0:
@@ -122,9 +120,9 @@ def _engine(argv: list[str], *, quiet: bool) -> int:
 
 
 def _bring_along(pid: int) -> None:
-    """Move a process into the control groups that the server has put this program in, if it has.
+    """Move a process into the control groups that the server has put this program in.
 
-    Before it starts the kernel: memory is charged to the group that a process is in at the time.
+    Done before the kernel starts: memory is charged to the group at that time.
     """
     sys.path.append(str(Path(__file__).parents[3]))
     from kernel_mcp.linux.cgroupfs import find_hierarchies
@@ -151,7 +149,7 @@ def _hand_over(first: socket.socket, task: Task) -> None:
 
 
 def _outcome(first: socket.socket) -> int:
-    """Wait for the end of the kernel; the exit code that tells it."""
+    """Wait for the end of the kernel; its exit code, 128 + n for signal n."""
     try:
         said = first.recv(1 << 16)
     except ConnectionResetError:

@@ -1,7 +1,7 @@
 """Kernels under Landlock: file rules, closed network, two system call filters, no namespaces.
 
-Weaker than bubblewrap, and for machines where nothing stronger works: it takes neither root nor
-user namespaces. Paths are the host's own. A root server gives each kernel a host user id.
+Weaker than bubblewrap, it takes neither root nor user namespaces. Paths are the host's own; a root
+server gives each kernel a host user id.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class LandlockSandbox(KernelUsers):
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """A bare interpreter that restricts itself with prepared rules and executes `argv`.
 
-        Has to be started by this process, which it dies with.
+        Started by this process, it dies with it.
         """
         scratch = scratch_folder(request.sockets, identity)
         with Passed() as passed:
@@ -234,9 +234,9 @@ class LandlockSandbox(KernelUsers):
 
 
 def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, int]:
-    """Ceilings for every process of a kernel, by RLIMIT_ number.
+    """Limits for every process of a kernel, by RLIMIT_ number.
 
-    Linux counts processes per user: those that a shared user runs already are added.
+    RLIMIT_NPROC counts per user, so the threads that a shared user runs already are added.
     """
     found = {
         resource.RLIMIT_CORE: 0,
@@ -263,13 +263,13 @@ def _no_more_than_own(kind: int, value: int) -> int:
 
 
 def _bytecode(source: Path) -> bytes:
-    """A script as the content of a .pyc file, which an interpreter starts some ms sooner."""
+    """A script as a .pyc file's content, which an interpreter starts some ms sooner."""
     code = compile(source.read_bytes(), str(source), "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
 
 
 def _threads_of(uid: int) -> int:
-    """How many threads a user runs: a folder of /proc has a link for each of its folders."""
+    """The number of a user's threads, by the link count of /proc/PID/task."""
     count = 0
     with os.scandir("/proc") as entries:
         for entry in entries:

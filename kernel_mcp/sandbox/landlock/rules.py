@@ -1,4 +1,4 @@
-"""What a kernel under Landlock may reach of the host: its rules, and a system call filter."""
+"""What a kernel under Landlock may reach of the host: its rules and its second filter."""
 
 from __future__ import annotations
 
@@ -98,13 +98,9 @@ def unavailable() -> str | None:
 
 
 class Ruleset:
-    """Rules in the making: all file rights, TCP, signals and abstract sockets are handled.
-
-    What no rule allows is denied once a process restricts itself with it.
-    """
+    """Rules on all file rights, TCP, signals and abstract sockets; the rest is denied."""
 
     def __init__(self) -> None:
-        """Open an empty ruleset. Raises OSError."""
         attr = _RulesetAttr(ALL_ACCESS, _TCP_BIND_AND_CONNECT, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
         self.fd = _call(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)
 
@@ -243,10 +239,8 @@ def _may_enter(path: Path, identity: Identity) -> bool:
     return bool(found.st_mode >> shift & (1 if folder else 4))
 
 
-# The second system call filter of a kernel under Landlock.
-#
-# Without namespaces a kernel shares the host's network, processes and IPC, and may share the
-# server's user. This filter takes away the calls that reach them past Landlock's rules; it is
+# The second filter takes away calls that reach the host's network, processes, IPC and files past
+# Landlock's rules: there are no namespaces, and the user may be the server's.
 # Landlock does not govern modes and times, and a kernel that shares the server's user owns files
 # outside its folders. ipykernel and copying programs stop when these calls fail.
 _MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2")
@@ -298,8 +292,7 @@ ACCESS_MODE, NO_ACCESS = 3, 3
 def compile_landlock_filter(arch: Architecture, *, own_user: bool) -> bytes:
     """The filter for one architecture as a `struct sock_filter` array.
 
-    `own_user`: no file outside the kernel's folders belongs to its user, so that it may change
-    modes and times.
+    With `own_user` it allows modes and times: no file outside belongs to the kernel's user.
     """
     silent = dict.fromkeys((*_MODES, *_TIMES), bpf.give(ALLOW)) if own_user else {}
     return compile_rules(arch, _call_rules() | silent)
@@ -359,6 +352,6 @@ def _times(*, path: int, times: int) -> bpf.Program:
 
 
 def _if_null(index: int, then: bpf.Program, otherwise: bpf.Program) -> bpf.Program:
-    """Look at both words of an argument that is a pointer."""
+    """Compare both words of a pointer argument with 0."""
     high = bpf.load(20 + 8 * index) + bpf.branch(bpf.JUMP_EQ, 0, then=then, otherwise=otherwise)
     return argument(index) + bpf.branch(bpf.JUMP_EQ, 0, then=high, otherwise=otherwise)

@@ -1,7 +1,7 @@
-"""The system call filter of a kernel: a deny-list over what the kernel of today offers.
+"""The system call filter of a kernel: a deny-list over the calls of Linux 6.17.
 
-Calls that were unknown when the table was written answer ENOSYS, so that a newer Linux does not
-widen the surface. Arguments are compared by their low words where the kernel reads no more.
+Calls unknown to the table answer ENOSYS, so that a newer Linux does not widen the surface.
+Arguments are compared by their low words where Linux reads no more.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BUILDING = frozenset({"mount", "move_mount", "prctl", "setns", "sethostname", "u
 def compile_filter(arch: Architecture, but: Collection[str] = ()) -> bytes:
     """The filter for one architecture, as bubblewrap's `--seccomp` reads it.
 
-    The calls named in `but` are left alone whatever their arguments.
+    The calls named in `but` are allowed whatever their arguments.
     """
     return compile_rules(arch, {name: rule for name, rule in _rules().items() if name not in but})
 
@@ -78,7 +78,7 @@ def _rules() -> dict[str, bpf.Program]:
             ("sendto", "recvfrom", "sendmmsg", "recvmmsg"),
             _without_bits(3, MSG_OOB, errno.EOPNOTSUPP),
         ),
-        # it fills a disk in no time, before anyone can notice; libc writes zeros instead
+        # it fills a disk before the watchdog looks; libc writes zeros instead
         "fallocate": bpf.give(fail(errno.EOPNOTSUPP)),
         "ioctl": _none_of(1, (*TERMINAL_IOCTLS, *PREALLOCATIONS)),
         "mknod": _makes_a_node(1),
@@ -90,11 +90,11 @@ def _rules() -> dict[str, bpf.Program]:
         "openat": _opens(flags=2, mode=3),
         # its flags and mode are in memory; programs fall back to openat
         "openat2": bpf.give(fail(errno.ENOSYS)),
-        # whoever opens a file that somebody holds a lease on waits for it
+        # open(2) of a file that another process holds a lease on waits
         "fcntl": _none_of(1, SURVEILLANCE),
         # what a process holds would be hidden from an ordinary user's server
         "prctl": argument(0) + one_of((PR_SET_DUMPABLE,), refuse, allow),
-        # a socket that lingers holds up whoever closes it last, which may not be a kernel
+        # the last close(2) of a lingering socket blocks, and that may be the server's
         "setsockopt": argument(1)
         + bpf.branch(
             bpf.JUMP_EQ,
@@ -109,14 +109,14 @@ def _rules() -> dict[str, bpf.Program]:
 
 
 def _threads() -> bpf.Program:
-    """Refuse a thread, by the flags of clone, that has a table of open files of its own."""
+    """Refuse CLONE_THREAD without CLONE_FILES: a thread with its own table of open files."""
     allow, refuse = bpf.give(ALLOW), bpf.give(fail(errno.EPERM))
     shares = bpf.branch(bpf.JUMP_SET, CLONE_FILES, then=allow, otherwise=refuse)
     return bpf.branch(bpf.JUMP_SET, CLONE_THREAD, then=shares, otherwise=allow)
 
 
 def _sockets() -> bpf.Program:
-    """Allow sockets of few families and, in them, of the protocols that everybody uses."""
+    """Allow sockets of few families and of their usual protocols."""
     allow, other = bpf.give(ALLOW), bpf.give(fail(errno.EPROTONOSUPPORT))
     internet = argument(2) + one_of(INTERNET_PROTOCOLS, allow, other)
     unix = argument(2) + one_of(UNIX_PROTOCOLS, allow, other)
@@ -132,20 +132,20 @@ def _none_of(index: int, values: tuple[int, ...], bits: int = 0xFFFFFFFF) -> bpf
 
 
 def _without_bits(index: int, bits: int, error: int = errno.EPERM) -> bpf.Program:
-    """Let the call fail when the argument has one of `bits`."""
+    """Fail with `error` when the argument has one of `bits`."""
     lack = bpf.give(fail(error))
     return argument(index) + bpf.branch(bpf.JUMP_SET, bits, then=lack, otherwise=bpf.give(ALLOW))
 
 
 def _makes_a_node(mode: int) -> bpf.Program:
-    """Refuse devices and what runs with the rights of its owner."""
+    """Refuse devices and set-id bits."""
     refuse = bpf.give(fail(errno.EPERM))
     kind = _none_of(mode, DEVICE_TYPES, TYPE_MASK)
     return argument(mode) + bpf.branch(bpf.JUMP_SET, SET_ID_BITS, then=refuse, otherwise=kind)
 
 
 def _opens(*, flags: int, mode: int) -> bpf.Program:
-    """Refuse to make a file that runs with the rights of its owner."""
+    """Refuse to make a file with set-id bits."""
     checked = _without_bits(mode, SET_ID_BITS)
     return argument(flags) + bpf.branch(
         bpf.JUMP_SET, MAKES_A_FILE, then=checked, otherwise=bpf.give(ALLOW)

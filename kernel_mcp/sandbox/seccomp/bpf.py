@@ -1,7 +1,7 @@
 """Builds the classic BPF programs that seccomp runs.
 
-A program is a list of instructions, each `struct sock_filter` of <linux/filter.h>: 16-bit code,
-8-bit jump offsets for true and false, 32-bit operand. Jumps only go forward.
+Instructions are `struct sock_filter` of <linux/filter.h>: 16-bit code, 8-bit jump offsets for true
+and false, 32-bit operand. Jumps only go forward.
 """
 
 from __future__ import annotations
@@ -96,10 +96,7 @@ def branch(jump: int, operand: int, *, then: Program, otherwise: Program) -> Pro
 
 
 def search(starts: Sequence[tuple[int, Program]]) -> Program:
-    """Find the interval the loaded word lies in by bisection and run its program.
-
-    `starts` is sorted: each program serves from its number up to the next one's.
-    """
+    """Bisect to the loaded word's interval and run its program; `starts` is sorted by number."""
     if len(starts) == 1:
         return starts[0][1]
     middle = len(starts) // 2
@@ -121,8 +118,7 @@ def assemble(program: Program) -> bytes:
 def compile_rules(arch: Architecture, rules: Mapping[str, Program]) -> bytes:
     """A filter that runs the rule of each call by its name and allows those without one.
 
-    Calls that were unknown when the table was written fail with ENOSYS; those of another
-    architecture kill. Neighbours with one rule are joined.
+    Unknown calls fail with ENOSYS, another architecture is killed, equal neighbours are joined.
     """
     allow = give(ALLOW)
     known = {arch.numbers[name]: rule for name, rule in rules.items() if name in arch.numbers}
