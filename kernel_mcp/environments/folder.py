@@ -134,7 +134,7 @@ def lay_out(folder: Path, interpreter: Interpreter) -> None:
 def finish(
     folder: Path, interpreter: Interpreter, requested: tuple[str, ...], *, agent: bool
 ) -> None:
-    """Seal an environment and write its note; blocks."""
+    """Write the note of a finished environment: packages, modules, bytes on disk; blocks."""
     packages = site_packages(folder, interpreter)
     content = {
         "format": FORMAT,
@@ -151,7 +151,7 @@ def finish(
 def tidy(folder: Path, interpreter: Interpreter) -> None:
     """Remove links other than the skeleton's and point scripts at the kernels' Python; blocks.
 
-    Afterwards nothing in the folder leads out of it and nothing is writable.
+    Afterwards only the skeleton's links lead out of the folder.
     """
     for entry in everything(folder):
         if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):

@@ -90,7 +90,7 @@ class _Built:
 
     @property
     def whole(self) -> list[str]:
-        """The modules that a template imports: none below a namespace package."""
+        """The modules that a template imports: those without a dot."""
         return sorted(name for name in self.modules if "." not in name)
 
 
