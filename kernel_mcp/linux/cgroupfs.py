@@ -15,7 +15,7 @@ from kernel_mcp.barriers import absences
 MOST_BYTES = 64 * 1024
 """Of a file with figures; those of memory.stat have some 2 KiB."""
 ROUNDS = 8
-"""How often processes are moved that may start others meanwhile."""
+"""Passes over a group whose processes may start others meanwhile."""
 
 
 def move_all(source: Path, target: Path) -> bool:

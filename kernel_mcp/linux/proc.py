@@ -215,7 +215,7 @@ class Meter:
 
 
 def _ticks(pid: int) -> tuple[Process, int, int]:
-    """A process, its own time and that of the children it has waited for."""
+    """A process, its own ticks and those of the children it has waited for."""
     stat = Path(f"/proc/{pid}/stat").read_bytes()
     # after the command name in parentheses: utime, stime, cutime, cstime are fields 14 to 17
     fields = stat.rpartition(b")")[2].split()

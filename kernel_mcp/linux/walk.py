@@ -32,13 +32,13 @@ def everything(folder: Path) -> Iterator[os.DirEntry[str]]:
 BLOCK = 512
 """Unit of `st_blocks`, whatever the file system."""
 LARGE = 1024 * 1024
-"""Files from this size on are told one by one."""
+"""Bytes from which on files are reported one by one."""
 MOST_STEPS = 2_000_000
 """Path components that one walk resolves at most: some 2 000 folders within each other."""
 MOST_OPEN = 16
 """Folders on the way down that are kept open; others are opened again on the way up."""
 ATTEMPTS = 16
-"""How often a folder is given its rights back that code takes away again and again."""
+"""chmod calls on a folder whose rights hostile code keeps taking away."""
 MOST_ENTRIES = 100_000
 LEAST_ENTRIES = 10_000
 BYTES_PER_ENTRY = 8 * 1024
@@ -81,9 +81,9 @@ def measure(
 ) -> Holding:
     """Add up what the open folder `root` holds; links to one file count once. Blocks.
 
-    The walk ends early once there is more than either limit. Sizes of `LARGE` files are put into
-    `large`. Folders that their owner, this user, may not read are given the owner's rights back.
-    Raises OSError and MemoryError when the server lacks something, such as descriptors.
+    The walk ends early past either limit. Sizes of `LARGE` files are put into `large`. Folders of
+    this user get the owner's rights back. Raises OSError, MemoryError when the server lacks
+    something, such as descriptors.
     """
     size = entries = 0
     seen: set[File] = set()
@@ -180,7 +180,7 @@ class _Walk:
                 yield found
 
     def _opened(self, parent: int, name: str) -> int:
-        """Open a folder; -1 when it belongs to others, who have closed it."""
+        """Open a folder; -1 when another user owns it and it is unreadable."""
         names = (name,) if name else ()
         self._spend(len(names))
         for _ in range(ATTEMPTS):
@@ -191,7 +191,7 @@ class _Walk:
         raise _TooMuch
 
     def _again(self) -> int:
-        """The last level, opened once more from the root."""
+        """Open the last level once more from the root."""
         names = [level.name for level in self._levels[1:]]
         for _ in range(ATTEMPTS):
             self._spend(len(names))
@@ -203,11 +203,11 @@ class _Walk:
         raise _TooMuch
 
     def _reclaim(self, parent: int, names: Sequence[str]) -> bool:
-        """Give a folder below `parent` its owner's rights back; False when that is another."""
+        """Give the owner's rights on a folder back; False when another user owns it."""
         try:
             handle = open_beneath(parent, names, _HANDLE, opener=self._opener)
         except PermissionError:
-            return True  # taken away from those above it again
+            return True  # a folder above has lost its rights again
         try:
             return _reclaimed(handle)
         finally:
@@ -236,7 +236,7 @@ def _moving() -> Iterator[None]:
 
 
 def _looked_at(folder: int, entry: os.DirEntry[str]) -> os.stat_result | None:
-    """An entry of an open folder; None when that folder belongs to others, who have closed it."""
+    """The lstat of an entry; None when another user owns the unreadable folder."""
     for _ in range(ATTEMPTS):
         with contextlib.suppress(PermissionError):
             return entry.stat(follow_symlinks=False)
@@ -246,7 +246,7 @@ def _looked_at(folder: int, entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _reclaimed(folder: int) -> bool:
-    """Let this user, if its owner, read and pass an open folder; False when that is another."""
+    """Add the owner's read and search bits to an open folder; False when that is another user."""
     info = os.fstat(folder)
     if info.st_uid != os.geteuid():
         return False
