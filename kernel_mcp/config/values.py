@@ -244,6 +244,7 @@ def parse_entry(entry: str) -> Requirement:
 
 
 # What a value given without being asked for may be, beside the one that holds without it: each
+# says whether the first permits no more than the second.
 Narrows: TypeAlias = Callable[[Any, Any], bool]
 
 

@@ -29,6 +29,7 @@ from kernel_mcp.launch.base import KernelEnvironment
 # Well-known modules whose distribution has another name. No library offers this as data: pipreqs
 # pins an old IPython and stops at Python 3.12, pigar's index is 40 MB. Rows up to `_SOURCE_ONLY`
 # were checked against the newest wheel of the distribution; `tests/integration` checks a sample.
+# A module that is not listed is taken to have the name of its distribution.
 _WITH_WHEELS = {
     "absl": "absl-py",
     "antlr4": "antlr4-python3-runtime",

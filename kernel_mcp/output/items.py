@@ -14,6 +14,7 @@ from kernel_mcp.output.text import cut, omission
 # What a cell produces while it runs, as typed values in the order they happened.
 #
 # Events are built only from validated iopub messages (see `channels`), so every field has the type
+# stated here whatever the kernel sent.
 @dataclass(frozen=True, slots=True)
 class Stream:
     """Text written to stdout or stderr."""

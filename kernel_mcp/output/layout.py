@@ -25,6 +25,7 @@ from kernel_mcp.output.text import cut, head_of, tail_of
 # Tracebacks cut down to what the reader of a cell can act on.
 #
 # IPython sends one string per frame, in its own layout (`Cell In[1], line 3`, `File x.py:3, in f`
+# with numbered source lines) or in plain Python's. Both are read here.
 TITLE = "Traceback (most recent call last):"
 MAX_OWN_FRAMES = 20
 MAX_SOURCE_LINES = 4

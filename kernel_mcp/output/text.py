@@ -22,8 +22,9 @@ from functools import cache
 #
 # A notice is a content block of its own that begins with `PREFIX`. Where code, a package or a file
 # puts that prefix, or what looks like it, at the start of a line, its bracket is shown as an
-# escape,
-# `\x5bkernel-mcp] `. Behind other text it passes for nothing, and code that is read stays as it is.
+# escape, `\x5bkernel-mcp] `. Behind other text it passes for nothing, and code that is read stays
+# as it is. Short texts that end up among the server's own words are guarded everywhere.
+
 PREFIX = "[kernel-mcp] "
 
 _UNSEEN = (
