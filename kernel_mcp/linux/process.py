@@ -94,7 +94,8 @@ def own_module(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", _RUN, module, *arguments]
 
 
-# Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs.
+# Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs. Kernels
+# would inherit that and could not be interrupted.
 _LEFT = frozenset(
     {
         signal.SIGPIPE,  # Python ignores these two, and gives its children the default back

@@ -364,14 +364,19 @@ def _named(env: Mapping[str, str]) -> list[Path]:
     words += [word for name in _PLACES for word in re.split(r"[\s,]+", env.get(name, ""))]
     # an index may have a name: name=file:///folder
     places = [re.sub(r"^(?:[\w-]+=)?(?:file://)?(?=/)", "", word) for word in words]
-    return [Path(place) for place in places if place.startswith("/") and Path(place).exists()]
+    return [
+        Path(place)
+        for place in places
+        if place.startswith("/") and os.path.exists(place)  # noqa: PTH110  # as in `_settings`
+    ]
 
 
 def _settings(env: Mapping[str, str]) -> Path | None:
     """The user's settings of uv, None where there are none."""
     home = env.get("XDG_CONFIG_HOME") or f"{env.get('HOME') or Path.home()}/.config"
     path = Path(home, _SETTINGS)
-    return path if path.is_absolute() and path.is_file() else None
+    # False, where this user may not look there; is_file() raises before Python 3.14
+    return path if path.is_absolute() and os.path.isfile(path) else None  # noqa: PTH113
 
 
 def _trust_options() -> list[str]:

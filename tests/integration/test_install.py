@@ -262,7 +262,7 @@ async def test_a_build_from_source_cannot_write_to_the_home_folder(tmp_path: Pat
         f"for act in (lambda: open({str(mark)!r}, 'w').close(),\n"
         "            lambda: pathlib.Path('/workspace').mkdir(),\n"
         "            lambda: open('/etc/shadow').read(),\n"
-        "            lambda: os.kill(1, 0)):\n"
+        f"            lambda: os.kill({os.getpid()}, 0)):\n"
         "    try:\n"
         "        act(); seen.append('done')\n"
         "    except OSError as error:\n"

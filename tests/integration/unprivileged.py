@@ -26,6 +26,8 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         for parent in path.parents
         if parent.stat().st_mode & 0o005 != 0o005
     }
+    if os.geteuid() != 0:  # an ordinary user's tests are as they should be
+        return argv
     HOME.mkdir(mode=0o700, exist_ok=True)
     os.chown(HOME, USER, USER)
     options: list[str] = []

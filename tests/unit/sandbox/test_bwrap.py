@@ -76,6 +76,14 @@ def test_the_environment_holds_where_packages_come_from_and_no_more(
     assert "API_KEY" not in env
 
 
+def test_places_that_cannot_be_looked_at_are_passed_over(
+    sandbox: BwrapSandbox, tmp_path: Path
+) -> None:
+    closed = f"{tmp_path}/{'x' * 300}"  # for everyone, as a closed folder is for ordinary users
+    asked = request(tmp_path, XDG_CONFIG_HOME=closed, UV_FIND_LINKS=f"{closed}/wheels")
+    assert closed not in " ".join(command(BwrapBuilder(sandbox), asked)[0])
+
+
 def test_files_with_credentials_are_kept_from_code_of_packages(
     sandbox: BwrapSandbox, tmp_path: Path
 ) -> None:

@@ -139,17 +139,20 @@ async def test_a_cell_on_disk_costs_some_bytes_of_memory(cells: Cells) -> None:
             cell = cells.run(Stream("stdout", f"{n}\n"), Display({"text/plain": "1"}, {}))
             cells.history.ended(cell, 10**9)
 
-    run(10 * BATCH)
-    tracemalloc.start()
-    try:
+    def growth() -> int:
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
         run(2000)
         gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    run(10 * BATCH)
+    tracemalloc.start()
+    try:  # other threads of this process allocate as well, but not each time
+        least = min(growth() for _ in range(3))
     finally:
         tracemalloc.stop()
-    assert after - before < 2000 * 50
+    assert least < 2000 * 50
     assert cells.history.in_memory <= BATCH + 1
 
 
