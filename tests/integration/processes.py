@@ -24,7 +24,10 @@ def open_descriptors() -> list[str]:
 def children(pid: int) -> list[int]:
     """Child processes, dead ones too."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    tasks: list[Path] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # a process that has just ended
+        tasks += Path(f"/proc/{pid}/task").iterdir()
+    for task in tasks:
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             found += map(int, (task / "children").read_text().split())
     return found

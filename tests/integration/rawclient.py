@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -53,9 +54,10 @@ class RawClient:
         found = 0
         pending = [self.process.pid]
         while pending:
-            for task in Path(f"/proc/{pending.pop()}/task").iterdir():
-                found += 1
-                pending += [int(pid) for pid in (task / "children").read_text().split()]
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                for task in Path(f"/proc/{pending.pop()}/task").iterdir():
+                    found += 1
+                    pending += [int(pid) for pid in (task / "children").read_text().split()]
         return found
 
     async def send(self, line: bytes) -> None:
