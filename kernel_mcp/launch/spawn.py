@@ -118,7 +118,7 @@ class Spawned:
             self._first.signal(signal.SIGKILL)
             self._outer.signal(signal.SIGCONT)
         elif self._code is None:
-            if not self.wrapped:
+            if not self._detached:  # bubblewrap's child, too, which waits for it without end
                 self._kill_group()
             self._outer.signal(signal.SIGKILL)
 

@@ -7,10 +7,11 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.launch.spawn import Spawned, spawn
 from kernel_mcp.sandbox.base import SandboxCommand
 
 
@@ -57,3 +58,21 @@ def test_what_it_should_inherit_is_closed_when_no_pipe_can_be_made(
         spawn(passing(passed, "/bin/true"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
     assert opened() == before
+
+
+@pytest.mark.anyio
+async def test_what_a_sandbox_has_begun_before_it_told_of_it_ends_with_it(tmp_path: Path) -> None:
+    told, status = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    script = f"sleep 300 & echo $! > {begun}; wait"
+    spawned = Spawned(SandboxCommand(["/bin/sh", "-c", script], [status], {}, status_fd=told))
+    child = os.pidfd_open(int(await anyio.Path(begun).read_text()))
+    try:
+        spawned.kill()
+        with anyio.fail_after(60):
+            await spawned.gone()
+            await anyio.wait_readable(child)
+    finally:
+        os.close(child)
+        spawned.close()
