@@ -139,7 +139,7 @@ async def _take(client: Client, step: Step) -> None:
     seconds = time.perf_counter() - started
     _say("0", textwrap.indent(text.rstrip("\n"), "   "))
     _say("2", f"   [{seconds * 1000:.0f} ms]" if seconds < 1 else f"   [{seconds:.1f} s]")
-    if result.is_error:
+    if result.is_error and _status(result) is None:
         raise DemoError(f"the tool {step.tool} failed")
     if step.status not in (None, _status(result)):
         raise DemoError(f"the cell is {_status(result)!r} instead of {step.status!r}")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
-from mcp_types import CallToolResult, ContentBlock, ResourceLink, TextContent
+from mcp_types import CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 from pydantic import BaseModel
 
 from kernel_mcp.errors import KernelMcpError, SessionGone
 from kernel_mcp.output.outputs import Position
-from kernel_mcp.output.render import Rendered, render
+from kernel_mcp.output.render import Budget, Rendered, render
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import guarded, guarded_lines, notice, visible
+from kernel_mcp.output.text import cut, guarded, guarded_lines, notice, visible
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
 from kernel_mcp.sessions.losses import Loss, Notice, Reply
@@ -25,6 +26,14 @@ from kernel_mcp.sessions.session import Session
 
 CELL_KEY = "kernel-mcp/cell"
 LOST_KEY = "kernel-mcp/lost"
+ERROR_CHARS = 10_000
+"""An answer that is an error, links included: Claude Code 2.1.197 cuts the middle out of longer
+ones (measured), and leaves out their pictures."""
+FAILED_OUTPUT = Budget(characters=7500)
+"""Output in such an answer; the rest is for notices and links."""
+OMISSION_CHARS = 60
+"""Room for the line that stands for what is left out."""
+GOOD = (Status.OK, Status.RUNNING, Status.QUEUED)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -58,7 +67,8 @@ async def answer(
 ) -> CallToolResult:
     """What `cell` has put out after `since`, and where it stands now: in the words of `closing`.
 
-    All that counts as told when `reply` is delivered. An error when the cell could not be run.
+    All that counts as told when `reply` is delivered. An error when the cell has not ended well,
+    unless there are pictures.
     """
     ended, unsaid = cell.finished.is_set(), cell.unsaid
     items, position = cell.log.since(since), cell.log.position()
@@ -67,10 +77,15 @@ async def answer(
     remarks = len(cell.notices)
     notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]
     said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]
+    failed = True
     if cell.error is not None:
         rendered = Rendered([TextContent(text=str(cell.error))], 0, [])
     else:
-        rendered = await render(items, session=session.handle, cell=cell.number)
+        show = partial(render, items, session=session.handle, cell=cell.number)
+        rendered = await show()
+        failed = cell.status not in GOOD and not _has_picture(rendered.content)
+        if failed and _length(rendered.content) > FAILED_OUTPUT.characters:
+            rendered = await show(budget=FAILED_OUTPUT)
     reply.carry(session.ledger, said)
     if (own := cell.own) is not None and own in said:
         reply.receipt.then(lambda: session.ledger.told_by_its_cell(own))
@@ -82,7 +97,7 @@ async def answer(
     meta["lost"] = [name for name in meta["lost"] if name not in anew]
     return CallToolResult(
         content=with_notices(rendered.content, notices),
-        is_error=cell.error is not None,
+        is_error=failed,
         _meta={CELL_KEY: meta},
     )
 
@@ -168,9 +183,9 @@ def finished(
         result = _guarded_result(result)
     else:
         result = _guarded_model(result)
-    if session is None or not pending:
-        return result
-    return _with(result, session, pending, about=about)
+    if session is not None and pending:
+        result = _with(result, session, pending, about=about)
+    return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
 
 
 def refusal(handle: str, error: KernelMcpError) -> CallToolResult:
@@ -181,6 +196,36 @@ def refusal(handle: str, error: KernelMcpError) -> CallToolResult:
         loss = Loss("the session has ended", error.lost, error.more)
         result.meta = {LOST_KEY: lost_meta(handle, [loss])}
     return result
+
+
+def _short(error: CallToolResult) -> CallToolResult:
+    """An error of at most `ERROR_CHARS`: what is no notice gives way, the longest text first."""
+    content = list(error.content)
+    surplus = _length(content) - ERROR_CHARS
+    texts = [block for block in content if isinstance(block, TextContent)]
+    texts = [block for block in texts if not isinstance(block, NoticeContent)]
+    for block in sorted(texts, key=lambda block: -len(block.text)):
+        if surplus > 0:
+            most = max(0, len(block.text) - surplus - OMISSION_CHARS)
+            shorter = cut(block.text, most // 2, most - most // 2).joined()
+            surplus -= len(block.text) - len(shorter)
+            content[content.index(block)] = block.model_copy(update={"text": shorter})
+    return error.model_copy(update={"content": content})
+
+
+def _has_picture(content: Iterable[ContentBlock]) -> bool:
+    return any(isinstance(block, ImageContent) for block in content)
+
+
+def _length(content: Iterable[ContentBlock]) -> int:
+    """Characters of content blocks as Claude Code puts them into one text."""
+    total = 0
+    for block in content:
+        if isinstance(block, TextContent):
+            total += len(block.text) + 1
+        elif isinstance(block, ResourceLink):
+            total += len(f"[Resource link: {block.name}] {block.uri}\n")
+    return total
 
 
 def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[ContentBlock]:

@@ -25,7 +25,7 @@ async def test_execute_answers_with_what_the_cell_has_put_out(tmp_path: Path) ->
         assert answer.cell["session"] == server.session.handle
         failed = await server.call("execute", code="raise trouble")
         assert "Error: trouble" in failed.text
-        assert (failed.status, failed.failed) == ("error", False)
+        assert (failed.status, failed.failed) == ("error", True)
         assert len(server.source.kernels) == 1
 
 
