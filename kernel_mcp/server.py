@@ -192,18 +192,18 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
 
 def build_mcp(services: Services, post: Post) -> ResourceServer:
     """The MCP server with all tools and resources; `post` delivers its answers."""
-    mcp = ResourceServer(
+    box = Toolbox(services.manager, post)
+    for topic in (cells, sessions, files, packages):
+        topic.register(box, services)
+    return ResourceServer(
         "kernel-mcp",
         manager=services.manager,
+        tools=box.tools,
         title="kernel-mcp",
         version=__version__,
         instructions=instructions(services.settings, services.report),
         log_level="WARNING",
     )
-    box = Toolbox(mcp, services.manager, post)
-    for topic in (cells, sessions, files, packages):
-        topic.register(box, services)
-    return mcp
 
 
 async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, Protocol, cast
 
-from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
 from mcp_types import ToolAnnotations
 from pydantic import BaseModel, Field
@@ -34,6 +34,7 @@ from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.losses import Receipt, Reply, RequestId
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.tools.arguments import CheckedTool
 from kernel_mcp.tools.results import finished, refusal
 
 SHOWN_NAMES = 30
@@ -145,10 +146,10 @@ def progress_of(ctx: AnyContext) -> ProgressCallback | None:
 
 
 class Toolbox:
-    """Registers tools with `mcp` and finishes their answers; `post` tells which are delivered."""
+    """Collects `tools` and finishes their answers; `post` tells which are delivered."""
 
-    def __init__(self, mcp: MCPServer[Any], manager: SessionManager, post: Post) -> None:
-        self._mcp = mcp
+    def __init__(self, manager: SessionManager, post: Post) -> None:
+        self.tools: list[Tool] = []
         self._manager = manager
         self._post = post
         self._callers: dict[int, Caller] = {}
@@ -169,16 +170,17 @@ class Toolbox:
         meta: dict[str, Any] | None = None,
         structured_output: bool | None = None,
     ) -> Callable[[Callable[P, Awaitable[BaseModel]]], None]:
-        """Registers the function it decorates, described by its docstring."""
+        """Adds the function it decorates, described by its docstring."""
 
         def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
-            self._mcp.add_tool(
+            made = CheckedTool.from_function(
                 self._finished(function),
                 description=inspect.getdoc(function),
                 annotations=annotations,
                 meta=meta,
                 structured_output=structured_output,
             )
+            self.tools.append(made)
 
         return add
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
-class Told(BaseModel):
+class Result(BaseModel):
+    """Has its fields and no others, as its schema says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Told(Result):
     """A result about one session, which may have something to tell."""
 
     notices: list[str] = Field(default=[], description="What the server has to tell besides")
@@ -37,21 +43,21 @@ class SessionState(Told):
     lost: list[str] = Field(default=[], description="Variables that `notices` call lost")
 
 
-class SessionList(BaseModel):
+class SessionList(Result):
     """The caller's sessions, oldest first."""
 
     sessions: list[SessionState]
     limit: int
 
 
-class Closed(BaseModel):
+class Closed(Result):
     """A session that has ended."""
 
     session: str
     note: str
 
 
-class DiagnosticModel(BaseModel):
+class DiagnosticModel(Result):
     """One finding of `check_syntax`; lines and columns count from 1."""
 
     severity: str
@@ -62,7 +68,7 @@ class DiagnosticModel(BaseModel):
     source_line: str
 
 
-class ImportModel(BaseModel):
+class ImportModel(Result):
     """One module the code imports."""
 
     name: str
@@ -80,7 +86,7 @@ class SyntaxReport(Told):
     summary: str
 
 
-class FileEntry(BaseModel):
+class FileEntry(Result):
     """One file or folder of a workspace. Size in bytes, modification time in ISO 8601."""
 
     path: str
@@ -107,7 +113,7 @@ class Written(Told):
     note: str
 
 
-class LimitsModel(BaseModel):
+class LimitsModel(Result):
     """What one kernel may use; 0 means no limit."""
 
     memory_mb: int
@@ -143,7 +149,7 @@ class ServerInfo(Told):
     )
 
 
-class Variable(BaseModel):
+class Variable(Result):
     """One variable of the session. Size in bytes where the object tells it."""
 
     name: str
@@ -163,7 +169,7 @@ class VariableList(Told):
     note: str = ""
 
 
-class PackageState(BaseModel):
+class PackageState(Result):
     """One package of an installation."""
 
     name: str
@@ -186,7 +192,7 @@ class Installed(Told):
     duration_s: float
 
 
-class PackageEntry(BaseModel):
+class PackageEntry(Result):
     """One package a session can use."""
 
     name: str

@@ -1,9 +1,9 @@
-"""The MCP resources of sessions: files, whole outputs of cells, the notebook."""
+"""The MCP server: its tools by name, and as resources files, outputs of cells and notebooks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -13,7 +13,8 @@ from mcp.server import MCPServer
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
-from mcp_types import ResourceTemplate
+from mcp.server.mcpserver.tools import Tool
+from mcp_types import CallToolResult, InputRequiredResult, ResourceTemplate
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import InputError, SessionNotFound
@@ -23,6 +24,8 @@ from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.arguments import no_such_tool
+from kernel_mcp.tools.results import refusal
 
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
@@ -43,10 +46,21 @@ TEMPLATES = {
 class ResourceServer(MCPServer[Any]):
     """An MCP server whose resources are those of sessions: each has a MIME type of its own."""
 
-    def __init__(self, *args: Any, manager: SessionManager, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, *args: Any, manager: SessionManager, tools: Sequence[Tool], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, tools=list(tools), **kwargs)
+        self._names = tuple(tool.name for tool in tools)
         self._manager = manager
         self._one_notebook = anyio.CapacityLimiter(1)
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        """The answer of a tool."""
+        if name not in self._names:
+            return refusal("", no_such_tool(name, self._names))
+        return await super().call_tool(name, arguments, context)
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
         """What can be read."""

@@ -45,7 +45,7 @@ async def test_what_was_written_is_listed_and_read(tmp_path: Path) -> None:
         ("read_file", {"path": "/etc/passwd"}, "outside the workspace"),
         ("read_file", {"path": "x", "offset": -1}, "cannot be negative"),
         ("read_file", {"path": "x", "limit": -1}, "cannot be negative"),
-        ("read_file", {}, "Field required"),
+        ("read_file", {}, "read_file needs `path`"),
         ("write_file", {"path": "../x", "content": ""}, "outside the workspace"),
         ("write_file", {"path": "x", "content": "!", "encoding": "base64"}, "not valid base64"),
         ("write_file", {"path": "x", "content": "", "encoding": "rot13"}, "use utf-8 or base64"),

@@ -45,7 +45,7 @@ async def test_a_kernel_is_started_ahead_where_its_environment_is_there(tmp_path
         ({"name": "n" * 101}, "more than 100 characters"),
         ({"packages": ["rich"]}, "--allow-install rich"),
         ({"packages": ["https://host/x"]}, "names a place"),
-        ({"packages": "beside"}, "should be a valid list"),
+        ({"packages": "beside"}, "has to be a list of strings"),
         ({"python": "2.7"}, "from 3.10 to 3.14"),
         ({"python": "/bin/python"}, "a path is the operator's choice"),
     ],

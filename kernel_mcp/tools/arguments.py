@@ -1,0 +1,172 @@
+"""Arguments of tools: schemas without ornament, and one line for each argument that is wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mcp.server.mcpserver.context import Context
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
+from mcp.server.mcpserver.tools import Tool
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from kernel_mcp.errors import InputError
+from kernel_mcp.tools.results import refusal
+
+MOST_LINES = 4
+SHOWN_CHARS = 60
+NEAR = 0.6
+"""Least similarity of an unknown name and the one that was perhaps meant."""
+
+_TYPES = {
+    "string": "a string",
+    "number": "a number",
+    "integer": "a whole number",
+    "boolean": "true or false",
+    "object": "an object",
+}
+
+
+class CheckedTool(Tool):
+    """A tool that takes the arguments of its schema and no others."""
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Forbid other arguments, and take the titles out of both schemas."""
+        super().model_post_init(context)
+        model = self.fn_metadata.arg_model
+        model.model_config["extra"] = "forbid"
+        model.model_rebuild(force=True)
+        self.parameters = plain_schema(model.model_json_schema(by_alias=True))
+        if (output := self.fn_metadata.output_schema) is not None:
+            self.fn_metadata.output_schema = plain_schema(output)
+
+    async def run(
+        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
+    ) -> Any:
+        """The result of the tool; arguments that cannot be used are an answer in words."""
+        try:
+            return await super().run(arguments, context, convert_result)
+        except UnexpectedToolError:
+            raise
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            found = error.__cause__.errors(include_url=False)
+            return refusal("", InputError(complaint(self.name, self.parameters, found)))
+
+
+def no_such_tool(name: str, known: Sequence[str]) -> InputError:
+    """The error of a call of a tool that is not there."""
+    meant = nearest(name, known)
+    hint = f"; did you mean {meant}?" if meant else "."
+    return InputError(f"There is no tool {_cut(name)!r}{hint} There are {', '.join(known)}.")
+
+
+def plain_schema(schema: Any) -> Any:
+    """A JSON schema without titles, and without defaults that say nothing but `may be left out`."""
+    if isinstance(schema, list):
+        return [plain_schema(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: plain_schema(value) for key, value in schema.items()}
+    if isinstance(found.get("title"), str):
+        del found["title"]
+    if "default" in found and not found["default"] and not isinstance(found["default"], dict):
+        del found["default"]
+    return found
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name in `known` that was perhaps meant; empty for none."""
+    plainly = {_folded(each): each for each in known}
+    given = _folded(name)
+    for each in plainly:
+        if min(len(each), len(given)) > 2 and (each in given or given in each):
+            return plainly[each]
+    close = difflib.get_close_matches(given, plainly, n=1, cutoff=NEAR)
+    return plainly[close[0]] if close else ""
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def complaint(tool: str, schema: Mapping[str, Any], errors: Sequence[ErrorDetails]) -> str:
+    """What was wrong with the arguments of a call, a line for each, and that it did nothing."""
+    takes: Mapping[str, Any] = schema["properties"]
+    missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
+    unknown = [name for error in errors if (name := str(error["loc"][0])) not in takes]
+    told = []
+    for name in unknown:
+        meant = nearest(name, takes) or next(iter(missing), "")
+        if meant in missing:
+            missing.remove(meant)
+        hint = f"; did you mean `{meant}` ({takes[meant]['description']})?" if meant else "."
+        told.append(f"{tool} has no argument `{_cut(name)}`{hint}")
+    told += [f"{tool} needs `{name}`: {takes[name]['description']}." for name in missing]
+    wrong = {
+        _place(error["loc"]): error
+        for error in errors
+        if error["type"] != "missing" and error["loc"][0] in takes
+    }
+    told += [_fault(place, schema, error) for place, error in wrong.items()]
+    if unknown:
+        told.append(f"It takes {', '.join(takes) or 'none'}.")
+    if (more := len(told) - MOST_LINES) > 0:
+        told = [*told[:MOST_LINES], f"{more} more are wrong."]
+    return "\n".join([*told[:-1], f"{told[-1]} Nothing was done."])
+
+
+def _fault(place: str, schema: Mapping[str, Any], error: ErrorDetails) -> str:
+    name = str(error["loc"][0])
+    if error["type"] == "value_error":
+        return f"`{place}` is {_given(error['input'])}: {error['ctx']['error']}."
+    optional = error["input"] is None and place not in schema.get("required", ())
+    rest = "; leave it out for the default" if optional and place == name else ""
+    wanted = expected(_inside(schema["properties"][name], error["loc"][1:]))
+    return f"`{place}` has to be {wanted}, not {_given(error['input'])}{rest}."
+
+
+def expected(schema: Mapping[str, Any]) -> str:
+    """What a JSON schema accepts, in words."""
+    if "anyOf" in schema:
+        return " or ".join(expected(each) for each in schema["anyOf"])
+    if schema.get("type") == "array":
+        inside = schema.get("items", {}).get("type", "value")
+        return f"a list of {inside}s"
+    return _TYPES.get(str(schema.get("type")), "something else")
+
+
+def _inside(schema: Mapping[str, Any], path: Sequence[int | str]) -> Mapping[str, Any]:
+    """The schema of an item of a list; that of the whole where the path leads elsewhere."""
+    if path and isinstance(path[0], int) and "items" in schema:
+        return _inside(schema["items"], path[1:])
+    return schema
+
+
+def _place(path: Sequence[int | str]) -> str:
+    """An argument or an item of it, such as `packages[1]`."""
+    items = "".join(f"[{each}]" for each in path[1:] if isinstance(each, int))
+    return f"{_cut(str(path[0]))}{items}"
+
+
+def _given(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return f"the number {_cut(str(value))}"
+        case str():
+            return f"the string {_cut(value)!r}"
+        case list():
+            return "a list"
+        case _:
+            return "an object"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"

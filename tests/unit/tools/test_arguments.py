@@ -1,0 +1,114 @@
+"""Arguments that a tool cannot use: an error in words, and nothing is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_mcp.tools.arguments import nearest
+from tests.unit.tools.served import served
+
+pytestmark = [pytest.mark.anyio]
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "execute",
+        {"code": "1", "session_id": "s"},
+        "execute has no argument `session_id`; did you mean `session` (Session handle",
+    ),
+    (
+        "reset",
+        {"keep_variables": True},
+        "reset has no argument `keep_variables`.\nIt takes session, packages, files. Nothing was",
+    ),
+    ("reset", {"keep_files": True}, "did you mean `files` (Also empty the workspace)?"),
+    ("execute", {"source": "1"}, "has no argument `source`; did you mean `code` (Python code"),
+    ("read_file", {"filePath": "a"}, "did you mean `path` ("),
+    ("execute", {"code": "1", "timeout_s": 5}, "did you mean `timeout` ("),
+    ("list_sessions", {"session": "s"}, "list_sessions has no argument `session`.\nIt takes none."),
+    ("execute", {"code": "1", "x" * 99: 1}, "no argument `" + "x" * 59 + "…`.\n"),
+    ("execute", {}, "execute needs `code`: Python code, as in a notebook cell. Nothing was done."),
+    ("write_file", {"path": 1}, "needs `content`: The content, in the given encoding.\n`path` has"),
+    ("write_file", {"path": 1, "content": ""}, "`path` has to be a string, not the number 1."),
+    ("execute", {"code": None}, "`code` has to be a string, not null. Nothing"),
+    ("execute", {"code": "1", "session": None}, "not null; leave it out for the default."),
+    ("execute", {"code": ["1"]}, "`code` has to be a string, not a list."),
+    ("execute", {"code": {"a": 1}}, "`code` has to be a string, not an object."),
+    ("execute", {"code": True}, "`code` has to be a string, not true."),
+    ("execute", {"code": "1", "wait": "long"}, "`wait` has to be a number, not the string 'long'."),
+    ("read_file", {"path": "a", "limit": 1.5}, "a whole number, not the number 1.5."),
+    ("reset", {"files": "maybe"}, "`files` has to be true or false, not the string 'maybe'."),
+    (
+        "create_session",
+        {"packages": ["a", None]},
+        "`packages[1]` has to be a string, not null.",
+    ),
+    ("create_session", {"packages": {"a": 1}}, "has to be a list of strings, not an object."),
+]
+
+
+async def test_wrong_arguments_are_told_in_words_and_nothing_is_done(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        for tool, arguments, words in WRONG:
+            answer = await server.agent.client.call_tool(tool, arguments)
+            assert answer.is_error, (tool, arguments)
+            text = "".join(getattr(block, "text", "") for block in answer.content)
+            assert words in text, (tool, arguments)
+            assert text.endswith("Nothing was done."), text
+            assert "pydantic" not in text
+            assert "validation" not in text
+            assert len(text.splitlines()) <= 5
+        many = await server.agent.refused("interrupt", **dict.fromkeys("abcdefg", 1))
+        assert "4 more are wrong. Nothing was done." in many
+        assert not server.manager.sessions
+
+
+async def test_what_a_client_means_by_other_types_is_taken(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        answer = await server.call("execute", code="say 1", timeout="5", wait=5)
+        assert not answer.failed
+        assert not (await server.call("reset", files="true")).failed
+        assert not (await server.call("create_session", packages="[]")).failed
+
+
+async def test_a_tool_that_is_not_there_is_an_error_that_names_those_that_are(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as server:
+        text = await server.agent.refused("read", path="a")
+        assert text.startswith("There is no tool 'read'; did you mean read_file? There are execute")
+        assert "run_script" in await server.agent.refused("[kernel-mcp] x")
+
+
+async def test_schemas_take_nothing_else_and_have_no_ornament(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        for tool in (await server.agent.client.list_tools()).tools:
+            assert tool.input_schema["additionalProperties"] is False, tool.name
+            for schema in (tool.input_schema, tool.output_schema or {}):
+                for each in _schemas(schema):
+                    assert not isinstance(each.get("title"), str), tool.name
+                    assert each.get("default", "given"), tool.name
+                    if each.get("type") == "object":
+                        assert each["additionalProperties"] is False, (tool.name, each)
+            assert "pydantic" not in json.dumps(tool.model_dump(mode="json"))
+
+
+def test_the_nearest_name_is_one_that_could_be_meant() -> None:
+    known = ["code", "session", "timeout", "wait"]
+    assert nearest("sessionId", known) == "session"
+    assert nearest("time_out", known) == "timeout"
+    assert nearest("max-wait", known) == "wait"
+    assert nearest("sesion", known) == "session"
+    assert nearest("x", known) == nearest("", known) == nearest("language", known) == ""
+
+
+def _schemas(schema: object) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+    for each in schema.values() if isinstance(schema, dict) else schema:  # type: ignore[attr-defined]
+        if isinstance(each, (dict, list)):
+            yield from _schemas(each)
