@@ -18,6 +18,7 @@ import anyio
 from packaging.version import Version
 
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
+from kernel_mcp.environments.progress import Milestones
 from kernel_mcp.environments.uv import NEUTRAL, ProgressCallback, Uv, silence
 from kernel_mcp.errors import EnvironmentBuildError
 
@@ -108,7 +109,9 @@ class Interpreters:
         result = await self._uv.query(find)
         if result.code != 0:
             await progress(f"Python {version} is not installed; asking uv to fetch it")
-            fetched = await self._uv.run(["python", "install", "--no-bin", version])
+            told = Milestones(progress, f"Fetching Python {version}")
+            install = ["python", "install", "--no-bin", version]
+            fetched = await told.during(lambda: self._uv.run(install, told.take))
             if fetched.code == 0:
                 result = await self._uv.query(find)
         if result.code != 0:

@@ -27,6 +27,7 @@ from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
+from kernel_mcp.environments.progress import Bulletin
 from kernel_mcp.environments.uv import ProgressCallback, Sources, Uv, silence
 from kernel_mcp.environments.workshop import (
     BASE_PACKAGES,
@@ -97,10 +98,11 @@ class EnvironmentStore:
     ) -> KernelEnvironment:
         """The environment for `spec`, built if it is not cached; leased until `release`.
 
-        `progress` is awaited with short lines. Raises EnvironmentBuildError.
+        `progress` is awaited with short lines, whoever builds it. Raises EnvironmentBuildError.
         """
         interpreter = await self.interpreters.find(spec.python, progress)
         folder = self._envs / _name(interpreter, spec)
+        bulletin = Bulletin(_lock_file(folder), progress)
         built = False
         try:
             self._envs.mkdir(parents=True, exist_ok=True)
@@ -109,12 +111,16 @@ class EnvironmentStore:
                 with exclusive_now(_lock_file(folder)) as lock:
                     if lock is not None and folders.load(folder, interpreter) is None:
                         build = Build(self.workshop, interpreter, spec.packages, terms)
-                        await build.run(folder, progress, lock)
+                        try:
+                            await build.run(folder, bulletin.written(lock), lock)
+                        finally:
+                            bulletin.clear(lock)
                         built = True
                     elif lock is None:
                         patience -= not _being_built(folder)
                         if not patience:
                             raise EnvironmentBuildError(_broken(folder))
+                        await bulletin.read()
                         await anyio.sleep(POLL_S)
             if built:
                 await anyio.to_thread.run_sync(self.evict)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 from packaging.requirements import Requirement
@@ -22,37 +21,13 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.folder import Spending, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter
+from kernel_mcp.environments.progress import Milestones, cancel_on
 from kernel_mcp.environments.uv import ProgressCallback, Uv, UvResult, run_command, silence
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import Builder, BuildRequest, SandboxCommand
 from kernel_mcp.sandbox.select import builder_for
-
-T = TypeVar("T")
-
-
-async def cancel_on(
-    event: Callable[[], Awaitable[object]], work: Callable[[], Awaitable[T]]
-) -> T | None:
-    """The result of `work`, None when `event` comes first. Raises what `work` raises."""
-    result: T | None = None
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-
-        async def stop() -> None:
-            await event()
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(stop)
-        try:
-            result = await work()
-        except Exception as error:  # noqa: BLE001  # raised again, outside of the task group
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +125,19 @@ class Workshop:
         ]
         visible = [Path(self.uv.executable), *readonly, *self.uv.sources.folders()]
         changed = [*writable, *([] if hostile else [shared])]
+        told = Milestones(progress)
         async with builder.owner(writable, hostile=hostile) as identity:
 
             def confined(argv: Sequence[str], env: Mapping[str, str]) -> SandboxCommand:
                 request = BuildRequest(argv, env, changed, visible, hostile=hostile)
                 return builder.command(request, identity)
 
-            result = await cancel_on(
-                spending.beyond,
-                lambda: self.uv.run(
-                    words, progress, keep=keep, confined=confined, started=spending.started
-                ),
-            )
+            async def run() -> UvResult:
+                return await self.uv.run(
+                    words, told.take, keep=keep, confined=confined, started=spending.started
+                )
+
+            result = await cancel_on(spending.beyond, lambda: told.during(run))
         if result is None or result.code:
             await anyio.to_thread.run_sync(self.tidy)
         beyond = await anyio.to_thread.run_sync(spending.exceeded)
@@ -174,6 +150,7 @@ class Workshop:
         *,
         readonly: Sequence[Path],
         spending: Spending,
+        progress: ProgressCallback = silence,
         known_as: str = "",
         keep: int = -1,
     ) -> None:
@@ -200,9 +177,11 @@ class Workshop:
             command = builder.command(request, identity)
             return await run_command(command, keep=keep, started=spending.started)
 
+        told = Milestones(progress)
+        await told.tell("Compiling")
         with anyio.move_on_after(COMPILE_S):
             async with builder.owner([folder], hostile=True) as identity:
-                done = await cancel_on(spending.beyond, lambda: run(identity))
+                done = await cancel_on(spending.beyond, lambda: told.during(lambda: run(identity)))
             if done is not None and done.code == 0:
                 return
         logger.info("not everything in %s could be compiled ahead", folder)
@@ -288,6 +267,7 @@ class Build:
         excludes = folder / _EXCLUDES
         excludes.write_text("\n".join(self._excludes), encoding="utf-8")
         spending = Spending(self._terms.most_bytes, [folder])
+        await progress("Resolving")
         result = await self._workshop.run(
             [
                 *("pip", "install", "--link-mode", "copy", "--no-compile-bytecode"),
@@ -306,12 +286,12 @@ class Build:
         if result.code:
             raise result.error(self._packages or BASE_PACKAGES, interpreter.version)
         await anyio.to_thread.run_sync(folders.tidy, folder, interpreter)
-        await progress("Compiling")
         await self._workshop.compile(
             folders.site_packages(folder, interpreter),
             Path(interpreter.executable),
             readonly=interpreter.readonly,
             spending=spending,
+            progress=progress,
             keep=lock,
         )
         if await anyio.to_thread.run_sync(spending.exceeded):

@@ -145,7 +145,10 @@ class KernelFactory:
             await compile_guest(environment)
             names = import_names(environment, spec)
             policy = self._policy.with_modules(names)
+            first = built is None
             built = self._built[spec] = _Built(environment, names, policy)
+            if first and built.whole and self._templates is not None and request.ordinary:
+                await progress(f"Preloading {', '.join(built.whole)}; starting a kernel")
         if self._templates is not None and request.ordinary:
             self._templates.prepare(built.environment, built.whole)
         return built.environment, _fitting(built.policy, request)

@@ -13,7 +13,7 @@ import anyio
 from kernel_mcp.config.values import MIB
 from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.layer import SCRIPTS, retarget
-from kernel_mcp.environments.uv import ProgressCallback, UvResult, silence
+from kernel_mcp.environments.uv import ProgressCallback, UvResult
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import InstallError
 from kernel_mcp.launch.base import KernelEnvironment
@@ -101,7 +101,7 @@ class ConfinedPip:
             *("--output-file", paths["resolved.txt"], "--python", str(self._environment.bare)),
             *("--", paths["wanted.txt"]),
         ]
-        result = await self._run(args, [], silence)
+        result = await self._run(args, [], progress)
         if result.code:
             raise _failure(result, earlier)
         text = _content(self._scratch / "resolved.txt")
@@ -134,6 +134,7 @@ class ConfinedPip:
             base,
             readonly=environment.runtime,
             spending=self._spending,
+            progress=progress,
             known_as=known_as,
         )
         if await anyio.to_thread.run_sync(self._spending.exceeded):

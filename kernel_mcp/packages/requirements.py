@@ -217,12 +217,12 @@ class ScriptReader:
         return short if fits.contains(found.version, prereleases=True) else version
 
 
-async def expect_script(session: Session) -> None:
+async def expect_script(session: Session, progress: ProgressCallback) -> None:
     """Let the next cell of a fresh session begin and end as `python script.py` does.
 
     Raises KernelMcpError when there is no kernel.
     """
-    kernel = await session.ensure_kernel()
+    kernel = await session.ensure_kernel(progress)
     await kernel.ask("kernel_mcp_script_request", {"name": SCRIPT_FILE}, timeout=READY_S)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.environments.progress import BEAT_S
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.output.items import Event
 from kernel_mcp.output.outputs import OutputLog, Position
@@ -215,21 +216,34 @@ EVERY_S = 0.1
 CHARS = 2000
 
 
-async def narrate(cell: Cell, report: ProgressCallback) -> None:
-    """Report steps and new output until the cell ends, at most once every `EVERY_S` seconds."""
+async def narrate(cell: Cell, report: ProgressCallback, clock: Callable[[], float]) -> None:
+    """Report steps and new output until the cell ends, at most once every `EVERY_S` seconds.
+
+    After `BEAT_S` seconds of silence, which is when clients begin to lose patience, the report is
+    how long the cell has been running; `clock` is the session's.
+    """
+    began = clock()
     told = cell.reported
-    steps = changes = 0
+    steps, changes = len(cell.steps if cell.listens else cell.steps[:-1]), 0
     ended = False
     while not ended:
-        changes = await cell.changed(changes)
+        with anyio.move_on_after(BEAT_S) as silence:
+            changes = await cell.changed(changes)
+        if silence.cancelled_caught:
+            await report(_sign_of_life(cell, clock(), began))
+            continue
         ended = cell.finished.is_set()
-        for step in cell.steps[steps:]:
-            await report(step)
-        steps = len(cell.steps)
-        text = cell.log.news(told, CHARS).strip("\n")
-        told = cell.log.position()
-        if text:
+        news = [*cell.steps[steps:], cell.log.news(told, CHARS).strip("\n")]
+        steps, told = len(cell.steps), cell.log.position()
+        if text := "\n".join(filter(None, news)):
             await report(text)
         if not ended:
             with anyio.move_on_after(EVERY_S):
                 await cell.finished.wait()
+
+
+def _sign_of_life(cell: Cell, now: float, since: float) -> str:
+    if cell.started is None:
+        return f"cell {cell.number}: queued for {now - since:.0f} s"
+    doing = "running" if cell.listens else "waiting for its kernel"
+    return f"cell {cell.number}: {doing} for {now - cell.started:.0f} s"

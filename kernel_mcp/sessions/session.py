@@ -18,7 +18,7 @@ import anyio.abc
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.layer import Layer
-from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import LaunchError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
@@ -184,7 +184,7 @@ class Session:
                 if report is None:
                     await cell.finished.wait()
                 else:
-                    await narrate(cell, report)
+                    await narrate(cell, report, self._clock)
         finally:
             self.last_used = self._clock()
 
@@ -198,7 +198,9 @@ class Session:
             await cell.finished.wait()
         return cell
 
-    async def reset(self, *, packages: bool, files: bool) -> Notice | None:
+    async def reset(
+        self, *, packages: bool, files: bool, progress: ProgressCallback = silence
+    ) -> Notice | None:
         """Empty the queue and replace the kernel; the notice of the loss, if there was one.
 
         `packages` removes the installed packages too, `files` the files of the workspace. The old
@@ -214,7 +216,9 @@ class Session:
                 await anyio.to_thread.run_sync(layer.set_aside)
             fresh = await self.lifecycle.start_fresh() if self.lifecycle.holds else None
             try:
-                return await self._swap(held, fresh, layer, files=files)
+                notice = await self._swap(held, fresh, layer, files=files)
+                await self.lifecycle.ensure(progress)
+                return notice
             except BaseException:
                 if fresh is not None and fresh is not self.kernel:
                     await fresh.aclose()
@@ -239,10 +243,9 @@ class Session:
             if files:
                 await anyio.to_thread.run_sync(self.workspace.clear)
         self.last_used = self._clock()
-        await self.lifecycle.ensure()
         return notice
 
-    async def ensure_kernel(self) -> Kernel:
+    async def ensure_kernel(self, progress: ProgressCallback = silence) -> Kernel:
         """The live kernel, or a new one; waits for no running cell. Raises KernelMcpError."""
         self._touched = True
         self.lifecycle.cancel_hibernation()
@@ -253,7 +256,7 @@ class Session:
             if self._closed:
                 raise SessionNotFound("This session was closed meanwhile.")
             self.last_used = self._clock()
-            return await self.lifecycle.ensure()
+            return await self.lifecycle.ensure(progress)
 
     async def hibernate(self, purpose: str = "") -> bool:
         """Save the variables and end the kernel; False when the session is or comes into use.

@@ -141,7 +141,9 @@ def register(box: Toolbox, services: Services) -> None:
     ) -> CallToolResult:
         """Replace the session's kernel by a fresh one; all variables are lost."""
         caller, found = await box.resolve(ctx, session)
-        lost = await found.reset(packages=packages, files=files)
+        lost = await found.reset(
+            packages=packages, files=files, progress=progress_of(ctx) or silence
+        )
         if lost is not None:
             caller.reply.carry(found.ledger, [lost])
         loss = lost.loss if lost is not None else None
@@ -180,7 +182,7 @@ def register(box: Toolbox, services: Services) -> None:
         needs = await services.scripts.needs(script, dependencies, python, report)
         opened = await open_session(services, caller, SCRIPT_NAME, needs, report)
         try:
-            await expect_script(opened)
+            await expect_script(opened, report)
             cell = opened.submit(script, timeout)
             await opened.follow(cell, float("inf"), report)
             result = await answer(

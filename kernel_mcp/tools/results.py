@@ -112,6 +112,12 @@ def closing_line(session: Session, cell: Cell) -> str:
                 f"{'cell' if before == 1 else 'cells'}. Call wait to follow, interrupt to stop "
                 "the cell that is running"
             )
+        case Status.RUNNING if not cell.listens:
+            step = f" ({cell.steps[-1]})" if cell.steps else ""
+            return (
+                f"running: kernels are being prepared{step}; cell {cell.number} begins then. Call "
+                "wait to follow, interrupt to give it up"
+            )
         case Status.RUNNING:
             return (
                 f"running: cell {cell.number} goes on. Call wait for more output, interrupt to "

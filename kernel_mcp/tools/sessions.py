@@ -117,7 +117,7 @@ def register(box: Toolbox, services: Services) -> None:
     async def info(ctx: AnyContext, session: SessionArg = "") -> ServerInfo:
         """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
         _, found = await box.resolve(ctx, session)
-        return await _info(services, found)
+        return await _info(services, found, progress_of(ctx) or silence)
 
 
 async def open_session(
@@ -171,10 +171,10 @@ def _last_cell(session: Session) -> str:
     return f"{cell.number} [{cell.status.value}] {shown}"
 
 
-async def _info(services: Services, session: Session) -> ServerInfo:
+async def _info(services: Services, session: Session, progress: ProgressCallback) -> ServerInfo:
     factory, report, settings = services.factory, services.report, services.settings
     request, limits = session.request, settings.limits
-    environment, policy = await factory.environment(request, silence)
+    environment, policy = await factory.environment(request, progress)
     packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
     found = list(session.kernel.handle.boundary) if session.kernel is not None else []
     if refusal := factory.refusal(environment):

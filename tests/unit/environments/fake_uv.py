@@ -27,6 +27,8 @@ def main() -> int:
 
 def _install(args: list[str]) -> int:
     root = Path(args[args.index("--prefix") + 1])
+    if says := os.environ.get("FAKE_UV_SAYS"):
+        print(says, flush=True)
     if block := os.environ.get("FAKE_UV_BLOCK"):
         Path(block, "reached").write_bytes(b"x")
         Path(block, "go").read_bytes()  # a fifo: until its writer closes it

@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from kernel_mcp.environments.folder import Spending
+from kernel_mcp.environments.progress import cancel_on
 from kernel_mcp.environments.uv import Uv
-from kernel_mcp.environments.workshop import Workshop, cancel_on
+from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.sandbox.select import PlainBuilder
 
 pytestmark = [pytest.mark.anyio]

@@ -8,6 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
+from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.kernels.factory import KernelRequest
+from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.sessions import cell as cells
 from kernel_mcp.sessions.cell import Status, StopReason
 from kernel_mcp.tools.cells import MAX_CODE_CHARS
 from tests.unit.fake_kernels import FakeSource
@@ -119,6 +123,77 @@ async def test_output_is_reported_to_whoever_asks_for_progress(tmp_path: Path) -
             "execute", code="say hello", on_progress=lambda _n, _of, text: told.append(text)
         )
     assert told == ["hello"]
+
+
+async def test_a_silent_cell_is_reported_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "BEAT_S", 0.01)
+    told: list[str | None] = []
+
+    async with served(tmp_path) as server, anyio.create_task_group() as calls:
+
+        def take(_count: float, _of: float | None, text: str | None) -> None:
+            told.append(text)
+            server.clock.now += 40
+            if len(told) == 2:
+                calls.start_soon(lambda: server.call("interrupt"))
+
+        answer = await server.agent.call("execute", code="wait", on_progress=take)
+        assert answer.status == "interrupted"
+    assert told[:2] == ["cell 1: running for 0 s", "cell 1: running for 40 s"]
+
+
+async def test_a_silent_cell_that_waits_says_what_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "BEAT_S", 0.01)
+    source = Building()
+    told: dict[str, list[str | None]] = {"first": [], "second": []}
+    async with served(tmp_path, source) as server, anyio.create_task_group() as calls:
+
+        def follow(code: str, key: str) -> None:
+            def take(_count: float, _of: float | None, text: str | None) -> None:
+                told[key].append(text)
+                if "cell 1: waiting for its kernel for 0 s" in told["first"] and told["second"]:
+                    source.built.set()
+
+            calls.start_soon(lambda: server.agent.call("execute", code=code, on_progress=take))
+
+        follow("x = 1", "first")
+        follow("x = 2", "second")
+    assert told["second"][0] == "cell 2: queued for 0 s"
+
+
+class Building(FakeSource):
+    """A source whose kernels wait for an environment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built = anyio.Event()
+
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
+        await progress("Downloading: 1 of 2")
+        await self.built.wait()
+        return await super().start(request, progress)
+
+
+async def test_a_cell_that_waits_for_its_kernel_says_what_is_being_prepared(tmp_path: Path) -> None:
+    told: list[str | None] = []
+    source = Building()
+    async with served(tmp_path, source) as server:
+        waiting = await server.call("execute", code="say hello", wait=0)
+        assert waiting.status == "running"
+        assert "kernels are being prepared (Downloading: 1 of 2); cell 1 begins" in waiting.text
+        assert "cell 1 goes on" not in waiting.text
+
+        def take(_count: float, _of: float | None, text: str | None) -> None:
+            told.append(text)
+            source.built.set()
+
+        ended = await server.agent.call("wait", on_progress=take)
+        assert (ended.status, ended.text) == ("ok", "hello")
+    assert told == ["Downloading: 1 of 2", "hello"]
 
 
 async def test_check_syntax_knows_what_the_session_defines(tmp_path: Path) -> None:
