@@ -55,6 +55,9 @@ SWITCH_S = 0.0005
 """Seconds that a thread may keep the event loop waiting (`sys.setswitchinterval`)."""
 
 
+TOPICS = {"core": (cells, sessions), "files": (files,), "packages": (packages,)}
+"""The tools of each group, in the order in which clients list them."""
+
 TEMPLATE_KERNELS = 1
 """A template counts as one kernel in the system's limits."""
 
@@ -193,12 +196,15 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
 def build_mcp(services: Services, post: Post) -> ResourceServer:
     """The MCP server with all tools and resources; `post` delivers its answers."""
     box = Toolbox(services.manager, post)
-    for topic in (cells, sessions, files, packages):
-        topic.register(box, services)
+    for group, topics in TOPICS.items():
+        if group in services.settings.tools:
+            for topic in topics:
+                topic.register(box, services)
     return ResourceServer(
         "kernel-mcp",
         manager=services.manager,
         tools=box.tools,
+        files="files" in services.settings.tools,
         title="kernel-mcp",
         version=__version__,
         instructions=instructions(services.settings, services.report),

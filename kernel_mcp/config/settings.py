@@ -39,6 +39,7 @@ from kernel_mcp.config.values import (
     places,
     python,
     size,
+    some_of,
     switch,
     url,
     word,
@@ -50,6 +51,8 @@ SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
 CHAINED = ("bwrap", "landlock")
 """Sandboxes of which one may follow the other in `--sandbox`; the rest stand alone."""
 ENGINES = ("auto", "podman", "docker")
+TOOL_GROUPS = ("core", "packages", "files")
+"""Groups of tools; `core` runs code and is always there."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _IMPORTS = "What code may import"
@@ -286,6 +289,12 @@ class Settings:
     no_template: bool = _flag(
         "no-template", switch, _SERVER, "", "off",
         "start every kernel cold instead of forking it from a process that has imported everything",
+    )
+    tools: tuple[str, ...] = _flag(
+        "tools", some_of(*TOOL_GROUPS), _SERVER, "GROUPS", ",".join(TOOL_GROUPS),
+        "tools that clients see: `core` runs code and keeps sessions, `packages` has `install` and "
+        "`list_packages`, `files` reads and writes files and exports notebooks",
+        narrows=among,
     )
     audit_log: Path | None = _flag(
         "audit-log", path, _SERVER, "FILE", "none kept",

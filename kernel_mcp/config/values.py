@@ -110,6 +110,21 @@ def choices_in_order(
     return read
 
 
+def some_of(*words: str) -> Callable[[object], tuple[str, ...]]:
+    """A reader of several of `words`, of which the first is always among them."""
+
+    def read(given: object) -> tuple[str, ...]:
+        listed = given.split(",") if isinstance(given, str) else given
+        if not isinstance(listed, list) or not listed:
+            listed = [given]
+        found = tuple(dict.fromkeys(map(choice(*words), listed)))
+        if words[0] not in found:
+            raise ValueError(f"{words[0]} has to be among them: {words[0]},{','.join(found)}")
+        return found
+
+    return read
+
+
 def switch(given: object) -> bool:
     """On or off: a flag without a value, `true` in TOML, `1` in a variable."""
     word = str(given).strip().lower() if isinstance(given, (bool, int, str)) else ""

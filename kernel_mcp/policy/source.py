@@ -263,7 +263,7 @@ def guard(source: Source, code: str) -> Diagnostic | None:
             "size",
             "error",
             f"the code has {len(code):,} characters and one cell takes {MAX_CODE:,}; "
-            "split it, or put data into a file with write_file and read it from there",
+            "split it, or put data into a file and read it from there",
             1,
             1,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, Protocol, cast
 
@@ -37,11 +37,12 @@ from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.tools.arguments import CheckedTool
 from kernel_mcp.tools.results import finished, refusal
 
-SHOWN_NAMES = 30
-MOST_CHARS = 1900
-"""Gaps of a sandbox that do not fit are counted."""
+MOST_BYTES = 2000
+"""Of the instructions: clients cut them near 2 KB."""
+LISTED_BYTES = 320
+"""Of one list in them; `info` has the whole of it."""
 
-TEXT = """\
+HOW = """\
 A notebook for Python: execute runs a cell in a persistent IPython kernel, and variables, imports \
 and functions stay for the next call. Work in small steps, as in a notebook; the last expression \
 of a cell is shown and plots come back as pictures.
@@ -49,49 +50,58 @@ Leave `session` empty to use the default session. Cells of one session run in or
 create_session gives a second, separate notebook.
 Long cells: execute answers `running` and the cell goes on; call wait for more, interrupt to stop \
 it. Only blocks that begin with `[kernel-mcp] ` are from this server, and say when variables are \
-lost.
-Imports: {allowed} (info lists all). Other imports are refused.
-Packages: {packages}
-Files: {files}{network}"""
-
-FILES = "code works in its workspace folder; write_file and read_file move files in and out."
-NO_FILES = "code cannot open files, and has no eval, exec, compile or input."
+lost."""
 
 
 def instructions(settings: Settings, sandbox: SandboxReport) -> str:
-    """The instructions for the model: how to work, what is allowed, how far the boundary goes."""
-    strict = settings.profile == "strict" and "*" not in settings.allow
-    added = ", ".join(profile_entries(settings)[:SHOWN_NAMES])
-    base = "a few modules such as math" if strict else "the standard library for computing"
-    allowed = f"{base}{', ' if added else ''}{added}"
+    """The instructions for the model, what matters most first; at most `MOST_BYTES` of UTF-8."""
+    lines = [HOW, _imports(settings), _packages(settings), _files(settings, sandbox)]
+    if sandbox.gaps:
+        lines.append(f"Sandbox {sandbox.backend}; not enforced: {_listed(sandbox.gaps, '; ')}.")
+    while len("\n".join(lines).encode()) > MOST_BYTES:
+        del lines[-1]
+    return "\n".join(lines)
+
+
+def _imports(settings: Settings) -> str:
     if "*" in settings.allow or settings.profile == "open":
-        allowed = "every module"
-    text = TEXT.format(
-        allowed=allowed,
-        packages=_packages(settings.allow_install),
-        files=NO_FILES if strict else FILES,
-        network=" There is no network." if sandbox.enforced else "",
-    )
-    if not sandbox.gaps:
-        return text
-    return f"{text}\nSandbox {sandbox.backend}; not enforced: {_gaps(sandbox, len(text))}."
+        return "Imports: every module."
+    few = _strict(settings)
+    base = "a few modules such as math" if few else "the standard library for computing"
+    names = _listed([base, *profile_entries(settings)])
+    return f"Imports: {names} (info lists all). Other imports are refused."
 
 
-def _gaps(sandbox: SandboxReport, used: int) -> str:
-    told: list[str] = []
-    for gap in sandbox.gaps:
-        used += len(gap) + 2
-        if told and used > MOST_CHARS:
-            return f"{'; '.join(told)}; and {len(sandbox.gaps) - len(told)} more (see info)"
-        told.append(gap)
-    return "; ".join(told)
+def _packages(settings: Settings) -> str:
+    if "packages" not in settings.tools:
+        return "Packages: what is there cannot be added to; info shows it."
+    if not settings.allow_install:
+        return "Packages: what is there cannot be added to; list_packages shows it."
+    every = "*" in settings.allow_install
+    names = "any package" if every else _listed(settings.allow_install)
+    return f"Packages: install adds {names} to the session without losing variables."
 
 
-def _packages(allow_install: tuple[str, ...]) -> str:
-    if not allow_install:
-        return "what is there cannot be added to; list_packages shows it."
-    names = "any package" if "*" in allow_install else ", ".join(allow_install[:SHOWN_NAMES])
-    return f"install adds {names} to the session without losing variables."
+def _files(settings: Settings, sandbox: SandboxReport) -> str:
+    network = " There is no network." if sandbox.enforced else ""
+    if _strict(settings):
+        return f"Files: code cannot open files, and has no eval, exec, compile or input.{network}"
+    moves = "; write_file and read_file move files in and out" if "files" in settings.tools else ""
+    return f"Files: code works in its workspace folder{moves}.{network}"
+
+
+def _strict(settings: Settings) -> bool:
+    return settings.profile == "strict" and "*" not in settings.allow
+
+
+def _listed(names: Sequence[str], between: str = ", ") -> str:
+    """The first names, as many as `LISTED_BYTES` hold, and the number of others."""
+    shown = between.join(names)
+    count = len(names)
+    while count and len(shown.encode()) > LISTED_BYTES:
+        count -= 1
+        shown = between.join([*names[:count], f"{len(names) - count} more"])
+    return shown
 
 
 P = ParamSpec("P")

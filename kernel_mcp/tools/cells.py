@@ -203,7 +203,7 @@ def check_code(code: str) -> None:
     if len(code) > MAX_CODE_CHARS:
         raise InputError(
             f"The code has {len(code):,} characters; a cell takes at most {MAX_CODE_CHARS:,}. Put "
-            "data into a file with write_file and read it from the code."
+            "data into a file and read it from the code."
         )
 
 
@@ -302,8 +302,8 @@ def _apart(result: CallToolResult, session: Session, files: list[str]) -> CallTo
     if files:
         content.append(
             said(
-                f"the script wrote {', '.join(files)}: gone with its session. Use execute and "
-                "read_file to keep files"
+                f"the script wrote {', '.join(files)}: gone with its session. Use execute to "
+                "keep files"
             )
         )
     return result.model_copy(update={"content": content})

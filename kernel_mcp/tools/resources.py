@@ -47,10 +47,20 @@ class ResourceServer(MCPServer[Any]):
     """An MCP server whose resources are those of sessions: each has a MIME type of its own."""
 
     def __init__(
-        self, *args: Any, manager: SessionManager, tools: Sequence[Tool], **kwargs: Any
+        self,
+        *args: Any,
+        manager: SessionManager,
+        tools: Sequence[Tool],
+        files: bool = True,
+        **kwargs: Any,
     ) -> None:
+        """Without `files` cells are the only resources."""
         super().__init__(*args, tools=list(tools), **kwargs)
         self._names = tuple(tool.name for tool in tools)
+        self._templates = {
+            uri: words for uri, words in TEMPLATES.items() if files or "/cells/" in uri
+        }
+        self._files = files
         self._manager = manager
         self._one_notebook = anyio.CapacityLimiter(1)
 
@@ -66,7 +76,7 @@ class ResourceServer(MCPServer[Any]):
         """What can be read."""
         return [
             ResourceTemplate(uri_template=template, name=name, description=description)
-            for template, (name, description) in TEMPLATES.items()
+            for template, (name, description) in self._templates.items()
         ]
 
     async def read_resource(
@@ -89,9 +99,10 @@ class ResourceServer(MCPServer[Any]):
     async def _read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
         """Content and MIME type of a URI. Raises KernelMcpError, ResourceNotFoundError."""
         match = _URI.fullmatch(uri)
-        if match is None:
+        if match is None or not (self._files or match["cell"]):
+            there = ", ".join(self._templates)
             raise ResourceNotFoundError(
-                f"{uri!r} is not a resource of this server. There are: {', '.join(TEMPLATES)}."
+                f"{uri!r} is not a resource of this server. There are: {there}."
             )
         session = await self._manager.resolve(caller, match["session"])
         if match["path"]:
@@ -104,7 +115,8 @@ class ResourceServer(MCPServer[Any]):
         cell = cell_of(session, int(match["cell"]))
         if match["output"]:
             return await anyio.to_thread.run_sync(_output, cell, match["output"])
-        return await anyio.to_thread.run_sync(_text, cell), "text/plain"
+        more = "; read_file reads on in pages" if self._files else ""
+        return await anyio.to_thread.run_sync(_text, cell, more), "text/plain"
 
 
 def cell_uri_number(uri: str, session: str) -> int | None:
@@ -124,16 +136,14 @@ def cell_of(session: Session, number: int) -> Cell:
     return session.cells[number - 1]
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: Cell, more: str) -> str:
     parts: list[str] = []
     left = MAX_TEXT_CHARS
     for part in cell.log.text():
         parts.append(part[:left])
         left -= len(part)
         if left <= 0:
-            parts.append(
-                f"\n[… cut after {MAX_TEXT_CHARS:,} characters; read_file reads on in pages …]\n"
-            )
+            parts.append(f"\n[… cut after {MAX_TEXT_CHARS:,} characters{more} …]\n")
             break
     return "".join(parts)
 

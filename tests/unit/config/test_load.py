@@ -129,6 +129,7 @@ WIDER = {
     "hibernate-size": "0",
     "hibernate-disk": '"3G"',
     "warm": "3",
+    "tools": '"core,files"',
 }
 NARROWER = {
     "allow": ('["pandas"]', ("pandas",)),
@@ -151,8 +152,14 @@ NARROWER = {
     "hibernate-size": ('"1M"', MIB),
     "hibernate-disk": ('"1G"', GIB),
     "warm": ("0", 0),
+    "tools": ('["core"]', ("core",)),
 }
-PERMITTED: dict[str, str | list[str]] = {"cpu": "30", "cpus": "2", "offline": "true"}
+PERMITTED: dict[str, str | list[str]] = {
+    "cpu": "30",
+    "cpus": "2",
+    "offline": "true",
+    "tools": "core",
+}
 """What the operator says where the default would not tell wider from narrower."""
 
 

@@ -161,3 +161,14 @@ def test_places_are_folders_or_addresses() -> None:
     for given in ("", [""], [5], 5, ["a\0b"]):
         with pytest.raises(ValueError, match="folder"):
             values.places(given)
+
+
+def test_groups_are_a_list_with_the_first_among_them() -> None:
+    read = values.some_of("core", "packages", "files")
+    assert read(" Core, files,core") == ("core", "files")
+    assert read(["core"]) == ("core",)
+    with pytest.raises(ValueError, match="core has to be among them: core,files"):
+        read("files")
+    for given in ("core,branches", "", [], 1, None):
+        with pytest.raises(ValueError, match="expected core, packages or files"):
+            read(given)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.settings import Refusal, Settings
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.select import NoSandbox
@@ -34,10 +36,39 @@ def test_without_a_sandbox_nothing_is_promised() -> None:
     assert "There is no network" in instructions(Settings(), WHOLE)
 
 
+NAMES = tuple(f"package-{number}[extra]>=1.{number},<2" for number in range(400))
+WORST = (
+    Settings(allow=NAMES, allow_install=NAMES, refusal=Refusal(Path("/x"), NAMES)),
+    Settings(allow=NAMES, allow_install=NAMES, profile="strict"),
+    Settings(allow=("\u00e4" * 900,), allow_install=("\u00e4" * 900,)),
+    Settings(profile="data", allow_install=("*",)),
+)
+
+
+@pytest.mark.parametrize("settings", WORST)
 @pytest.mark.parametrize("own_user", [True, False])
-def test_many_gaps_do_not_make_it_too_long_for_clients(own_user: bool) -> None:
+def test_clients_that_cut_after_two_kilobytes_show_all_of_it(
+    settings: Settings, own_user: bool
+) -> None:
     report = landlock_report(own_user=own_user)
-    text = instructions(Settings(profile="data"), report)
-    assert len(text) <= 2000
+    text = instructions(settings, report)
+    assert len(text.encode()) <= 2000
     assert "Sandbox landlock; not enforced: shares the host's Linux kernel" in text
-    assert "more (see info)" in text
+    assert " more." in text
+    assert "Imports: " in text
+    assert "Packages: " in text
+
+
+def test_what_does_not_fit_is_what_matters_least() -> None:
+    report = SandboxReport("landlock", (), ("x" * 3000,))
+    text = instructions(Settings(), report)
+    assert "Files: " in text
+    assert "Sandbox landlock; not enforced: 1 more." in text
+
+
+def test_only_tools_that_are_there_are_named() -> None:
+    core = Settings(tools=("core",), allow_install=("*",))
+    text = instructions(core, WHOLE)
+    for tool in ("install", "list_packages", "read_file", "write_file"):
+        assert tool not in text
+    assert "cannot be added to; info shows it" in text

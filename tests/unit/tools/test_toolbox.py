@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from mcp.shared.exceptions import MCPError
 
 from kernel_mcp.sessions.losses import Loss
 from tests.integration.agent import Answer
@@ -60,6 +62,53 @@ async def test_these_are_all_tools_and_each_is_described(tmp_path: Path) -> None
             takes = tool.input_schema["properties"]
             assert ("session" in takes) == (tool.name in ABOUT_A_SESSION), tool.name
             assert all("description" in each for each in takes.values()), tool.name
+
+
+PACKAGE_TOOLS = {"install", "list_packages"}
+FILE_TOOLS = {"list_files", "read_file", "write_file", "export_notebook"}
+MOST_TOKENS = 2200
+CHARS_PER_TOKEN = 4
+"""Tokenizers of models put some 4.6 characters of these definitions into one token."""
+
+
+async def test_definitions_of_all_tools_stay_within_their_budget(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        tools = (await server.agent.client.list_tools()).tools
+    seen = [
+        {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+        for tool in tools
+    ]
+    assert len(json.dumps(seen)) / CHARS_PER_TOKEN <= MOST_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("groups", "lacking"),
+    [
+        (("core",), PACKAGE_TOOLS | FILE_TOOLS),
+        (("core", "files"), PACKAGE_TOOLS),
+        (("core", "packages"), FILE_TOOLS),
+    ],
+)
+async def test_tools_and_resources_of_groups_that_are_off_are_not_there(
+    tmp_path: Path, groups: tuple[str, ...], lacking: set[str]
+) -> None:
+    async with served(tmp_path, tools=groups) as server:
+        client = server.agent.client
+        there = {tool.name for tool in (await client.list_tools()).tools}
+        assert there == (ABOUT_A_SESSION.keys() | OTHERS.keys()) - lacking
+        for tool in lacking:
+            assert f"There is no tool '{tool}'" in await server.agent.refused(tool)
+        templates = (await client.list_resource_templates()).resource_templates
+        uris = {template.uri_template for template in templates}
+        assert ("kernel://{session}/files/{+path}" in uris) == ("files" in groups)
+        assert "kernel://{session}/cells/{n}" in uris
+        await server.call("execute", code="say 1")
+        handle = server.session.handle
+        assert (await client.read_resource(f"kernel://{handle}/cells/1")).contents
+        if "files" not in groups:
+            for place in ("notebook", "files/a.txt"):
+                with pytest.raises(MCPError, match="is not a resource of this server"):
+                    await client.read_resource(f"kernel://{handle}/{place}")
 
 
 async def test_no_tool_finds_a_session_that_is_not_the_callers(tmp_path: Path) -> None:
