@@ -169,6 +169,7 @@ def test_groups_are_a_list_with_the_first_among_them() -> None:
     assert read(["core"]) == ("core",)
     with pytest.raises(ValueError, match="core has to be among them: core,files"):
         read("files")
-    for given in ("core,branches", "", [], 1, None):
+    wrong: list[object] = ["core,branches", "", [], 1, None]
+    for given in wrong:
         with pytest.raises(ValueError, match="expected core, packages or files"):
             read(given)
