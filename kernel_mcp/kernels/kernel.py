@@ -145,15 +145,18 @@ class Kernel:
         for answer in self._asked.values():
             answer.done.set()
 
-    def submit(self, code: str, sink: Sink) -> Run:
-        """Send one cell; its output goes to `sink` in order. Raises LaunchError."""
-        return self._send_cell("execute_request", code, sink)
+    def submit(self, code: str, sink: Sink, number: int | None = None) -> Run:
+        """Send one cell, known by `number` there; its output goes to `sink` in order.
+
+        Raises LaunchError.
+        """
+        return self._send_cell("execute_request", code, sink, number)
 
     def prewarm(self, code: str) -> Run:
         """Send a cell that leaves no trace in the namespace. Raises LaunchError."""
         return self._send_cell("kernel_mcp_prewarm_request", code, lambda _event: None)
 
-    def _send_cell(self, kind: str, code: str, sink: Sink) -> Run:
+    def _send_cell(self, kind: str, code: str, sink: Sink, number: int | None = None) -> Run:
         run = Run(sink)
         self._run = run
         self._ending = None
@@ -168,6 +171,7 @@ class Kernel:
                 "user_expressions": {},
                 "allow_stdin": False,
                 "stop_on_error": False,
+                "cell_number": number,
             },
         )
         return run

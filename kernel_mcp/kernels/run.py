@@ -31,7 +31,7 @@ class Run:
         self.msg_id = ""
         self.sink = sink
         self.status: str | None = None
-        self.execution_count: int | None = None
+        self.exit_code: int | None = None
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
@@ -44,8 +44,8 @@ class Run:
         if self.status is not None:
             return
         status = content.get("status")
-        self.execution_count = whole_number(content.get("execution_count"))
         if status == "error":
+            self.exit_code = whole_number(content.get("exit_code"))
             with contextlib.suppress(WireError):
                 self.failure = failure_from(content)
         self.status = status if status in ("ok", "error", "aborted") else "error"

@@ -29,6 +29,20 @@ class Status(str, Enum):
     KILLED = "killed"
 
 
+class Phase(str, Enum):
+    """How far a cell came: what it is in, or was in when it ended."""
+
+    QUEUE = "queue"
+    START = "start"
+    """Its kernel is being started or brought back."""
+    CHECK = "check"
+    """Syntax and policy are looked at; a cell that ended here was refused."""
+    INSTALL = "install"
+    """Packages that it needs are being added."""
+    RUN = "run"
+    """Its code was handed to the kernel."""
+
+
 class StopReason(str, Enum):
     """Why the server stops a running cell."""
 
@@ -50,13 +64,14 @@ class Outcome:
     """How a cell ended.
 
     `state_kept` is False when variables of this or earlier cells were lost; `cause` is the reason,
-    None without one.
+    None without one. `exit_code` is what a shell shows of a program that ends so, 128 and more for
+    a signal; None when none of the code has run.
     """
 
     status: Status
     state_kept: bool = True
     cause: str | None = None
-    execution_count: int | None = None
+    exit_code: int | None = None
 
 
 class Cell:
@@ -65,6 +80,7 @@ class Cell:
     `since` is the number of the last notice when the cell was submitted. `before` are the losses it
     ran after, `unsaid` those of them in no delivered answer, `own` is the loss it caused. `told`
     says that an answer about its end was delivered, `reported` how much output such answers had.
+    `state_as_of` is the last cell whose work the variables held when it ended, or began.
     """
 
     def __init__(self, number: int, code: str, timeout_s: float, log: OutputLog) -> None:
@@ -75,6 +91,8 @@ class Cell:
         self.started: float | None = None
         self.duration_s = 0.0
         self.outcome: Outcome | None = None
+        self.phase = Phase.QUEUE
+        self.state_as_of: int | None = None
         self.error: Exception | None = None
         self.finished = anyio.Event()
         self.since = 0
@@ -107,6 +125,11 @@ class Cell:
         if self.outcome is not None:
             return self.outcome.status
         return Status.QUEUED if self.started is None else Status.RUNNING
+
+    @property
+    def execution_count(self) -> int | None:
+        """Its number in the kernel: its own; None when the code was not run."""
+        return self.number if self.phase is Phase.RUN else None
 
     def finish(self, outcome: Outcome, now: float) -> None:
         """Record how the cell ended; only the first call counts."""
@@ -192,7 +215,8 @@ class Cell:
     def meta(self, session: str, *, omitted: int, outputs: list[str]) -> dict[str, Any]:
         """The structured outcome under `kernel-mcp/cell`; `duration_s` in seconds.
 
-        `lost` names lost variables, `lost_omitted` counts further ones.
+        `lost` names lost variables, `lost_omitted` counts further ones. `execution_count` is the
+        number again where the code has run.
         """
         outcome = self.outcome or Outcome(self.status)
         losses = self.losses
@@ -201,11 +225,14 @@ class Cell:
             "session": session,
             "cell": self.number,
             "status": outcome.status.value,
-            "execution_count": outcome.execution_count,
+            "phase": self.phase.value,
+            "execution_count": self.execution_count,
+            "exit_code": outcome.exit_code,
             "duration_s": round(self.duration_s, 6),
             "state_kept": outcome.state_kept and not losses,
             "lost": list(dict.fromkeys(name for loss in losses for name in loss.names)),
             "lost_omitted": sum(loss.more for loss in losses),
+            "state_as_of": self.state_as_of,
             "cause": cause,
             "omitted": omitted,
             "outputs": outputs,

@@ -7,6 +7,7 @@ be idle: it says so, or it goes on taking requests, which it cannot while code b
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -15,8 +16,8 @@ import anyio
 
 from kernel_mcp.errors import KernelGone, LaunchError
 from kernel_mcp.kernels.run import UNSURE
-from kernel_mcp.linux.proc import Usage
-from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Status, StopReason
+from kernel_mcp.linux.proc import ExitStatus, Usage
+from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Phase, Status, StopReason
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -149,6 +150,9 @@ async def _takes_requests(kernel: Kernel) -> bool:
     return kernel.taken
 
 
+FAILED = 1
+SIGNALLED = 128
+"""Exit codes of shells: of a program that fails, and of one that signal 0 would end."""
 INTERRUPT_EVERY_S = 0.5
 """A kernel ignores an interrupt that arrives just before the cell begins, hence several."""
 DEATH_TIMEOUT_S = 5.0
@@ -182,7 +186,7 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     if reason is None and kernel.missed(run):
         raise KernelGone(GONE)
     if reason is None and run.status == "aborted":
-        run = kernel.submit(cell.code, cell.listen())
+        run = kernel.submit(cell.code, cell.listen(), cell.number)
         reason = await _end_or_stop(kernel, run, cell, cpu_s)
     killed = False
     if reason is not None:
@@ -194,7 +198,7 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     lost = reason is None and kernel.exit is None and run.status is None
     if lost or (reason is None and run.status == "error" and await broken(kernel, run)):
         cell.notice(ADVICE)
-        return Outcome(Status.ERROR, cause=BROKEN, execution_count=run.execution_count)
+        return Outcome(Status.ERROR, cause=BROKEN, exit_code=FAILED)
     wish = _wish(kernel, cell, reason, cpu_s)
     if killed or run.status is None:
         return _death(kernel, run, wish, reason, grace_s)
@@ -203,8 +207,9 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
 
 async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
     """Submit the cell. Raises LaunchError, or KernelGone when the kernel has ended."""
+    cell.phase = Phase.RUN
     try:
-        return kernel.submit(cell.code, cell.listen())
+        return kernel.submit(cell.code, cell.listen(), cell.number)
     except LaunchError as error:
         with anyio.move_on_after(DEATH_TIMEOUT_S):
             await kernel.dead.wait()
@@ -287,17 +292,25 @@ def _death(
         cause = f"{cause}, and the code of this cell may have begun to run"
     elif reason not in (None, StopReason.DISK):
         cause = f"{wish}, and did not stop within {grace_s:g} s of being interrupted"
-    return Outcome(Status.KILLED, state_kept=False, cause=cause)
+    return Outcome(Status.KILLED, state_kept=False, cause=cause, exit_code=_exit_code(kernel.exit))
+
+
+def _exit_code(ended: ExitStatus | None) -> int | None:
+    if ended is None:
+        return None
+    return ended.code if ended.signal is None else SIGNALLED + ended.signal
 
 
 def _end(run: Run, wish: str, reason: StopReason | None) -> Outcome:
     if reason is None and run.status == "aborted":
         cause = "the kernel dropped the cell twice without running it; run it again"
         return Outcome(Status.ERROR, cause=cause)
+    exit_code = SIGNALLED + signal.SIGINT
     if reason is None:
         status = Status.ERROR if run.status == "error" else Status.OK
+        exit_code = 0 if status is Status.OK else run.exit_code or FAILED
     elif reason in (StopReason.TIMEOUT, StopReason.CPU):
         status = Status.TIMEOUT
     else:
         status = Status.INTERRUPTED
-    return Outcome(status, cause=wish or None, execution_count=run.execution_count)
+    return Outcome(status, cause=wish or None, exit_code=exit_code)

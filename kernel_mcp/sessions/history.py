@@ -13,7 +13,8 @@ from typing import Any, overload
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
-from kernel_mcp.sessions.cell import Cell, Outcome, Status
+from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
+from kernel_mcp.sessions.losses import Loss, Notice
 
 SEGMENT_BYTES = 4 * MIB
 """A file beyond this size is full. Files are dropped whole."""
@@ -249,8 +250,9 @@ class History(Sequence[Cell]):
     def _restored(self, number: int) -> Cell:
         """A cell from its row; one with a remark when the row is gone."""
         place, filed = self._places[number - 1], self._file_bytes[number - 1]
-        code, outcome, duration = "", Outcome(_STATUSES[self._statuses[number - 1]]), 0.0
+        outcome = Outcome(_STATUSES[self._statuses[number - 1]])
         log = OutputLog(self._folder, number)
+        row = None
         if place < self._begin:
             log.evict()
         else:
@@ -260,12 +262,17 @@ class History(Sequence[Cell]):
                 why = error.strerror or "it is damaged"
                 log.evict(f"[… what was recorded of this cell cannot be read: {why} …]")
             else:
-                code, duration = row["code"], row["duration_s"]
-                outcome = Outcome(outcome.status, *row["outcome"])
                 log = OutputLog.restored(self._folder, number, row["log"])
                 if log.disk_bytes and not filed:
                     log.evict()
-        return Cell.ended(number, code, log, outcome, duration)
+        if row is None:
+            return Cell.ended(number, "", log, outcome, 0.0)
+        outcome = Outcome(outcome.status, *row["outcome"])
+        cell = Cell.ended(number, row["code"], log, outcome, row["duration_s"])
+        cell.phase, cell.state_as_of = Phase(row["phase"]), row["state_as_of"]
+        losses = [Loss(cause, tuple(names), more) for cause, names, more in row["losses"]]
+        cell.before = [Notice(0, "", loss) for loss in losses]
+        return cell
 
 
 def _row(cell: Cell) -> dict[str, Any]:
@@ -274,7 +281,10 @@ def _row(cell: Cell) -> dict[str, Any]:
     return {
         "cell": cell.number,
         "code": cell.code,
-        "outcome": [outcome.state_kept, outcome.cause, outcome.execution_count],
+        "outcome": [outcome.state_kept, outcome.cause, outcome.exit_code],
+        "phase": cell.phase.value,
+        "state_as_of": cell.state_as_of,
+        "losses": [[loss.cause, loss.names, loss.more] for loss in cell.losses],
         "duration_s": cell.duration_s,
         "log": cell.log.row(),
     }

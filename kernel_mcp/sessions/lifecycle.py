@@ -76,6 +76,7 @@ class KernelLifecycle:
         self._source = source
         self._admit = admit
         self._journal = journal
+        self._worked: int | None = None
         self._missed = False
         self._engaged = False
         self._asleep: Notice | None = None
@@ -92,6 +93,15 @@ class KernelLifecycle:
     def holds(self) -> bool:
         """Whether there are variables of cells, in a kernel or saved."""
         return self.used or self.sleep is not None
+
+    @property
+    def state_as_of(self) -> int | None:
+        """The last cell whose work the variables hold; None when there are none."""
+        return self._worked if self.holds else None
+
+    def note_work(self, cell: int) -> None:
+        """The variables hold what this cell has done."""
+        self._worked = cell
 
     def lost_state(self, cause: str) -> Loss:
         """The variables that an end now, because of `cause`, would lose."""

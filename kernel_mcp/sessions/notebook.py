@@ -78,7 +78,7 @@ class _Writer:
     def cell(self, cell: Cell) -> list[bytes] | None:
         """One code cell with its outputs; None when there is no room for it."""
         outcome = cell.outcome
-        count = outcome.execution_count if outcome else None
+        count = cell.execution_count
         outputs = self._outputs(cell, count)
         remarks = {"status": cell.status.value, "cause": outcome.cause if outcome else None}
         head = {

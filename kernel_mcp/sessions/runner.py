@@ -18,7 +18,7 @@ from kernel_mcp.output.items import Failure
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy, Report, check, own_modules
 from kernel_mcp.sessions.audit import Journal
-from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Phase, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
@@ -205,6 +205,7 @@ class CellRunner:
             cell.fail(error, self._clock())
 
     async def _attempt(self, cell: Cell) -> Outcome:
+        cell.phase, cell.state_as_of = Phase.START, self._lifecycle.state_as_of
         with anyio.CancelScope() as scope:
             cell.watch_stop(scope)
             kernel = await self._lifecycle.ensure(cell.step)
@@ -212,6 +213,7 @@ class CellRunner:
         if scope.cancelled_caught:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
         cell.run_after(self._lifecycle.ledger.place(cell.since))
+        cell.phase, cell.state_as_of = Phase.CHECK, self._lifecycle.state_as_of
         refusal = await refuse(
             cell.code,
             kernel.policy,
@@ -225,6 +227,9 @@ class CellRunner:
             outcome = await run_cell(kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s)
             if outcome.status is Status.KILLED:
                 await self._after_kill(cell, outcome)
+            elif cell.phase is Phase.RUN:
+                self._lifecycle.note_work(cell.number)
+        cell.state_as_of = self._lifecycle.state_as_of
         return outcome
 
     async def _settle(self, cell: Cell) -> str:

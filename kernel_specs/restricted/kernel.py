@@ -189,6 +189,8 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell while the flush timer ticks."""
         self.console.repair()
+        if (number := parent["content"].get("cell_number")) is not None:
+            self.shell.number_cell(number)
         self.service.cell_started()
         try:
             await super().execute_request(stream, ident, parent)
@@ -230,6 +232,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         else:
             self.shell_stream.hold()  # queued behind it; what comes after the reply is not
             reply["status"] = "error"
+            reply["exit_code"] = _exit_code(error)
             reply["user_expressions"] = {}
             if error is None:  # while the result was being displayed
                 reply.update(shell.last_error or {})
@@ -305,3 +308,10 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
     def _abort_queues(self, subshell_id: str | None = None) -> None:
         """Abort only the execute requests queued when a cell failed."""
         self._aborting = True
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """What a program ends with in which `error` is raised."""
+    if not isinstance(error, SystemExit):
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)

@@ -138,6 +138,12 @@ class Shell(ZMQInteractiveShell):
             result.error_in_exec = KeyboardInterrupt()
         return result
 
+    def number_cell(self, number: int) -> None:
+        """Give the next cell this number, by which tracebacks, `In` and `Out` know it."""
+        for inputs in (self.history_manager.input_hist_parsed, self.history_manager.input_hist_raw):
+            inputs[number:] = [""] * (number - len(inputs))
+        self.execution_count = number
+
     def interrupted(self) -> None:
         """The task of an awaiting cell is being cancelled because of a SIGINT."""
         self._interrupted = True

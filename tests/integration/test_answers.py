@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anyio
 import pytest
 
@@ -76,3 +78,76 @@ async def test_a_long_error_keeps_both_ends_and_the_whole_can_be_read() -> None:
             )
         assert wrong.failed
         assert shown(wrong) < LONGEST_ERROR
+
+
+async def test_a_cell_has_one_number_wherever_it_is_named() -> None:
+    failing = "def f():\n    return 1 / 0\nf()"
+
+    async def numbered(number: int) -> None:
+        answer = await notebook.run(failing)
+        assert f"Cell In[{number}]" in answer.text
+        assert (answer.cell["cell"], answer.cell["execution_count"]) == (number, number)
+
+    async with agent("--allow", "os", "--max-sessions", "1") as notebook:
+        await numbered(1)
+        refused = await notebook.run("import tensorflow")
+        assert (refused.cell["cell"], refused.cell["execution_count"]) == (2, None)
+        await numbered(3)
+        value = await notebook.run("'value'")
+        assert (await notebook.run("(Out[4], _4, In[4])")).text == "('value', 'value', \"'value'\")"
+        assert value.cell["execution_count"] == 4
+        await numbered(6)
+        await notebook.call("reset")
+        await numbered(7)
+        died = await notebook.run("import os; os._exit(3)")
+        assert (died.status, died.cell["execution_count"], died.cell["exit_code"]) == (
+            "killed",
+            8,
+            3,
+        )
+        await numbered(9)
+        await notebook.run("kept = 10")
+        home = await notebook.call("info")
+        other = await notebook.call("create_session")
+        await notebook.run("1", session=other.data["session"])
+        states = (await notebook.call("list_sessions")).data["sessions"]
+        assert "hibernated" in [each["state"] for each in states]
+        assert (await notebook.run("kept, len(In)")).text.startswith("(10, 12)")
+        await numbered(12)
+        await notebook.call("export_notebook", path="all.ipynb")
+        uri = f"kernel://{home.data['session']}/notebook"
+        text = (await notebook.client.read_resource(uri)).contents[0].text  # type: ignore[union-attr]
+        cells = json.loads(text)["cells"]
+        counts = [cell["execution_count"] for cell in cells]
+        assert counts == [1, None, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+        results = [out for cell in cells for out in cell["outputs"] if "execution_count" in out]
+        assert [out["execution_count"] for out in results] == [4, 5, 11]
+
+
+async def test_the_outcome_says_how_far_a_cell_came_and_what_its_variables_hold() -> None:
+    async with agent("--allow", "os,sys", "--grace", "0.5") as notebook:
+        for code, arguments, status, phase, exit_code, state in (
+            ("x = 1", {}, "ok", "run", 0, 1),
+            ("1/0", {}, "error", "run", 1, 2),
+            ("import tensorflow", {}, "error", None, None, None),
+            ("import sys; sys.exit(7)", {}, "error", "run", 7, 4),
+            ("sys.exit('a word')", {}, "error", "run", 1, 5),
+            ("while True: pass", {"timeout": 0.2}, "timeout", "run", 130, 6),
+            ("def f(:", {}, "error", "check", None, 6),
+            ("import os; os._exit(9)", {}, "killed", "run", 9, None),
+            ("1 +", {}, "error", "check", None, None),
+            ("y = 2", {}, "ok", "run", 0, 10),
+            ("os.kill(os.getpid(), 9)", {}, "error", "run", 1, 11),
+            ("import os; os.kill(os.getpid(), 9)", {}, "killed", "run", 137, None),
+        ):
+            answer = await notebook.run(code, **arguments)
+            found = [answer.cell[key] for key in ("phase", "exit_code", "state_as_of")]
+            assert answer.status == status, code
+            assert found == [phase, exit_code, state] or phase is None, (code, found)
+        assert answer.cell["lost"] == ["y"]
+        assert answer.cell["state_kept"] is False
+        running = await notebook.run("while True: pass", wait=0)
+        assert running.cell["exit_code"] is None
+        queued = await notebook.run("1", wait=0)
+        assert (queued.cell["phase"], queued.cell["exit_code"]) == ("queue", None)
+        await notebook.call("interrupt")

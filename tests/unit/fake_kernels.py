@@ -100,7 +100,7 @@ class FakeKernel:
     def missed(self, run: Run) -> bool:
         return self.exit is not None and not run.begun
 
-    def submit(self, code: str, sink: Sink) -> Run:
+    def submit(self, code: str, sink: Sink, number: int | None = None) -> Run:
         if self.exit is not None:
             raise LaunchError("The kernel's shell channel is closed. Call reset.")
         run = Run(sink)
@@ -121,13 +121,13 @@ class FakeKernel:
             run.on_reply(failure)
             sink(Failure("Error", text, (IN_CELL,)))
         if word in ("say", "raise"):
-            run.on_reply({"status": "ok", "execution_count": 1})
+            run.on_reply({"status": "ok"})
             run.on_idle()
             return run
         name, _, value = code.partition(" = ")
         self.variables[name] = value
         self.names.add([name])
-        run.on_reply({"status": "ok", "execution_count": len(self.variables)})
+        run.on_reply({"status": "ok"})
         run.on_idle()
         return run
 

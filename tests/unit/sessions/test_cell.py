@@ -9,7 +9,7 @@ import pytest
 
 from kernel_mcp.output.items import Stream
 from kernel_mcp.output.outputs import OutputLog
-from kernel_mcp.sessions.cell import Cell, Outcome, Status, StopReason
+from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status, StopReason
 
 pytestmark = [pytest.mark.anyio]
 
@@ -23,11 +23,16 @@ async def test_status_goes_from_queued_over_running_to_the_outcome(tmp_path: Pat
     statuses = [cell.status]
     cell.started = 1.0
     statuses.append(cell.status)
-    cell.finish(Outcome(Status.OK, execution_count=3), 3.5)
+    cell.phase = Phase.RUN
+    cell.finish(Outcome(Status.OK, exit_code=0), 3.5)
     statuses.append(cell.status)
     assert statuses == [Status.QUEUED, Status.RUNNING, Status.OK]
     assert cell.duration_s == 2.5
-    assert cell.meta("s", omitted=0, outputs=[])["execution_count"] == 3
+    found = cell.meta("s", omitted=0, outputs=[])
+    assert [found[key] for key in ("cell", "execution_count", "exit_code", "phase")] == [
+        *(1, 1, 0),
+        "run",
+    ]
 
 
 async def test_the_first_outcome_stands(tmp_path: Path) -> None:

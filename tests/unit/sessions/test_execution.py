@@ -71,7 +71,7 @@ async def test_a_cell_that_resists_is_killed_at_once_when_its_session_ends(tmp_p
             cell.stop(StopReason.CLOSE)
             await cell.finished.wait()
     assert cell.outcome == Outcome(
-        Status.KILLED, state_kept=False, cause="the session was reset", execution_count=None
+        Status.KILLED, state_kept=False, cause="the session was reset", exit_code=7
     )
 
 

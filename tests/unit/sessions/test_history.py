@@ -17,8 +17,9 @@ from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
 from kernel_mcp.output.outputs import EVICTED, OutputLog
 from kernel_mcp.output.render import render
 from kernel_mcp.sessions import history
-from kernel_mcp.sessions.cell import Cell, Outcome, Status
+from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
 from kernel_mcp.sessions.history import BATCH, History
+from kernel_mcp.sessions.losses import Loss, Notice
 from kernel_mcp.sessions.notebook import notebook
 
 pytestmark = [pytest.mark.anyio]
@@ -55,6 +56,8 @@ class Cells:
         take = cell.listen() if listens else cell.take
         for event in events:
             take(event)
+        cell.phase, cell.state_as_of = Phase.RUN, number
+        cell.run_after([Notice(1, "lost", Loss("a reason", ("x", "y"), 3))])
         cell.finish(Outcome(Status.ERROR, True, "a cause", number), 3.5)
         cell.told = told
         return cell

@@ -15,7 +15,7 @@ from kernel_mcp.output.items import Display, Event, Failure, Stream
 from kernel_mcp.output.markup import JSON_DEPTH, Shape
 from kernel_mcp.output.outputs import LogCaps, OutputLog
 from kernel_mcp.sessions import notebook
-from kernel_mcp.sessions.cell import Cell, Outcome, Status
+from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
 from kernel_mcp.sessions.notebook import JSON_VALUES
 from kernel_mcp.sessions.notebook import notebook as notebook_file
 
@@ -31,7 +31,9 @@ def cell(folder: Path, number: int, code: str, *events: Event, caps: LogCaps | N
 
 
 def ended(number: int, code: str, log: OutputLog) -> Cell:
-    return Cell.ended(number, code, log, Outcome(Status.OK, execution_count=1), 0.0)
+    made = Cell.ended(number, code, log, Outcome(Status.OK), 0.0)
+    made.phase = Phase.RUN
+    return made
 
 
 def written(*cells: Cell, most: int = 48_000_000) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def test_how_a_cell_ended_is_kept_in_its_metadata(tmp_path: Path) -> None:
     first, second = written(killed, running)["cells"]
     assert first["metadata"]["kernel-mcp"] == {"status": "killed", "cause": "killed by SIGSEGV"}
     assert second["metadata"]["kernel-mcp"] == {"status": "running"}
-    assert first["execution_count"] is None
+    assert (first["execution_count"], second["execution_count"]) == (1, None)
 
 
 def test_half_a_surrogate_pair_anywhere_leaves_a_valid_file(tmp_path: Path) -> None:
