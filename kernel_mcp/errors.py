@@ -9,8 +9,8 @@ KernelMcpError
 │   └── BoundaryBroken         it started without what its sandbox promises, and was ended
 ├── InputError                 an argument of a tool call cannot be used
 │   └── WorkspaceError         a path or file in the workspace cannot be used
-├── SessionNotFound            unknown, foreign or expired handle
-│   └── SessionGone            a handle of the caller's own whose session has ended
+├── SessionNotFound            unknown, foreign or expired handle or name
+│   └── SessionGone            one of the caller's own whose session has ended
 ├── SessionLimitReached        the quota of sessions is used up
 ├── InstallError               packages could not be added to the session
 ├── HibernationError           a session's variables could not be saved or brought back
@@ -60,14 +60,17 @@ class WorkspaceError(InputError):
 
 
 class SessionNotFound(KernelMcpError):
-    """The handle names no session of this caller (one text for unknown, foreign and expired)."""
+    """No session of this caller has that handle or name (one text for unknown and expired)."""
 
 
 class SessionGone(SessionNotFound):
     """The session has ended; `lost` names variables it held, `more` counts others."""
 
-    def __init__(self, text: str, *, lost: tuple[str, ...] = (), more: int = 0) -> None:
+    def __init__(
+        self, text: str, *, handle: str, lost: tuple[str, ...] = (), more: int = 0
+    ) -> None:
         super().__init__(text)
+        self.handle = handle
         self.lost = lost
         self.more = more
 

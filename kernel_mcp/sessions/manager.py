@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import secrets
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,11 @@ from kernel_mcp.sessions.quota import SessionQuota
 from kernel_mcp.sessions.session import Clock, Session
 
 CLOSE_TIMEOUT_S = 2.0
-MAX_NAME_CHARS = 100
+NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
+"""What a session can be called; `--workspace` may have a folder of that name."""
+HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}")
+SCRIPT = "(script)"
+"""What sessions of `run_script` are called: no NAME, so that none is found by it."""
 MOST_ENDED = 500
 """Ended sessions that are kept for their owners' next call."""
 
@@ -52,9 +57,14 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An ended session: why it ended, and what was lost."""
+    """An ended session: why it ended, and what was lost.
+
+    `name` is empty once a later session of its owner has it.
+    """
 
     owner: str
+    handle: str
+    name: str
     why: str
     loss: Loss
 
@@ -144,16 +154,16 @@ class SessionManager:
     ) -> Session:
         """Open a session, for which the longest idle one may have to hibernate.
 
-        Raises SessionLimitReached, InputError.
+        Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
-        if len(name) > MAX_NAME_CHARS:
-            raise InputError(f"The name has more than {MAX_NAME_CHARS} characters: choose another.")
+        self._check_name(caller, name)
         async with self._quota.reserve():
             return await self._open(caller, name, packages, python)
 
     async def _open(
         self, caller: Caller, name: str, packages: tuple[Requirement, ...], python: str
     ) -> Session:
+        self._check_name(caller, name)  # again: a session may have had to make room
         handle = "s-" + secrets.token_urlsafe(9)
         folder = self._folders.workspaces / handle
         records = self._folders.records / handle
@@ -178,51 +188,93 @@ class SessionManager:
             journal=self._audit.journal(caller.principal, handle),
         )
         self._sessions[handle] = session
+        if name:
+            for former in [each for each in self._ended.values() if each.name == name]:
+                if former.owner == caller.principal:
+                    self._ended[former.handle] = replace(former, name="")
         session.journal.opened(name=name, packages=map(str, packages), python=python)
         assert self._tasks is not None
         await self._tasks.start(self._serve, session)
         return session
 
-    async def resolve(self, caller: Caller, handle: str) -> Session:
-        """The session behind a handle; `""` is the caller's default, made when there is none.
+    def _check_name(self, caller: Caller, name: str) -> None:
+        """Raise InputError for a name that no further session of this caller can have."""
+        if name in ("", SCRIPT):
+            return
+        if not NAME.fullmatch(name) or HANDLE.fullmatch(name):
+            raise InputError(
+                f"{name[:80]!r} cannot be the name of a session: it takes 1 to 64 letters, digits, "
+                "dots, hyphens and underscores, and may not look like a handle."
+            )
+        if self._named(caller, name) is not None:
+            raise InputError(
+                f"You have a session named {name!r} already. Use it by session={name!r}, end it "
+                f"with close_session(session={name!r}), or choose another name."
+            )
 
-        Raises SessionNotFound with one text for unknown, foreign and expired handles.
+    def _named(self, caller: Caller, name: str) -> Session | None:
+        if not NAME.fullmatch(name):
+            return None
+        found = (each for each in self.owned_by(caller) if each.name == name)
+        return next((each for each in found if not each.closing.is_set()), None)
+
+    def _own(self, caller: Caller, session: str) -> Session | None:
+        """The caller's session of this handle or name."""
+        if (found := self._sessions.get(session)) is None:
+            return self._named(caller, session)
+        return found if found.owner == caller.principal else None
+
+    def _own_ended(self, caller: Caller, session: str) -> Ended | None:
+        """The caller's session of this handle or name whose end it does not know of."""
+        known = self._ended.get(session) if session not in self._sessions else None
+        found = [known] if known is not None else reversed(self._ended.values())
+        return next(
+            (
+                each
+                for each in found
+                if each.owner == caller.principal and session in (each.handle, each.name)
+            ),
+            None,
+        )
+
+    async def resolve(self, caller: Caller, session: str) -> Session:
+        """The caller's session of this handle or name; `""` is its default one, made if missing.
+
+        Raises SessionNotFound with one text for unknown, foreign and expired ones.
         """
-        if handle:
-            session = self._sessions.get(handle)
-            if session is None or session.owner != caller.principal:
-                ended = self._ended.get(handle)
-                if session is None and ended is not None and ended.owner == caller.principal:
-                    raise SessionGone(
-                        f"Session {handle!r} {self._fate(ended)} Open another with create_session, "
-                        "or leave `session` empty for the default session.",
-                        lost=ended.loss.names,
-                        more=ended.loss.more,
-                    )
-                raise SessionNotFound(
-                    f"There is no session {handle[:60]!r}: it was never yours, was closed, or has "
-                    "expired. Open one with create_session, or leave `session` empty for the "
-                    "default session; variables of an expired session are gone."
+        if session:
+            if (found := self._own(caller, session)) is not None:
+                return found
+            if (ended := self._own_ended(caller, session)) is not None:
+                raise SessionGone(
+                    f"Session {session!r} {self._fate(ended)} Open another with create_session, "
+                    "or leave `session` empty for the default session.",
+                    handle=ended.handle,
+                    lost=ended.loss.names,
+                    more=ended.loss.more,
                 )
-            return session
+            raise SessionNotFound(
+                f"There is no session {session[:64]!r}: it was never yours, was closed, or has "
+                "expired. Open one with create_session, or leave `session` empty for the "
+                "default session; variables of an expired session are gone."
+            )
         key = (caller.principal, caller.default)
         async with self._default_lock:
             former = self._defaults.get(key, "")
-            session = self._sessions.get(former)
-            if session is None:
-                session = await self.create(caller)
+            default = self._sessions.get(former)
+            if default is None:
+                default = await self.create(caller)
                 if caller.default:
-                    self._defaults[key] = session.handle
+                    self._defaults[key] = default.handle
                 if (ended := self._ended.pop(former, None)) is not None:
                     text = f"The default session {self._fate(ended)} This is a new default session"
-                    session.ledger.add(text, ended.loss)
-        return session
+                    default.ledger.add(text, ended.loss)
+        return default
 
-    def find(self, caller: Caller, handle: str) -> Session | None:
+    def find(self, caller: Caller, session: str) -> Session | None:
         """The session that `resolve` would find, if there is one."""
-        handle = handle or self._defaults.get((caller.principal, caller.default), "")
-        session = self._sessions.get(handle)
-        return session if session is not None and session.owner == caller.principal else None
+        session = session or self._defaults.get((caller.principal, caller.default), "")
+        return self._own(caller, session) if session else None
 
     async def retire(self, session: Session) -> None:
         """Hibernate an idle session, or end it where hibernated sessions are not kept."""
@@ -269,7 +321,10 @@ class SessionManager:
         """Keep the end of a session for its owner's next call."""
         told = session.handle in self._ended or session.handle in self._known
         if session.handle in self._sessions and not told:
-            self._ended[session.handle] = Ended(session.owner, why, session.lost_state(f"it {why}"))
+            loss = session.lost_state(f"it {why}")
+            self._ended[session.handle] = Ended(
+                session.owner, session.handle, session.name, why, loss
+            )
             if len(self._ended) > MOST_ENDED:
                 self._ended.popitem(last=False)
 

@@ -107,7 +107,7 @@ def _listed(names: Sequence[str], between: str = ", ") -> str:
 P = ParamSpec("P")
 AnyContext = Context[Any, Any]
 
-SessionArg = Annotated[str, Field(description="Session handle; empty for the default session")]
+SessionArg = Annotated[str, Field(description="Handle or name of a session; empty for the default")]
 CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
 PathArg = Annotated[str, Field(description="Path in the workspace, such as data/sales.csv")]
 WaitArg = Annotated[float, Field(description="Seconds to wait before answering `running`")]
@@ -207,13 +207,13 @@ class Toolbox:
             try:
                 result = await tool(*args, **kwargs)
             except KernelMcpError as error:
-                result = refusal(handle, error)
+                result = refusal(error)
             except MCPError:
                 raise
             except Exception as error:  # noqa: BLE001  # logged, and told to the caller
                 doing = f"answering {tool.__name__}"
                 log_failure(error, doing, handle)
-                result = refusal(handle, explained(error, doing))
+                result = refusal(explained(error, doing))
             finally:
                 del self._callers[id(ctx)]
             session = self._manager.find(caller, handle)

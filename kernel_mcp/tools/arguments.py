@@ -54,7 +54,7 @@ class CheckedTool(Tool):
             if not isinstance(error.__cause__, ValidationError):
                 raise
             found = error.__cause__.errors(include_url=False)
-            return refusal("", InputError(complaint(self.name, self.parameters, found)))
+            return refusal(InputError(complaint(self.name, self.parameters, found)))
 
 
 def no_such_tool(name: str, known: Sequence[str]) -> InputError:

@@ -18,6 +18,7 @@ from kernel_mcp.packages.requirements import SCRIPT_FILE, expect_script, plain
 from kernel_mcp.policy import Report, check, own_modules
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.lifecycle import lost_names
+from kernel_mcp.sessions.manager import SCRIPT
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
     ALWAYS_LOADED,
@@ -39,7 +40,6 @@ from kernel_mcp.tools.sessions import open_session
 
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
-SCRIPT_NAME = "script"
 MOST_FILES = 10
 
 
@@ -180,7 +180,7 @@ def register(box: Toolbox, services: Services) -> None:
         check_code(script)
         check_timeout(timeout)
         needs = await services.scripts.needs(script, dependencies, python, report)
-        opened = await open_session(services, caller, SCRIPT_NAME, needs, report)
+        opened = await open_session(services, caller, SCRIPT, needs, report)
         try:
             await expect_script(opened, report)
             cell = opened.submit(script, timeout)

@@ -64,7 +64,7 @@ def register(box: Toolbox, services: Services) -> None:
         _, found = await box.resolve(ctx, session)
         if offset < 0 or limit < 0:
             raise InputError("offset and limit count lines from 0 and cannot be negative.")
-        number = cell_uri_number(path, found.handle)
+        number = cell_uri_number(path, found)
         if number is None:
             read = partial(found.workspace.read_file, path, offset=offset, limit=limit)
             return await anyio.to_thread.run_sync(lambda: _file(read(characters=characters)))

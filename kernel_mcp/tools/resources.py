@@ -69,7 +69,7 @@ class ResourceServer(MCPServer[Any]):
     ) -> CallToolResult | InputRequiredResult:
         """The answer of a tool."""
         if name not in self._names:
-            return refusal("", no_such_tool(name, self._names))
+            return refusal(no_such_tool(name, self._names))
         return await super().call_tool(name, arguments, context)
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
@@ -119,10 +119,11 @@ class ResourceServer(MCPServer[Any]):
         return await anyio.to_thread.run_sync(_text, cell, more), "text/plain"
 
 
-def cell_uri_number(uri: str, session: str) -> int | None:
+def cell_uri_number(uri: str, session: Session) -> int | None:
     """The number of the cell whose text `uri` names, or None when it names something else."""
     match = _URI.fullmatch(uri)
-    if match is None or match["session"] != session or not match["cell"] or match["output"]:
+    known = (session.handle, session.name)
+    if match is None or match["session"] not in known or not match["cell"] or match["output"]:
         return None
     return int(match["cell"])
 

@@ -194,13 +194,13 @@ def finished(
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
 
 
-def refusal(handle: str, error: KernelMcpError) -> CallToolResult:
+def refusal(error: KernelMcpError) -> CallToolResult:
     """The answer that an error is."""
     text = _guarded(clean(str(error)))
     result = CallToolResult(content=[TextContent(text=text)], is_error=True)
     if isinstance(error, SessionGone):
         loss = Loss("the session has ended", error.lost, error.more)
-        result.meta = {LOST_KEY: lost_meta(handle, [loss])}
+        result.meta = {LOST_KEY: lost_meta(error.handle, [loss])}
     return result
 
 

@@ -51,7 +51,7 @@ def register(box: Toolbox, services: Services) -> None:
     @tool(annotations=CHANGES)
     async def create_session(
         ctx: AnyContext,
-        name: Annotated[str, Field(description="A label for people")] = "",
+        name: Annotated[str, Field(description="A name to use like its handle")] = "",
         packages: Annotated[
             list[str], Field(description="Further packages (PEP 508) for its environment")
         ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
@@ -68,7 +68,8 @@ def register(box: Toolbox, services: Services) -> None:
             opened.begin()
             with anyio.move_on_after(HEAD_START_S):
                 await opened.begun.wait()
-        note = "Pass the handle as `session`: it has its own kernel, variables and workspace."
+        which = "handle or the name" if name else "handle"
+        note = f"Pass the {which} as `session`: it has its own kernel, variables and workspace."
         return SessionHandle(session=opened.handle, name=name, note=note)
 
     @tool(annotations=READS)

@@ -147,12 +147,102 @@ async def test_the_end_of_the_server_closes_all_sessions(tmp_path: Path) -> None
     assert not any((tmp_path / "w").iterdir())
 
 
-async def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+NO_NAMES = (
+    "n" * 65,
+    "a b",
+    "a/b",
+    "..",
+    ".",
+    "\u00e4",
+    "a\n",
+    "s-" + "x" * 12,
+    "(script)x",
+    "a%41",
+)
+
+
+async def test_what_is_no_name_is_refused(tmp_path: Path) -> None:
     manager = new_manager(tmp_path, FakeSource(), FakeClock())
     async with manager.running():
-        with pytest.raises(InputError, match="more than 100 characters"):
-            await manager.create(ME, name="n" * 101)
+        for name in NO_NAMES:
+            with pytest.raises(InputError, match="cannot be the name of a session"):
+                await manager.create(ME, name=name)
         assert not manager.sessions
+        for name in ("n" * 64, "a.b-c_D", "s-short", "...a", "7"):
+            made = await manager.create(ME, name=name)
+            assert await manager.resolve(ME, name) is manager.find(ME, name) is made
+
+
+async def test_a_name_is_one_session_of_its_owner_at_a_time(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        mine = await manager.create(ME, name="b")
+        theirs = await manager.create(OTHER, name="b")
+        assert await manager.resolve(ME, "b") is mine
+        assert await manager.resolve(OTHER, "b") is theirs
+        with pytest.raises(InputError, match=r"named 'b' already. Use it by session='b', end it"):
+            await manager.create(ME, name="b")
+        assert manager.owned_by(ME) == [mine]
+        mine.close()
+        with pytest.raises(SessionNotFound):
+            mine.submit("x = 1", 1)
+        later = await manager.create(ME, name="b")  # before the files of the first are gone
+        await manager.close(mine)
+        assert await manager.resolve(ME, "b") is later
+
+
+async def test_of_calls_at_the_same_time_one_gets_the_name(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    refused = []
+
+    async def create() -> None:
+        try:
+            await manager.create(ME, name="b")
+        except InputError as error:
+            refused.append(error)
+
+    async with manager.running():
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(create)
+        assert (len(manager.sessions), len(refused)) == (1, 3)
+
+
+async def test_sessions_of_scripts_share_a_name_by_which_none_is_found(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        for _ in range(2):
+            await manager.create(ME, name=module.SCRIPT)
+        with pytest.raises(SessionNotFound):
+            await manager.resolve(ME, module.SCRIPT)
+
+
+async def test_the_name_of_an_ended_session_gets_the_error_of_its_handle(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running():
+        for end in ("is told", "is known", "has a successor"):
+            session = await manager.create(ME, name="b-7")
+            await run(session, "x = 1")
+            await manager.close(session, "was ended by a test")
+            texts = []
+            if end == "is known":
+                manager.known_to_have_ended(session.handle)
+            for known_as in ("b-7", session.handle):
+                with pytest.raises(SessionNotFound) as refused:
+                    await manager.resolve(ME, known_as)
+                texts.append(str(refused.value).replace(known_as, "?"))
+                assert isinstance(refused.value, SessionGone) == (end != "is known")
+            assert texts[0] == texts[1]
+            with pytest.raises(SessionNotFound, match="never yours"):
+                await manager.resolve(OTHER, "b-7")
+        successor = await manager.create(ME, name="b-7")
+        assert await manager.resolve(ME, "b-7") is successor
+        await manager.close(successor)
+        manager.known_to_have_ended(successor.handle)
+        with pytest.raises(SessionNotFound, match="never yours"):
+            await manager.resolve(ME, "b-7")
+        with pytest.raises(SessionGone):
+            await manager.resolve(ME, session.handle)
 
 
 async def test_a_session_expires_after_its_idle_time_and_not_before(tmp_path: Path) -> None:

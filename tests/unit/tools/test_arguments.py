@@ -18,7 +18,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "execute",
         {"code": "1", "session_id": "s"},
-        "execute has no argument `session_id`; did you mean `session` (Session handle",
+        "execute has no argument `session_id`; did you mean `session` (Handle or name",
     ),
     (
         "reset",

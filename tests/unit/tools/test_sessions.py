@@ -11,6 +11,7 @@ from kernel_mcp import __version__
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.sessions.manager import Reaper
 from tests.unit.tools.served import BESIDE, served
+from tests.unit.tools.test_toolbox import ABOUT_A_SESSION
 
 pytestmark = [pytest.mark.anyio]
 
@@ -28,6 +29,35 @@ async def test_a_further_session_has_variables_of_its_own(tmp_path: Path) -> Non
         assert names == [["x"], ["y"]]
 
 
+async def test_a_name_is_as_good_as_a_handle_for_every_tool(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        made = (await server.call("create_session", name="b")).data
+        handle = made["session"]
+        assert "Pass the handle or the name" in made["note"]
+        assert (await server.call("execute", code="x = 1", session="b")).cell["session"] == handle
+        await server.call("write_file", path="a.txt", content="text", session="b")
+        uri = "kernel://b/cells/1"
+        for tool, arguments in {**ABOUT_A_SESSION, "read_file": {"path": uri}}.items():
+            if tool == "close_session":
+                continue
+            answer = await server.call(tool, **arguments, session="b")
+            assert not answer.failed, (tool, answer.text)
+            data = answer.result.structured_content
+            assert data is None or data["session"] == handle
+        for path in ("cells/1", "files/a.txt", "notebook"):
+            assert (await server.agent.client.read_resource(f"kernel://b/{path}")).contents
+        server.session.ledger.add("All is gone.")
+        assert "[kernel-mcp] All is gone." in (await server.call("info", session="b")).text
+        (listed,) = (await server.call("list_sessions")).data["sessions"]
+        assert (listed["session"], listed["name"]) == (handle, "b")
+        taken = await server.agent.refused("create_session", name="b")
+        assert "session='b'" in taken
+        assert (await server.call("close_session", session="b")).data["session"] == handle
+        unknown = "There is no session 'b': it was never yours"
+        assert unknown in await server.agent.refused("close_session", session="b")
+        assert not (await server.call("create_session", name="b")).failed
+
+
 async def test_a_kernel_is_started_ahead_where_its_environment_is_there(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         await server.call("create_session")
@@ -42,7 +72,7 @@ async def test_a_kernel_is_started_ahead_where_its_environment_is_there(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "n" * 101}, "more than 100 characters"),
+        ({"name": "n" * 65}, "takes 1 to 64 letters"),
         ({"packages": ["rich"]}, "--allow-install rich"),
         ({"packages": ["https://host/x"]}, "names a place"),
         ({"packages": "beside"}, "has to be a list of strings"),
