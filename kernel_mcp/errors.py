@@ -4,6 +4,7 @@ KernelMcpError
 ├── ConfigError                a flag, variable or file says something impossible
 ├── SandboxUnavailable         the promised boundary cannot be put in force here
 ├── EnvironmentBuildError      a kernel environment could not be resolved or built
+│   └── UnfitPackages          some of its packages cannot be had, even alone
 ├── LaunchError                a kernel did not start
 │   └── KernelGone             a kernel had ended before it took a cell
 │   └── BoundaryBroken         it started without what its sandbox promises, and was ended
@@ -22,6 +23,8 @@ next. Tools hand it over unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class KernelMcpError(Exception):
     """Base of all errors with a message for the caller."""
@@ -37,6 +40,14 @@ class SandboxUnavailable(KernelMcpError):
 
 class EnvironmentBuildError(KernelMcpError):
     """A kernel environment could not be resolved, downloaded or built."""
+
+
+class UnfitPackages(EnvironmentBuildError):
+    """Packages that cannot be had; `unfit` has the reason for each."""
+
+    def __init__(self, unfit: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{name}: {why}" for name, why in unfit.items()))
+        self.unfit = dict(unfit)
 
 
 class LaunchError(KernelMcpError):

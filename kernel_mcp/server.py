@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import resource
@@ -58,6 +59,8 @@ SWITCH_S = 0.0005
 TOPICS = {"core": (cells, sessions), "files": (files,), "packages": (packages,)}
 """The tools of each group, in the order in which clients list them."""
 
+RETRIES_S = (30.0, 60.0, 300.0)
+"""Seconds between attempts to prepare for kernels, as while there is no network."""
 TEMPLATE_KERNELS = 1
 """A template counts as one kernel in the system's limits."""
 
@@ -195,7 +198,8 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
 
 def build_mcp(services: Services, post: Post) -> ResourceServer:
     """The MCP server with all tools and resources; `post` delivers its answers."""
-    box = Toolbox(services.manager, post)
+    factory = services.factory
+    box = Toolbox(services.manager, post, lambda: factory.remarks)
     for group, topics in TOPICS.items():
         if group in services.settings.tools:
             for topic in topics:
@@ -207,7 +211,7 @@ def build_mcp(services: Services, post: Post) -> ResourceServer:
         files="files" in services.settings.tools,
         title="kernel-mcp",
         version=__version__,
-        instructions=instructions(services.settings, services.report),
+        instructions=instructions(services.settings, services.report, list(factory.missing)),
         log_level="WARNING",
     )
 
@@ -246,11 +250,15 @@ async def _stay_within_bounds(built: Parts) -> None:
 
 
 async def _warm_up(built: Parts, greeted: anyio.Event) -> None:
-    """Import what kernels need, after the client's first answer."""
+    """Import what kernels need, after the client's first answer, and again while that fails."""
     await greeted.wait()
-    with Barrier("preparing for kernels"):
-        await built.factory.warm_up()
-        await built.pool.fill()
+    for pause_s in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
+        with Barrier("preparing for kernels") as barrier:
+            await built.factory.warm_up()
+            await built.pool.fill()
+        if barrier.failure is None:
+            return
+        await anyio.sleep(pause_s)
 
 
 def _tell_when_answered(event: anyio.Event) -> ServerMiddleware[Any]:

@@ -17,6 +17,7 @@ from kernel_mcp.config.load import read_settings, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import GIB, MIB, duration
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
+from kernel_mcp.environments.build import Fitting
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.policy.model import profile_entries
@@ -52,11 +53,15 @@ def _list(settings: Settings) -> int:
 
 async def _build(settings: Settings) -> int:
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
+    store.forget_unfit()
     spec = EnvironmentSpec.for_allow(profile_entries(settings), python=settings.python)
+    fitting = Fitting(store, spec)
     started = time.perf_counter()
-    env = await store.ensure(spec, _tell)
-    print(f"{env.python.parent.parent}  ready after {time.perf_counter() - started:.1f} s")
-    return 0
+    env = await fitting.ensure(_tell)
+    without = f" without {', '.join(fitting.unfit)}" if fitting.unfit else ""
+    took = time.perf_counter() - started
+    print(f"{env.python.parent.parent}  ready after {took:.1f} s{without}")
+    return 1 if fitting.unfit else 0
 
 
 async def _tell(line: str) -> None:

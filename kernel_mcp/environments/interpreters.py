@@ -80,9 +80,6 @@ class Interpreters:
 
         Raises EnvironmentBuildError, with the installed versions, when there is none.
         """
-        own = _own()
-        if _matches(request, own.version):
-            return own
         known = self.recalled(request)
         if known is not None:
             return known
@@ -92,7 +89,10 @@ class Interpreters:
         return found
 
     def recalled(self, request: str) -> Interpreter | None:
-        """The cached answer of `find`, if it still holds; starts no process."""
+        """The answer of `find` where it is known and still holds; starts no process."""
+        own = _own()
+        if _matches(request, own.version):
+            return own
         known = self._known.get(request)
         return known.interpreter if known is not None and known.holds else None
 

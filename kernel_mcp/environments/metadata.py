@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -214,6 +214,11 @@ class EnvironmentSpec:
     ) -> EnvironmentSpec:
         """The operator's `--allow` entries with one session's packages. Raises ConfigError."""
         return cls(python, tuple(sorted({*packages_for(allow), *packages}, key=str)))
+
+    def without(self, names: Container[str]) -> EnvironmentSpec:
+        """The same without these packages, each written as in `packages`."""
+        left = tuple(each for each in self.packages if str(each) not in names)
+        return EnvironmentSpec(self.python, left)
 
     def __hash__(self) -> int:  # that of a requirement takes as long as parsing it
         return hash((self.python, *(each.name for each in self.packages)))

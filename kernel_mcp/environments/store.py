@@ -24,20 +24,22 @@ from pathlib import Path
 import anyio
 
 from kernel_mcp.environments import folder as folders
-from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
-from kernel_mcp.environments.interpreters import Interpreter, Interpreters
-from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
-from kernel_mcp.environments.progress import Bulletin
-from kernel_mcp.environments.uv import ProgressCallback, Sources, Uv, silence
-from kernel_mcp.environments.workshop import (
+from kernel_mcp.environments.build import (
     BASE_PACKAGES,
     LEFT_OUT,
     OPERATORS,
     Build,
     Terms,
-    Workshop,
+    note_unfit,
+    noted_unfit,
 )
-from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
+from kernel_mcp.environments.interpreters import Interpreter, Interpreters
+from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
+from kernel_mcp.environments.progress import Bulletin
+from kernel_mcp.environments.uv import ProgressCallback, Sources, Uv, silence
+from kernel_mcp.environments.workshop import Workshop
+from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.folders import own_folder
 from kernel_mcp.sandbox.base import Builder
@@ -50,6 +52,7 @@ BROKEN_POLLS = 200
 """Attempts (10 s) on a locked, unfinished environment before that is an error."""
 _OLD_NOTE = "kernel-mcp.json"
 """The note of older versions, inside the folder; those take no locks."""
+_UNFIT = ".unfit.json"
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +113,14 @@ class EnvironmentStore:
             while (ready := self._leased(spec, folder, interpreter, terms)) is None:
                 with exclusive_now(_lock_file(folder)) as lock:
                     if lock is not None and folders.load(folder, interpreter) is None:
+                        if known := self._noted_unfit(folder):
+                            raise UnfitPackages(known)
                         build = Build(self.workshop, interpreter, spec.packages, terms)
                         try:
                             await build.run(folder, bulletin.written(lock), lock)
+                        except UnfitPackages as error:
+                            note_unfit(_unfit_file(folder), self.workshop.uv.sight, error.unfit)
+                            raise
                         finally:
                             bulletin.clear(lock)
                         built = True
@@ -130,6 +138,21 @@ class EnvironmentStore:
                 "the permissions of the cache folder, or choose another one with --cache-dir."
             ) from error
         return ready
+
+    def unfit(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """Packages of `spec` that could not be had lately, with the reasons; starts no process."""
+        interpreter = self.interpreters.recalled(spec.python)
+        if interpreter is None:
+            return {}
+        return self._noted_unfit(self._envs / _name(interpreter, spec))
+
+    def forget_unfit(self) -> None:
+        """Ask again for all packages that could not be had."""
+        for file in self._envs.glob(f"*{_UNFIT}"):
+            file.unlink(missing_ok=True)
+
+    def _noted_unfit(self, folder: Path) -> dict[str, str]:
+        return noted_unfit(_unfit_file(folder), self.workshop.uv.sight)
 
     def release(self, spec: EnvironmentSpec) -> None:
         """Release this server's lease on the environment of `spec`."""
@@ -242,6 +265,10 @@ def _writable(root: Path) -> Path:
 
 def _lock_file(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
+
+
+def _unfit_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{_UNFIT}")
 
 
 def _name(interpreter: Interpreter, spec: EnvironmentSpec) -> str:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
@@ -69,6 +70,7 @@ _NO_WHEEL = re.compile(
     r"no usable wheels|no wheels with a matching|Wheels are required|[Bb]uilding source"
     r" distributions .*(is|are) disabled|--no-build"
 )
+_WITHOUT_WHEEL = re.compile(r"Because (?:all versions of )?([^\s<>=!~]+)\S* ha(?:s|ve) no ")
 _NO_VERSION = re.compile(r"Because (?:there is no version of|only) ([^\s<>=!~]+)")
 _BUILD_FAILED = re.compile(r"Failed to build `?([^\s`]+)")
 _NO_SPACE = re.compile(r"No space left on device|os error 28|Disk quota exceeded")
@@ -136,10 +138,11 @@ class UvResult:
         if match := _NO_VERSION.search(told):
             return f"no release of {match[1]} fits what is asked for. Relax the version."
         if self.lacks_wheel:
+            match = _WITHOUT_WHEEL.search(told)
             return (
-                "a package has no wheel for this Python and platform, and building from source "
-                "is switched off because it would run the package's own code. Ask for another "
-                "version, or another --python."
+                f"{match[1] if match else 'a package'} has no wheel for this Python and platform, "
+                "and building from source is switched off because it would run the package's own "
+                "code. Ask for another version, or another --python."
             )
         if self.conflict:
             return "these requirements contradict each other. Relax or drop one of them."
@@ -217,6 +220,12 @@ class Uv:
                 "server; install it with: pip install uv"
             ) from error
         return cls(executable, os.environ, root, sources)
+
+    @property
+    def sight(self) -> str:
+        """A digest of all that decides which packages uv finds."""
+        settings = sorted(item for item in self._env.items() if item[0].startswith("UV_"))
+        return sha256(repr((settings, self.sources)).encode()).hexdigest()
 
     async def query(self, args: Sequence[str]) -> UvResult:
         """Run uv for its stdout."""

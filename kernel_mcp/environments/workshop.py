@@ -11,42 +11,17 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
-from packaging.requirements import Requirement
 
-from kernel_mcp.config.values import MIB
-from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.folder import Spending, exclusive_now
-from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.progress import Milestones, cancel_on
 from kernel_mcp.environments.uv import ProgressCallback, Uv, UvResult, run_command, silence
-from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import Builder, BuildRequest, SandboxCommand
 from kernel_mcp.sandbox.select import builder_for
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Terms of a build.
-
-    agent       asked for by an agent: removed when it is old or over the limit
-    most_bytes  bytes to download, and to unpack; 0 for no limit
-    flag        the setting of that limit
-    """
-
-    agent: bool = False
-    most_bytes: int = 0
-    flag: str = "--install-size"
-
-
-OPERATORS = Terms()
-"""The operator's environments are built and kept without limits."""
-
 
 INSTALL_TIMEOUT_S = 300.0
 """Seconds for all downloads, builds and unpacking of one agent's request."""
@@ -212,99 +187,3 @@ def _discard(path: Path) -> None:
         remove_tree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8")
-# Dependencies of ipykernel and IPython that a kernel here never uses: there is no debugger to
-# talk to and no completion. They are a fifth of the download.
-LEFT_OUT = ("debugpy", "jedi", "parso")
-_EXCLUDES = "excludes.txt"
-
-
-class Build:
-    """One environment to build. The caller holds the exclusive lock on its folder."""
-
-    def __init__(
-        self,
-        workshop: Workshop,
-        interpreter: Interpreter,
-        packages: tuple[Requirement, ...],
-        terms: Terms,
-    ) -> None:
-        self._workshop = workshop
-        self._interpreter = interpreter
-        self._packages = tuple(map(str, packages))
-        self._excludes = sorted(set(LEFT_OUT) - {each.name for each in packages})
-        self._terms = terms
-
-    async def run(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
-        """Build from nothing, replacing what is there; installers inherit the descriptor `lock`.
-
-        Raises EnvironmentBuildError, OSError; the folder is then removed.
-        """
-        await anyio.to_thread.run_sync(folders.remove, folder)
-        try:
-            await self._announce(progress)
-            await anyio.to_thread.run_sync(folders.lay_out, folder, self._interpreter)
-            await self._fill(folder, progress, lock)
-            await anyio.to_thread.run_sync(self._finish, folder)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(folders.remove, folder)
-            raise
-
-    async def _announce(self, progress: ProgressCallback) -> None:
-        names = ", ".join(self._packages) or "the standard library only"
-        await progress(f"Building a Python {self._interpreter.version} environment: {names}")
-        if not (await self._workshop.builder()).confined:
-            await progress(
-                "Packages are unpacked without a sandbox, as bubblewrap does not work here; none "
-                "of their code runs meanwhile"
-            )
-
-    async def _fill(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
-        interpreter = self._interpreter
-        excludes = folder / _EXCLUDES
-        excludes.write_text("\n".join(self._excludes), encoding="utf-8")
-        spending = Spending(self._terms.most_bytes, [folder])
-        await progress("Resolving")
-        result = await self._workshop.run(
-            [
-                *("pip", "install", "--link-mode", "copy", "--no-compile-bytecode"),
-                *("--excludes", str(excludes)),
-                *("--python", interpreter.executable, "--prefix", str(folder)),
-                *("--", *BASE_PACKAGES, *self._packages),
-            ],
-            readonly=interpreter.readonly,
-            writable=[folder],
-            spending=spending,
-            progress=progress,
-            keep=lock,
-        )
-        if result is None:
-            raise self._too_big()
-        if result.code:
-            raise result.error(self._packages or BASE_PACKAGES, interpreter.version)
-        await anyio.to_thread.run_sync(folders.tidy, folder, interpreter)
-        await self._workshop.compile(
-            folders.site_packages(folder, interpreter),
-            Path(interpreter.executable),
-            readonly=interpreter.readonly,
-            spending=spending,
-            progress=progress,
-            keep=lock,
-        )
-        if await anyio.to_thread.run_sync(spending.exceeded):
-            raise self._too_big()
-
-    def _finish(self, folder: Path) -> None:
-        folders.tidy(folder, self._interpreter)  # once more: the compiler has read hostile sources
-        folders.seal(folder)
-        folders.finish(folder, self._interpreter, self._packages, agent=self._terms.agent)
-
-    def _too_big(self) -> EnvironmentBuildError:
-        names = ", ".join(self._packages) or "the standard library only"
-        return EnvironmentBuildError(
-            f"An environment with {names} takes more than {self._terms.most_bytes // MIB} MiB "
-            f"({self._terms.flag}): it was not built. Ask for fewer or smaller packages."
-        )

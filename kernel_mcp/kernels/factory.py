@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,9 +16,10 @@ from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
+from kernel_mcp.environments.build import Fitting, Terms
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S, Terms
+from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import KernelProcess, Launcher
@@ -131,6 +131,7 @@ class KernelFactory:
         self._templates = templates
         self._requests = requests
         self._built: dict[EnvironmentSpec, _Built] = {}
+        self._own = Fitting(environments, self._spec(_NOBODY))
 
     async def environment(
         self, request: KernelRequest, progress: ProgressCallback
@@ -141,7 +142,8 @@ class KernelFactory:
         spec = self.spec(request)
         built = self._built.get(spec)
         if built is None or not built.fresh:
-            environment = await self._ensure(spec, request, progress)
+            environment = await self._ensure(request, progress)
+            spec = self.spec(request)  # the operator's packages may have become fewer
             await compile_guest(environment)
             names = import_names(environment, spec)
             policy = self._policy.with_modules(names)
@@ -154,11 +156,11 @@ class KernelFactory:
         return built.environment, _fitting(built.policy, request)
 
     async def _ensure(
-        self, spec: EnvironmentSpec, request: KernelRequest, progress: ProgressCallback
+        self, request: KernelRequest, progress: ProgressCallback
     ) -> KernelEnvironment:
-        if spec == self._own_spec:
+        if self.spec(request) == self._own.spec:
             terms = Terms(most_bytes=self._settings.cache_bytes, flag="--cache-size")
-            return await self._environments.ensure(spec, progress, terms)
+            return await self._own.ensure(progress, terms)
         self._release_unused()
         own, _ = await self.environment(_NOBODY, progress)
         most = self._settings.install_bytes
@@ -166,6 +168,7 @@ class KernelFactory:
         most += self._environments.size(own) if most else 0
         try:
             with anyio.fail_after(INSTALL_TIMEOUT_S if request.packages else None):
+                spec = self.spec(request)
                 return await self._environments.ensure(spec, progress, Terms(True, most))
         except TimeoutError:
             raise EnvironmentBuildError(
@@ -175,7 +178,7 @@ class KernelFactory:
             ) from None
 
     def _release_unused(self) -> None:
-        used = {self._own_spec, *map(self.spec, self._requests())}
+        used = {self._own.spec, *map(self.spec, self._requests())}
         for spec in self._built.keys() - used:
             del self._built[spec]
             self._environments.release(spec)
@@ -190,6 +193,16 @@ class KernelFactory:
     def refusal(self, environment: KernelEnvironment) -> str:
         """Why kernels of `environment` are not forked from its template; empty if they are."""
         return "" if self._templates is None else self._templates.refusal(environment)
+
+    @property
+    def missing(self) -> Iterable[str]:
+        """Packages of the operator's that cannot be had, as far as that is known."""
+        return self._own.unfit
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a model is told of each package of the operator's that cannot be had."""
+        return self._own.remarks
 
     def prepared(self, request: KernelRequest) -> bool:
         """Whether a kernel can start without building an environment."""
@@ -236,12 +249,8 @@ class KernelFactory:
     def spec(self, request: KernelRequest) -> EnvironmentSpec:
         """The Python and packages that a request needs."""
         if request.python or request.packages:
-            return self._spec(request)
-        return self._own_spec
-
-    @cached_property
-    def _own_spec(self) -> EnvironmentSpec:
-        return self._spec(_NOBODY)
+            return self._spec(request).without(self._own.unfit)
+        return self._own.spec
 
     def _spec(self, request: KernelRequest) -> EnvironmentSpec:
         return EnvironmentSpec.for_allow(

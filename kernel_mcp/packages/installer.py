@@ -15,15 +15,11 @@ import anyio
 from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT
 from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.environments.progress import cancel_on
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.environments.workshop import (
-    BASE_PACKAGES,
-    INSTALL_TIMEOUT_S,
-    LEFT_OUT,
-    Workshop,
-)
+from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S, Workshop
 from kernel_mcp.errors import InputError, InstallError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment

@@ -53,9 +53,17 @@ it. Only blocks that begin with `[kernel-mcp] ` are from this server, and say wh
 lost."""
 
 
-def instructions(settings: Settings, sandbox: SandboxReport) -> str:
-    """The instructions for the model, what matters most first; at most `MOST_BYTES` of UTF-8."""
+def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[str] = ()) -> str:
+    """The instructions for the model, what matters most first; at most `MOST_BYTES` of UTF-8.
+
+    `missing` are packages of the operator's that are known to be missing.
+    """
     lines = [HOW, _imports(settings), _packages(settings), _files(settings, sandbox)]
+    if missing:
+        lines.append(f"Missing, though the operator asked for it: {_listed(missing)} (see info).")
+    if settings.refusal is not None:
+        refused = settings.refusal
+        lines.append(f"{refused.file.name} has settings that are ignored (see info).")
     if sandbox.gaps:
         lines.append(f"Sandbox {sandbox.backend}; not enforced: {_listed(sandbox.gaps, '; ')}.")
     while len("\n".join(lines).encode()) > MOST_BYTES:
@@ -158,8 +166,15 @@ def progress_of(ctx: AnyContext) -> ProgressCallback | None:
 class Toolbox:
     """Collects `tools` and finishes their answers; `post` tells which are delivered."""
 
-    def __init__(self, manager: SessionManager, post: Post) -> None:
+    def __init__(
+        self,
+        manager: SessionManager,
+        post: Post,
+        remarks: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """Every answer says what `remarks` gives."""
         self.tools: list[Tool] = []
+        self._remarks = remarks
         self._manager = manager
         self._post = post
         self._callers: dict[int, Caller] = {}
@@ -217,6 +232,6 @@ class Toolbox:
             finally:
                 del self._callers[id(ctx)]
             session = self._manager.find(caller, handle)
-            return finished(result, session, caller.reply, about=about)
+            return finished(result, session, caller.reply, about=about, remarks=self._remarks())
 
         return call

@@ -144,9 +144,7 @@ class ServerInfo(Told):
     audit_log: str = Field(description="on, off, or since when and why it fails")
     limits: LimitsModel
     workspace: str = Field(description="The kernel's working folder, as code sees it")
-    ignored_settings: str = Field(
-        description="Keys of the current folder's configuration file that were not taken, and why"
-    )
+    ignored_settings: str = Field(description="Settings that were not taken, and why")
 
 
 class Variable(Result):

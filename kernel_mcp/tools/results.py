@@ -175,9 +175,14 @@ def _made_anew(session: Session, cell: Cell) -> frozenset[str]:
 
 
 def finished(
-    result: BaseModel, session: Session | None, reply: Reply, *, about: bool = True
+    result: BaseModel,
+    session: Session | None,
+    reply: Reply,
+    *,
+    about: bool = True,
+    remarks: Sequence[str] = (),
 ) -> BaseModel:
-    """`result` with what the session has to tell, and everything else guarded.
+    """`result` with what session and server (`remarks`) have to tell, and everything else guarded.
 
     Where the result is not `about` that session its notices say whose they are.
     """
@@ -191,6 +196,8 @@ def finished(
         result = _guarded_model(result)
     if session is not None and pending:
         result = _with(result, session, pending, about=about)
+    if remarks:
+        result = _told(result, remarks)
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
 
 
@@ -247,6 +254,17 @@ def _with(
     whose = "" if about else f"Session {session.handle}: "
     texts = [f"{whose}{each.text}" for each in pending]
     losses = [each.loss for each in pending if each.loss is not None]
+    result = _told(result, texts)
+    meta = dict(result.meta or {})
+    key = CELL_KEY if about and CELL_KEY in meta else LOST_KEY
+    if losses:
+        before = cast(dict[str, Any], meta[key]) if key in meta else lost_meta(session.handle, [])
+        meta[key] = _marked(before, losses)
+    return result.model_copy(update={"meta": meta or None})
+
+
+def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
+    """`result` with notices, in its structured part too."""
     if not isinstance(result, CallToolResult):
         if "notices" in type(result).model_fields:
             result = result.model_copy(update={"notices": [spoken(text) for text in texts]})
@@ -257,13 +275,8 @@ def _with(
     elif (structured := result.structured_content) is not None and "notices" in structured:
         told = [*structured["notices"], *map(spoken, texts)]
         result = result.model_copy(update={"structured_content": {**structured, "notices": told}})
-    meta = dict(result.meta or {})
-    key = CELL_KEY if about and CELL_KEY in meta else LOST_KEY
-    if losses:
-        before = cast(dict[str, Any], meta[key]) if key in meta else lost_meta(session.handle, [])
-        meta[key] = _marked(before, losses)
     content = with_notices(result.content, texts)
-    return result.model_copy(update={"content": content, "meta": meta or None})
+    return result.model_copy(update={"content": content})
 
 
 def lost_meta(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:

@@ -180,6 +180,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
     found = list(session.kernel.handle.boundary) if session.kernel is not None else []
     if refusal := factory.refusal(environment):
         found.append(f"kernels are not forked, as their template was refused: {refusal}")
+    refused = [str(settings.refusal)] if settings.refusal is not None else []
     return ServerInfo(
         session=session.handle,
         server_version=__version__,
@@ -203,5 +204,5 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
             idle_timeout_s=settings.idle_timeout_s,
         ),
         workspace=services.sandbox.guest_paths(request.workspace, request.workspace).workspace,
-        ignored_settings=str(settings.refusal) if settings.refusal is not None else "",
+        ignored_settings="\n".join([*refused, *factory.remarks]),
     )

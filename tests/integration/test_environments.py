@@ -17,6 +17,7 @@ from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_na
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
+from tests.integration.agent import agent, notices
 
 pytestmark = pytest.mark.anyio
 
@@ -104,7 +105,8 @@ async def test_two_processes_build_one_environment_once(tmp_path: Path) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(build)
             tasks.start_soon(build)
-    assert sorted("Building" in output for output in outputs) == [False, True]
+    told = [line for output in outputs for line in output.splitlines()]
+    assert len({line for line in told if line.startswith("Resolved")}) == 1
     assert len({output.splitlines()[-1] for output in outputs}) == 1
 
 
@@ -142,6 +144,34 @@ async def test_a_package_nobody_published_is_named(cache: Path) -> None:
         await EnvironmentStore(cache).ensure(
             EnvironmentSpec.for_allow(["kernel-mcp-no-such-package"])
         )
+
+
+async def test_a_misspelt_package_takes_down_itself_and_every_answer_says_so(
+    tmp_path: Path,
+) -> None:
+    flags = ("--allow", "tabulate,tabulaet-no-such-package", "--cache-dir", str(tmp_path))
+    told: list[str | None] = []
+    async with agent(*flags) as notebook:
+        first = await notebook.run(
+            "import tabulate\ntabulate.__name__",
+            on_progress=lambda _count, _of, text: told.append(text),
+        )
+        assert "'tabulate'" in first.text
+        listed = await notebook.call("list_files")
+        wrong = await notebook.call("wait", session="nobody")
+        for answer in (first, listed, wrong):
+            assert "no package 'tabulaet-no-such-package'" in "".join(notices(answer))
+        info = (await notebook.call("info")).data
+        assert "tabulaet-no-such-package is not installed" in info["ignored_settings"]
+    heard = "\n".join(filter(None, told))
+    assert "--allow tabulaet-no-such-package is left out" in heard
+    assert "Compiling" in heard
+    async with agent(*flags) as notebook:
+        assert "Missing, though" in (notebook.client.instructions or "")
+    argv = [sys.executable, "-m", "kernel_mcp", "env", "build", *flags]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "without tabulaet-no-such-package" in done.stdout
 
 
 async def test_an_unreachable_index_is_told_from_a_missing_package(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments import EnvironmentSpec
+from kernel_mcp.environments.build import Terms
 from kernel_mcp.environments.metadata import note_file
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
@@ -292,6 +292,9 @@ class FakeStore:
         if self.failure is not None:
             raise self.failure
         return KernelEnvironment(self.python, (), packages=("ipykernel==7.0",))
+
+    def unfit(self, spec: EnvironmentSpec) -> dict[str, str]:
+        return {}
 
     def release(self, spec: EnvironmentSpec) -> None:
         self.released.append(tuple(map(str, spec.packages)))

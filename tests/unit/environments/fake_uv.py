@@ -37,9 +37,20 @@ def _install(args: list[str]) -> int:
     if error := os.environ.get("FAKE_UV_ERROR"):
         print(error, file=sys.stderr)
         return 1
+    wanted = args[args.index("--") + 1 :]
+    unfit = [each for each in os.environ.get("FAKE_UV_UNFIT", "").split() if each in wanted]
+    if unfit:
+        said = f"Because {unfit[0]} was not found in the package registry and you require it"
+        print(f"No solution found when resolving dependencies\n{said}", file=sys.stderr)
+        return 1
+    if os.environ.get("FAKE_UV_CONFLICT") and len(wanted) > 3:
+        print("No solution found\nBecause a depends on b<1 and you require b>2", file=sys.stderr)
+        return 1
+    if "--dry-run" in args:
+        return 0
     site = root / "lib/python3.11/site-packages"
     site.mkdir(parents=True)
-    for requirement in args[args.index("--") + 1 :]:
+    for requirement in wanted:
         name = requirement.partition(">")[0].replace("-", "_")
         info = site / f"{name}-1.0.dist-info"
         info.mkdir()

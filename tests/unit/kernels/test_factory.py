@@ -9,8 +9,8 @@ import pytest
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentStore
+from kernel_mcp.environments.build import Terms
 from kernel_mcp.environments.uv import silence
-from kernel_mcp.environments.workshop import Terms
 from kernel_mcp.kernels import factory as module
 from kernel_mcp.kernels.factory import KernelFactory, KernelRequest
 from kernel_mcp.policy import Policy

@@ -29,6 +29,15 @@ def test_the_profile_decides_what_is_said_about_imports_and_files() -> None:
         assert "has no eval" not in instructions(settings, WHOLE)
 
 
+def test_what_is_missing_of_what_the_operator_asked_for_is_said() -> None:
+    text = instructions(Settings(allow=("pandsa",)), WHOLE, ["pandsa"])
+    assert "Missing, though the operator asked for it: pandsa (see info)." in text
+    refusal = Refusal(Path("/x/kernel-mcp.toml"), ("allow",))
+    assert "kernel-mcp.toml has settings that are ignored" in instructions(
+        Settings(refusal=refusal), WHOLE
+    )
+
+
 def test_without_a_sandbox_nothing_is_promised() -> None:
     text = instructions(Settings(), NoSandbox().report())
     assert "There is no network" not in text

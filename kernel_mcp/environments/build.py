@@ -1,0 +1,318 @@
+"""Builds one environment, without those of the operator's packages that cannot be had.
+
+Each is tried alone when they cannot be had together, and takes down only itself. What was found is
+kept beside the environment for `KEPT_S`, so that a server that starts again knows it at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+from packaging.requirements import Requirement
+
+from kernel_mcp.config.values import MIB
+from kernel_mcp.environments import folder as folders
+from kernel_mcp.environments.folder import Spending
+from kernel_mcp.environments.interpreters import Interpreter
+from kernel_mcp.environments.metadata import DISTRIBUTIONS, EnvironmentSpec
+from kernel_mcp.environments.uv import ProgressCallback, UvResult
+from kernel_mcp.environments.workshop import Workshop
+from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
+from kernel_mcp.launch.base import KernelEnvironment
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Terms of a build.
+
+    agent       asked for by an agent: removed when it is old or over the limit
+    most_bytes  bytes to download, and to unpack; 0 for no limit
+    flag        the setting of that limit
+    """
+
+    agent: bool = False
+    most_bytes: int = 0
+    flag: str = "--install-size"
+
+
+OPERATORS = Terms()
+"""The operator's environments are built and kept without limits."""
+
+
+BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8")
+# Dependencies of ipykernel and IPython that a kernel here never uses: there is no debugger to
+# talk to and no completion. They are a fifth of the download.
+LEFT_OUT = ("debugpy", "jedi", "parso")
+TRIALS_AT_ONCE = 4
+_EXCLUDES = "excludes.txt"
+
+
+class Build:
+    """One environment to build. The caller holds the exclusive lock on its folder."""
+
+    def __init__(
+        self,
+        workshop: Workshop,
+        interpreter: Interpreter,
+        packages: tuple[Requirement, ...],
+        terms: Terms,
+    ) -> None:
+        self._workshop = workshop
+        self._interpreter = interpreter
+        self._packages = tuple(map(str, packages))
+        self._excludes = sorted(set(LEFT_OUT) - {each.name for each in packages})
+        self._terms = terms
+
+    async def run(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
+        """Build from nothing, replacing what is there; installers inherit the descriptor `lock`.
+
+        Raises EnvironmentBuildError, OSError; the folder is then removed.
+        """
+        await anyio.to_thread.run_sync(folders.remove, folder)
+        try:
+            await self._announce(progress)
+            await anyio.to_thread.run_sync(folders.lay_out, folder, self._interpreter)
+            await self._fill(folder, progress, lock)
+            await anyio.to_thread.run_sync(self._finish, folder)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(folders.remove, folder)
+            raise
+
+    async def _announce(self, progress: ProgressCallback) -> None:
+        names = ", ".join(self._packages) or "the standard library only"
+        await progress(f"Building a Python {self._interpreter.version} environment: {names}")
+        if not (await self._workshop.builder()).confined:
+            await progress(
+                "Packages are unpacked without a sandbox, as bubblewrap does not work here; none "
+                "of their code runs meanwhile"
+            )
+
+    async def _fill(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
+        interpreter = self._interpreter
+        excludes = folder / _EXCLUDES
+        excludes.write_text("\n".join(self._excludes), encoding="utf-8")
+        spending = Spending(self._terms.most_bytes, [folder])
+        await progress("Resolving")
+        result = await self._workshop.run(
+            [
+                *("pip", "install", "--link-mode", "copy", "--no-compile-bytecode"),
+                *("--excludes", str(excludes)),
+                *("--python", interpreter.executable, "--prefix", str(folder)),
+                *("--", *BASE_PACKAGES, *self._packages),
+            ],
+            readonly=interpreter.readonly,
+            writable=[folder],
+            spending=spending,
+            progress=progress,
+            keep=lock,
+        )
+        if result is None:
+            raise self._too_big()
+        if result.code:
+            await self._sort_out(folder, result, progress)
+            raise result.error(self._packages or BASE_PACKAGES, interpreter.version)
+        await anyio.to_thread.run_sync(folders.tidy, folder, interpreter)
+        await self._workshop.compile(
+            folders.site_packages(folder, interpreter),
+            Path(interpreter.executable),
+            readonly=interpreter.readonly,
+            spending=spending,
+            progress=progress,
+            keep=lock,
+        )
+        if await anyio.to_thread.run_sync(spending.exceeded):
+            raise self._too_big()
+
+    async def _sort_out(self, folder: Path, result: UvResult, progress: ProgressCallback) -> None:
+        """Raise UnfitPackages when packages of the operator's cannot be had even alone."""
+        if self._terms.agent or not self._packages or not result.conflict:
+            return
+        await progress("Trying each package alone")
+        found: dict[str, UvResult | None] = {}
+        turns = anyio.Semaphore(TRIALS_AT_ONCE)
+
+        async def attempt(name: str) -> None:
+            async with turns:
+                found[name] = await self._alone(folder, name)
+
+        async with anyio.create_task_group() as tasks:
+            for name in ("", *self._packages):
+                tasks.start_soon(attempt, name)
+        base = found.pop("")
+        if base is None or base.code:
+            return
+        unfit = {
+            name: tried.cause()
+            for name, tried in found.items()
+            if tried is not None and tried.conflict
+        }
+        if unfit:
+            raise UnfitPackages(unfit)
+
+    async def _alone(self, folder: Path, package: str) -> UvResult | None:
+        """What uv says of one package; of none for the kernels' own when it is empty."""
+        python = self._interpreter.executable
+        return await self._workshop.run(
+            [
+                *("pip", "install", "--dry-run", "--excludes", str(folder / _EXCLUDES)),
+                *("--python", python, "--prefix", str(folder)),
+                *("--", *BASE_PACKAGES, *filter(None, [package])),
+            ],
+            readonly=self._interpreter.readonly,
+            writable=[folder],
+            spending=Spending(0, [folder]),
+        )
+
+    def _finish(self, folder: Path) -> None:
+        folders.tidy(folder, self._interpreter)  # once more: the compiler has read hostile sources
+        folders.seal(folder)
+        folders.finish(folder, self._interpreter, self._packages, agent=self._terms.agent)
+
+    def _too_big(self) -> EnvironmentBuildError:
+        names = ", ".join(self._packages) or "the standard library only"
+        return EnvironmentBuildError(
+            f"An environment with {names} takes more than {self._terms.most_bytes // MIB} MiB "
+            f"({self._terms.flag}): it was not built. Ask for fewer or smaller packages."
+        )
+
+
+KEPT_S = 3600.0
+"""Seconds after which packages that could not be had are asked for again."""
+_LIKENESS = 0.75
+FAMILIAR = sorted(
+    {
+        *DISTRIBUTIONS.values(),
+        *[
+            "altair",
+            "bokeh",
+            "dask",
+            "duckdb",
+            "jinja2",
+            "lxml",
+            "matplotlib",
+            "networkx",
+            "nltk",
+            "numpy",
+            "openpyxl",
+            "pandas",
+            "plotly",
+            "polars",
+            "pyarrow",
+            "pydantic",
+            "requests",
+            "scipy",
+            "seaborn",
+            "spacy",
+            "statsmodels",
+            "sympy",
+            "tabulate",
+            "tensorflow",
+            "torch",
+            "tqdm",
+            "transformers",
+            "xarray",
+            "xgboost",
+        ],
+    }
+)
+"""Packages whose names are often misspelt."""
+
+
+def note_unfit(file: Path, sight: str, unfit: Mapping[str, str]) -> None:
+    """Keep which packages cannot be had where uv sees `sight`."""
+    with suppress(OSError):  # the next start asks again
+        file.write_text(json.dumps({"sight": sight, "unfit": dict(unfit)}), encoding="utf-8")
+
+
+def noted_unfit(file: Path, sight: str) -> dict[str, str]:
+    """What was kept under the same `sight`, unless it is older than `KEPT_S`."""
+    try:
+        if time.time() - file.stat().st_mtime > KEPT_S:
+            return {}
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["sight"] != sight:
+            return {}
+        return {str(name): str(why) for name, why in content["unfit"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def remark(package: str, why: str) -> str:
+    """What is said of a package that is missing, to the operator."""
+    return f"--allow {package} is left out: {why}{_meant(package, why)}"
+
+
+def brief(package: str, why: str) -> str:
+    """The same for a model, whose operator can correct it."""
+    first, _, _ = why.partition(". ")
+    return (
+        f"{package} is not installed, though --allow names it: {first}.{_meant(package, why)} The "
+        "operator can correct it; nothing else is affected."
+    )
+
+
+def _meant(package: str, why: str) -> str:
+    name = Requirement(package).name
+    close = difflib.get_close_matches(name, FAMILIAR, 1, _LIKENESS) if "no package" in why else []
+    return f" Was {close[0]} meant?" if close and close[0] != name else ""
+
+
+class Store(Protocol):
+    """What builds environments and knows what could not be had."""
+
+    async def ensure(
+        self, spec: EnvironmentSpec, progress: ProgressCallback, terms: Terms
+    ) -> KernelEnvironment:
+        """The environment of `spec`. Raises EnvironmentBuildError."""
+
+    def unfit(self, spec: EnvironmentSpec) -> Mapping[str, str]:
+        """What is known to be missing of `spec`, with the reasons."""
+
+
+class Fitting:
+    """The environment of `wanted`, as far as it can be had.
+
+    `spec` is what is there of it, `unfit` the reason for each package that is not.
+    """
+
+    def __init__(self, store: Store, wanted: EnvironmentSpec) -> None:
+        self.spec = wanted
+        self.unfit: dict[str, str] = {}
+        self._store = store
+        self._drop(store.unfit(wanted))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a model is told of each package that is missing."""
+        return [brief(name, why) for name, why in self.unfit.items()]
+
+    async def ensure(
+        self, progress: ProgressCallback, terms: Terms = OPERATORS
+    ) -> KernelEnvironment:
+        """The environment of `spec`, which may lose packages. Raises EnvironmentBuildError."""
+        try:
+            return await self._store.ensure(self.spec, progress, terms)
+        except UnfitPackages as error:
+            self._drop(error.unfit)
+            for name, why in error.unfit.items():
+                await progress(remark(name, why))
+        return await self.ensure(progress, terms)
+
+    def _drop(self, unfit: Mapping[str, str]) -> None:
+        for name, why in unfit.items():
+            if name not in self.unfit:
+                logger.warning("%s", remark(name, why))
+        self.unfit |= unfit
+        self.spec = self.spec.without(unfit)
