@@ -91,7 +91,7 @@ for weather, colour in colours.items():
 right.set(title="Warm days bring riders", xlabel="°C", ylabel="rides")
 right.legend()
 plt.show()""", expects="[picture, "),
-    _cell("A module that was not allowed", "import os", expects="--allow os", status="error"),
+    _cell("A package that is not there", "import seaborn", expects="seaborn", status="error"),
     _cell("Start something that takes an hour", """\
 import time
 

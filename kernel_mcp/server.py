@@ -37,6 +37,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy
+from kernel_mcp.policy.profiles import in_force, profile_entries
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.losses import Outbox
@@ -107,9 +108,14 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             builder=sandbox.builder(),
             most_bytes=settings.cache_bytes,
         )
+        rules = InstallRules.of(settings)
         factory = KernelFactory(
             settings=settings,
-            policy=Policy.for_allow(settings.allow, settings.profile),
+            policy=Policy.for_allow(
+                profile_entries(settings),
+                in_force(settings.profile, confined=settings.confined),
+                rules.step,
+            ),
             environments=environments,
             launcher=launcher,
             templates=templates,
@@ -136,7 +142,6 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             capacity=capacity,
         )
         await stack.enter_async_context(manager.running())
-        rules = InstallRules.of(settings)
         installer = Installer(
             settings=settings,
             rules=rules,

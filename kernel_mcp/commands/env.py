@@ -20,7 +20,7 @@ from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.build import Fitting
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.policy.model import profile_entries
+from kernel_mcp.policy.profiles import profile_entries
 
 _USAGE = "env: expected one of list, build, prune; see kernel-mcp env build --help"
 

@@ -46,7 +46,8 @@ from kernel_mcp.config.values import (
 )
 
 ENV_PREFIX = "KERNEL_MCP_"
-PROFILES = ("strict", "default", "data", "open")
+PROFILES = ("strict", "guarded", "default", "data")
+"""From the one that lets code do least."""
 SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
 CHAINED = ("bwrap", "landlock")
 """Sandboxes of which one may follow the other in `--sandbox`; the rest stand alone."""
@@ -187,15 +188,18 @@ class Settings:
     """
 
     allow: tuple[str, ...] = _flag(
-        "allow", entries, _IMPORTS, "NAMES", "curated standard library",
-        "modules or packages code may import besides; packages are installed for the kernels: a "
-        "comma list, repeatable, versions allowed ('pandas>=2,<3'), '*' allows every import",
+        "allow", entries, _IMPORTS, "NAMES", "the standard library alone",
+        "packages installed for the kernels, and modules that `guarded` and `strict` let code "
+        "import besides: a comma list, repeatable, versions allowed ('pandas>=2,<3'); '*' lifts "
+        "the profile",
         value=(), narrows=among,
     )
     profile: str = _flag(
         "profile", choice(*PROFILES), _IMPORTS, "|".join(PROFILES), "default",
-        "what `--allow` adds to: `strict` (computing only, no files, no `eval`), `default`, `data` "
-        "(numpy, pandas, matplotlib and more, installed), `open` (everything)",
+        "what code may do within the sandbox: `strict` (computing only, no files, no `eval`), "
+        "`guarded` (a list of modules, no shell), `default` (the whole standard library, shell "
+        "commands, magics and all that is installed; `guarded` under `--sandbox none`), `data` "
+        "(the same, with numpy, pandas, matplotlib and more installed)",
         narrows=no_further(PROFILES),
     )
     python: str = _flag(
@@ -331,6 +335,11 @@ class Settings:
         "what goes to stderr",
     )
     refusal: Refusal | None = None
+
+    @property
+    def confined(self) -> bool:
+        """Whether kernels run in a sandbox: where none works, no server starts."""
+        return self.sandbox != ("none",)
 # fmt: on
 
 

@@ -25,6 +25,7 @@ from packaging.version import InvalidVersion, Version
 from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.policy.missing import GONE
 
 # Well-known modules whose distribution has another name. No library offers this as data: pipreqs
 # pins an old IPython and stops at Python 3.12, pigar's index is 40 MB. Rows up to `_SOURCE_ONLY`
@@ -144,16 +145,7 @@ NAMESPACES = frozenset(
 )
 
 
-# Gone from the newest Python, still part of the oldest one that kernels run on.
-_REMOVED_STDLIB = frozenset(
-    {
-        "aifc", "asynchat", "asyncore", "audioop", "binhex", "cgi", "cgitb", "chunk",
-        "crypt", "distutils", "imghdr", "imp", "lib2to3", "mailcap", "msilib", "nis",
-        "nntplib", "ossaudiodev", "pipes", "smtpd", "sndhdr", "spwd", "sunau",
-        "telnetlib", "uu", "xdrlib",
-    }
-)  # fmt: skip
-_STDLIB = sys.stdlib_module_names | _REMOVED_STDLIB
+_STDLIB = sys.stdlib_module_names | GONE.keys()
 _DISTRIBUTIONS_FOLDED = {name.casefold(): dist for name, dist in DISTRIBUTIONS.items()}
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
 from kernel_mcp.environments.build import Fitting, Terms
 from kernel_mcp.environments.layer import Layer
+from kernel_mcp.environments.metadata import provided_modules
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S
 from kernel_mcp.errors import EnvironmentBuildError
@@ -25,7 +27,7 @@ from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchReq
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.policy import Policy
-from kernel_mcp.policy.model import profile_entries
+from kernel_mcp.policy.profiles import profile_entries
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -146,7 +148,8 @@ class KernelFactory:
             spec = self.spec(request)  # the operator's packages may have become fewer
             await compile_guest(environment)
             names = import_names(environment, spec)
-            policy = self._policy.with_modules(names)
+            present = chain.from_iterable(provided_modules(environment).values())
+            policy = self._policy.with_modules(names).with_installed(present)
             first = built is None
             built = self._built[spec] = _Built(environment, names, policy)
             if first and built.whole and self._templates is not None and request.ordinary:
@@ -261,6 +264,8 @@ class KernelFactory:
 
 
 def _fitting(policy: Policy, request: KernelRequest) -> Policy:
-    if request.layer is None:
+    layer = None if request.layer is None else Layer(request.layer)
+    if layer is None or layer.empty:
         return policy
-    return policy.with_modules(Layer(request.layer).permitted())
+    present = chain.from_iterable(layer.modules().values())
+    return policy.with_modules(layer.permitted()).with_installed(present)

@@ -28,6 +28,7 @@ from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.policy import Policy
+from kernel_mcp.policy.profiles import in_force
 from kernel_mcp.sandbox.select import proven_sandbox
 
 T = TypeVar("T")
@@ -140,7 +141,9 @@ class SandboxProvisioner(KernelProvisionerBase):
         request = LaunchRequest(
             session=self.kernel_id or "",
             environment=self._environment(python),
-            policy=Policy.for_allow(self.allow, self.profile),
+            policy=Policy.for_allow(
+                self.allow, in_force(self.profile, confined=self.sandbox != "none")
+            ),
             limits=Limits(memory_bytes=self.memory_mb * MIB) if self.memory_mb else Limits(),
             workspace=workspace,
         )

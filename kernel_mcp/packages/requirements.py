@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,11 @@ from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.config.values import python as read_python
 from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.interpreters import Interpreters
-from kernel_mcp.environments.metadata import packages_for, requirement_for
+from kernel_mcp.environments.metadata import distribution_for, packages_for, requirement_for
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError
-from kernel_mcp.policy import ScriptMetadata, model, script_metadata
+from kernel_mcp.policy import ScriptMetadata, script_metadata
+from kernel_mcp.policy.profiles import profile_entries
 
 if TYPE_CHECKING:
     from kernel_mcp.sessions.session import Session
@@ -34,10 +35,12 @@ class InstallRules:
 
     permitted   names of packages, each with the version specifier the operator gave or ""
     everything  whether all others may be added too
+    tool        whether agents have the tool `install`
     """
 
     permitted: MappingProxyType[str, str]
     everything: bool = False
+    tool: bool = True
 
     @classmethod
     def of(cls, settings: Settings) -> InstallRules:
@@ -45,10 +48,11 @@ class InstallRules:
 
         Raises ConfigError.
         """
-        entries = (*model.profile_entries(settings), *settings.allow_install)
+        entries = (*profile_entries(settings), *settings.allow_install)
         named = packages_for(entries, "--allow-install")
         found = {each.name: str(each.specifier) for each in named}
-        return cls(MappingProxyType(found), everything="*" in settings.allow_install)
+        every = "*" in settings.allow_install
+        return cls(MappingProxyType(found), every, tool="packages" in settings.tools)
 
     @property
     def constraints(self) -> tuple[str, ...]:
@@ -93,6 +97,19 @@ class InstallRules:
         names = sorted(self.permitted)
         shown = ", ".join(names[:_SHOWN])
         return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+    def step(self, module: str, *, once: bool) -> str:
+        """How a model gets a module, as `NextStep` says."""
+        name = distribution_for(module)
+        if name is None:
+            return ""
+        if not (self.everything or name in self.permitted):
+            return f"Start the server with --allow {name} to have it."
+        if once:
+            return f'Pass dependencies=["{name}"] to run_script to have it.'
+        if not self.tool:
+            return f'create_session(packages=["{name}"]) opens a session that has it.'
+        return f'install(packages=["{name}"]) adds it to this session.'
 
     def _refusal(self, names: list[str]) -> str:
         listed = ", ".join(names)
@@ -154,7 +171,7 @@ class ScriptReader:
     def packages(self, wanted: Sequence[str | Requirement]) -> tuple[Requirement, ...]:
         """The packages to add to the server's own. Raises InputError, InstallError."""
         admitted = self._rules.admit(wanted)
-        own = EnvironmentSpec.for_allow(model.profile_entries(self._settings)).packages
+        own = EnvironmentSpec.for_allow(profile_entries(self._settings)).packages
         return tuple(sorted(set(admitted) - set(own), key=str))
 
     async def python(self, wanted: str, progress: ProgressCallback) -> str:
@@ -223,6 +240,7 @@ async def expect_script(session: Session, progress: ProgressCallback) -> None:
     Raises KernelMcpError when there is no kernel.
     """
     kernel = await session.ensure_kernel(progress)
+    kernel.policy = replace(kernel.policy, once=True)
     await kernel.ask("kernel_mcp_script_request", {"name": SCRIPT_FILE}, timeout=READY_S)
 
 

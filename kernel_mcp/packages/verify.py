@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ async def verify_live(
     listed = [*sorted(names & found.keys()), *sorted(brought.keys() - names)]
     principals = {name: principal(name, modules.get(name, ())) for name in listed}
     wanted = [module for name in listed for module in principals[name]]
-    verdicts, trouble = await _import(session, generation.permitted, wanted)
+    verdicts, trouble = await _import(session, generation, wanted)
     packages = tuple(
         judge(
             name,
@@ -156,7 +157,7 @@ async def verify_live(
 
 
 async def _import(
-    session: Session, permitted: Sequence[str], modules: Sequence[str]
+    session: Session, generation: Generation, modules: Sequence[str]
 ) -> tuple[Verdicts, str]:
     """The verdict on each module, and why there is none."""
     try:
@@ -164,7 +165,8 @@ async def _import(
     except KernelMcpError as error:
         return {}, f"No kernel could be started: {error}"
     before = kernel.policy.modules
-    kernel.policy = kernel.policy.with_modules(permitted)
+    present = chain.from_iterable((generation.modules or {}).values())
+    kernel.policy = kernel.policy.with_modules(generation.permitted).with_installed(present)
     request = {"allow": sorted(kernel.policy.modules - before), "modules": list(modules)}
     try:
         reply = await kernel.ask("kernel_mcp_packages_request", request, timeout=VERIFY_S)

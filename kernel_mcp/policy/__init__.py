@@ -2,11 +2,13 @@
 
 A guard rail for well-meaning code. The boundary is the sandbox.
 
-    model        Policy, the allow-list, the profiles; Diagnostic, Report and their text
+    profiles     what each profile lets code do, and which is in force
+    model        Policy, Diagnostic, Report and their text
     check        check(): code → Report, without running anything
     source       guards on the text, places in it, PEP 723 metadata
     magics       IPython's own syntax, made plain Python
     rules        what a restrictive policy refuses in the tree
+    missing      the next step where a module is not there
 """
 
 from kernel_mcp.policy.check import check, own_modules

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias
 
-from kernel_mcp.config.settings import PROFILES, Settings
+from kernel_mcp.config.settings import PROFILES
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.policy.profiles import (
+    GUARDED_MODULES,
+    HINTS,
+    STRICT_DENIED_BUILTINS,
+    STRICT_MODULES,
+)
 
 Kind: TypeAlias = Literal[
     "syntax", "size", "encoding", "depth", "import", "builtin", "attribute", "magic", "name",
@@ -108,117 +114,55 @@ class Report:
         }
 
 
-def words(text: str) -> frozenset[str]:
-    """The words of a text as a set."""
-    return frozenset(text.split())
-
-
-STRICT_MODULES: frozenset[str] = words(
-    """
-    __future__ collections datetime itertools math queue random re stat statistics time
-    unicodedata
-    """
-)
-"""Pure computing: no files, no processes, no network.
-
-`__future__` is an instruction to the compiler and gives nothing away.
-"""
-
-DEFAULT_MODULES: frozenset[str] = STRICT_MODULES | words(
-    """
-    abc argparse array ast asyncio base64 binascii bisect bz2 calendar cmath codecs
-    colorsys compression concurrent.futures configparser contextlib contextvars copy csv
-    dataclasses decimal difflib dis doctest email enum errno filecmp fnmatch fractions functools
-    glob graphlib gzip hashlib heapq hmac html inspect io ipaddress json keyword linecache locale
-    logging lzma mimetypes numbers operator pathlib plistlib pprint quopri reprlib sched secrets
-    shlex sqlite3 string stringprep struct symtable tarfile tempfile textwrap threading timeit
-    token tokenize tomllib traceback tracemalloc types typing unittest urllib.parse uuid warnings
-    wave weakref xml zipfile zlib zoneinfo
-    IPython.display
-    """
-)
-"""A working notebook: the standard library that computes, parses, stores and formats.
-
-Missing on purpose: everything that starts processes, opens sockets, loads native code or objects
-that run code, changes the interpreter, or hands out modules that do (os, sys, subprocess, socket,
-ctypes, shutil, importlib, signal, multiprocessing, http, pickle, builtins, gc, code, pty …).
-"""
-
-DATA_MODULES: frozenset[str] = words(
-    """
-    PIL matplotlib mpl_toolkits numpy openpyxl pandas polars pyarrow scipy seaborn sklearn sympy
-    """
-)
-"""The packages most analyses begin with, by import name; the profile installs them."""
-
-STRICT_DENIED_BUILTINS: frozenset[str] = words(
-    "__import__ breakpoint compile eval exec globals input open vars"
-)
-"""What the strict profile takes away: files, and code made from text."""
-
-HANDED_OUT: frozenset[str] = words(
-    "builtins ctypes importlib nt os posix pty runpy shutil subprocess sys"
-)
-"""Modules that other modules keep as an attribute, so that `random._os` needs no import."""
-
-HANDED_OUT_BY_STDLIB: frozenset[str] = HANDED_OUT | words(
-    """
-    _thread atexit fcntl gc grp http mmap multiprocessing pdb pkgutil pwd resource select
-    selectors signal socket ssl
-    """
-)
-"""As HANDED_OUT, with names that outside the standard library mean something else
-(`scipy.signal`)."""
-
-HINTS: dict[str, str] = {
-    "os": "pathlib handles paths and files.",
-    "shutil": "pathlib, zipfile and tarfile handle files.",
-    "sys": "The `info` tool tells version and platform.",
-    "platform": "The `info` tool tells version and platform.",
-    "subprocess": "Sessions run Python only, without other programs.",
-    "multiprocessing": "concurrent.futures.ThreadPoolExecutor and threading are allowed.",
-    "importlib": "Write a plain import statement.",
-    "pickle": "json, csv or sqlite3 keep data.",
-    "requests": "Sandboxed sessions have no network.",
-    "httpx": "Sandboxed sessions have no network.",
-    "aiohttp": "Sandboxed sessions have no network.",
-    "urllib.request": "Sandboxed sessions have no network.",
-    "http": "Sandboxed sessions have no network.",
-    "socket": "Sandboxed sessions have no network.",
-}
-"""What to do instead of the imports that are refused most."""
-
-
-def profile_entries(settings: Settings) -> tuple[str, ...]:
-    """All names the environment of the kernels has to serve, as `--allow` takes them."""
-    if settings.profile != "data":
-        return settings.allow
-    return (*settings.allow, *sorted(DATA_MODULES))
-
-
 _ENTRY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(?:\[[^\]]*\])?\s*(?:[<>=!~;(].*)?$", re.ASCII)
 _FAMILIAR = ("json", "math", "pathlib", "re", "statistics")
 
 
+class NextStep(Protocol):
+    """How a model gets a module that it does not have."""
+
+    def __call__(self, module: str, *, once: bool) -> str:
+        """A sentence with a call or a flag that works here; empty for the standard library.
+
+        `once` is for code of `run_script`, whose session nobody can add to.
+        """
+
+
+def operators_step(module: str, *, once: bool) -> str:
+    """The flag alone: nothing is known of what may be installed."""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return ""
+    return f"Start the server with --allow {root} to have it."
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The import allow-list of a session: a guard rail for well-meaning code, not a boundary.
+    """What code of a session may import: it steers well-meaning code, the boundary is the sandbox.
 
     modules        names allowed with everything below them; a dotted name brings the packages
                    above it, but nothing else that is in them
-    allow_all      nothing is refused
+    allow_all      nothing is refused, and no code is read before it runs
     profile        the name of the list it began from
     deny_builtins  builtins that code may not use
+    installed      modules of the session's packages; None where that is not known
+    step           how to get a module that is not there
+    once           whether it is for code of `run_script`
     """
 
     modules: frozenset[str]
     allow_all: bool = False
-    profile: str = "default"
+    profile: str = "guarded"
     deny_builtins: frozenset[str] = frozenset()
+    installed: frozenset[str] | None = None
+    step: NextStep = field(default=operators_step, compare=False)
+    once: bool = False
 
     @classmethod
-    def for_allow(cls, allow: Iterable[str], profile: str = "default") -> Policy:
-        """The policy of a profile with the operator's `--allow` entries added.
+    def for_allow(
+        cls, allow: Iterable[str], profile: str = "guarded", step: NextStep = operators_step
+    ) -> Policy:
+        """The policy of a profile that is in force, with the operator's `--allow` entries added.
 
         An entry is a module or distribution name, optionally with extras and a version
         specifier; `*` allows everything. Raises ConfigError for anything else.
@@ -228,12 +172,10 @@ class Policy:
                 f"there is no profile {profile!r}; choose one of {', '.join(PROFILES)}"
             )
         entries = [entry.strip() for entry in allow if entry.strip()]
-        allow_all = profile == "open" or "*" in entries
-        base = STRICT_MODULES if profile == "strict" else DEFAULT_MODULES
-        if profile == "data":
-            base |= DATA_MODULES
+        allow_all = profile in ("default", "data") or "*" in entries
+        base = STRICT_MODULES if profile == "strict" else GUARDED_MODULES
         denied = STRICT_DENIED_BUILTINS if profile == "strict" and not allow_all else frozenset()
-        policy = cls(modules=base, allow_all=allow_all, profile=profile, deny_builtins=denied)
+        policy = cls(base, allow_all, profile, denied, step=step)
         return policy.with_modules(entry for entry in entries if entry != "*")
 
     def with_modules(self, names: Iterable[str]) -> Policy:
@@ -254,47 +196,58 @@ class Policy:
             added |= {name, identifier, name.lower(), identifier.lower()}
         return replace(self, modules=self.modules | added)
 
+    def with_installed(self, names: Iterable[str]) -> Policy:
+        """The same policy for a session whose packages bring these modules, too."""
+        return replace(self, installed=(self.installed or frozenset()) | frozenset(names))
+
     def allows(self, module: str) -> bool:
         """Whether `import module` passes: listed itself, below a listed name, or above one."""
-        return self.allows_members(module) or self._above_listed(module)
+        return self.allows_members(module) or _above(module, self.modules)
 
     def allows_members(self, module: str) -> bool:
         """Whether everything in `module` may be used; false for a package above a listed name."""
-        if self.allow_all:
+        return self.has(module) if self.allow_all else _listed(module, self.modules)
+
+    def has(self, module: str) -> bool:
+        """Whether a module is Python's own, or of an installed package, as far as is known."""
+        if self.installed is None or module.partition(".")[0] in sys.stdlib_module_names:
             return True
-        parts = module.split(".")
-        return any(".".join(parts[:count]) in self.modules for count in range(1, len(parts) + 1))
+        return any(
+            _listed(module, names) or _above(module, names)
+            for names in (self.installed, self.modules)
+        )
 
     def refusal(self, module: str) -> str:
         """The whole text that refuses `module`: as `denial`, and what is allowed."""
         return f"{self.denial(module)} Allowed: {self.summary()}."
 
     def denial(self, module: str) -> str:
-        """The text that refuses `module`: what to do instead, and the flag that permits it."""
-        hint = HINTS.get(module) or HINTS.get(module.partition(".")[0], "")
-        if not hint and module.partition(".")[0] not in sys.stdlib_module_names:
-            hint = "The `install` tool adds packages where the operator permits it."
+        """The text that refuses `module`: what to do instead, and the step that permits it."""
+        what = "import of {!r} is not allowed in this session."
         sentences = [
-            f"import of {module!r} is not allowed in this session.",
-            hint,
-            f"Start the server with --allow {self.flag(module)} (or --allow '*') to permit it.",
+            ("{!r} is not installed here." if self.allow_all else what).format(module),
+            HINTS.get(module) or HINTS.get(module.partition(".")[0], ""),
+            self.step(module, once=self.once) or self._operators_step(module),
         ]
         return " ".join(filter(None, sentences))
+
+    def _operators_step(self, module: str) -> str:
+        return f"Start the server with --allow {self.flag(module)} (or --allow '*') to permit it."
 
     def flag(self, module: str) -> str:
         """The shortest name that would allow `module` without allowing more than its package."""
         parts = module.removesuffix(".*").split(".")
         for count in range(1, len(parts)):
             name = ".".join(parts[:count])
-            if not self._above_listed(name):
+            if not _above(name, self.modules):
                 return name
         return ".".join(parts)
 
     def summary(self) -> str:
         """The allow-list in few words: what the operator added, and how much of the rest."""
         if self.allow_all:
-            return "everything"
-        base = STRICT_MODULES if self.profile == "strict" else DEFAULT_MODULES
+            return "the standard library and all that is installed (list_packages shows it)"
+        base = STRICT_MODULES if self.profile == "strict" else GUARDED_MODULES
         added = sorted(name for name in self.modules - base if name.isidentifier() or "." in name)
         familiar = ", ".join(name for name in _FAMILIAR if name in self.modules)
         count = len(self.modules & base)
@@ -310,6 +263,12 @@ class Policy:
             "deny_builtins": sorted(self.deny_builtins),
         }
 
-    def _above_listed(self, module: str) -> bool:
-        prefix = module + "."
-        return any(name.startswith(prefix) for name in self.modules)
+
+def _listed(module: str, names: frozenset[str]) -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1))
+
+
+def _above(module: str, names: frozenset[str]) -> bool:
+    prefix = module + "."
+    return any(name.startswith(prefix) for name in names)

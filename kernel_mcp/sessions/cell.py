@@ -12,8 +12,9 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.progress import BEAT_S
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.output.items import Event
+from kernel_mcp.output.items import Event, Failure
 from kernel_mcp.output.outputs import OutputLog, Position
+from kernel_mcp.policy.missing import missing_module
 from kernel_mcp.sessions.losses import Loss, Notice
 
 
@@ -81,6 +82,7 @@ class Cell:
     ran after, `unsaid` those of them in no delivered answer, `own` is the loss it caused. `told`
     says that an answer about its end was delivered, `reported` how much output such answers had.
     `state_as_of` is the last cell whose work the variables held when it ended, or began.
+    `missing` is a module that it wanted and that was not there.
     """
 
     def __init__(self, number: int, code: str, timeout_s: float, log: OutputLog) -> None:
@@ -105,6 +107,7 @@ class Cell:
         self.reported = Position()
         self.unsaid: list[Notice] = []
         self.stop_reason: StopReason | None = None
+        self.missing = ""
         self._scope: anyio.CancelScope | None = None
         self._changes = 0
         self._changed: anyio.Event | None = None
@@ -167,6 +170,8 @@ class Cell:
 
     def take(self, event: Event) -> None:
         """Add an output event."""
+        if isinstance(event, Failure):
+            self.missing = missing_module(event)
         self.log.add(event)
         self._note_change()
 

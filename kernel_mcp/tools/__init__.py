@@ -28,7 +28,7 @@ from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import guarded
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import ScriptReader
-from kernel_mcp.policy.model import profile_entries
+from kernel_mcp.policy.profiles import in_force, profile_entries
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.losses import Receipt, Reply, RequestId
@@ -72,12 +72,14 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
 
 
 def _imports(settings: Settings) -> str:
-    if "*" in settings.allow or settings.profile == "open":
-        return "Imports: every module."
+    names = [name for name in profile_entries(settings) if name != "*"]
+    profile = in_force(settings.profile, confined=settings.confined)
+    if profile in ("default", "data") or "*" in settings.allow:
+        base = "the whole standard library, shell commands, magics and all that is installed"
+        return f"Imports: {base}{': ' if names else ''}{_listed(names)}."
     few = _strict(settings)
     base = "a few modules such as math" if few else "the standard library for computing"
-    names = _listed([base, *profile_entries(settings)])
-    return f"Imports: {names} (info lists all). Other imports are refused."
+    return f"Imports: {_listed([base, *names])} (info lists all). Others are refused."
 
 
 def _packages(settings: Settings) -> str:

@@ -35,7 +35,7 @@ from kernel_mcp.tools import (
     progress_of,
 )
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
-from kernel_mcp.tools.results import LOST_KEY, answer, lost_meta, said, say
+from kernel_mcp.tools.results import LOST_KEY, answer, lost_meta, next_step, said, say
 from kernel_mcp.tools.sessions import open_session
 
 MAX_CODE_CHARS = 1_000_000
@@ -186,7 +186,7 @@ def register(box: Toolbox, services: Services) -> None:
             cell = opened.submit(script, timeout)
             await opened.follow(cell, float("inf"), report)
             result = await answer(
-                opened, cell, caller.reply, since=Position(), closing=_script_end(cell)
+                opened, cell, caller.reply, since=Position(), closing=_script_end(opened, cell)
             )
             files = await anyio.to_thread.run_sync(_files, opened)
         finally:
@@ -282,10 +282,10 @@ def _files(session: Session) -> list[str]:
     return [*names[:MOST_FILES], *([f"{more} more"] if more > 0 else [])]
 
 
-def _script_end(cell: Cell) -> str:
-    """The end of a script, where its output does not show it."""
+def _script_end(session: Session, cell: Cell) -> str:
+    """The end of a script, where its output does not show it, or what it lacked."""
     if cell.outcome is None or cell.status in (Status.OK, Status.ERROR):
-        return ""
+        return next_step(session, cell)
     return f"{cell.status.value}: {cell.outcome.cause or 'stopped'}"
 
 

@@ -134,7 +134,8 @@ class ServerInfo(Told):
     python: str
     platform: str
     packages: list[str]
-    allowed_imports: list[str] = Field(description="['*'] when every import is allowed")
+    policy: str = Field(description="The profile in force and what it lets code do")
+    allowed_imports: list[str] = Field(description="['*'] for all that is installed")
     sandbox: str
     sandbox_enforces: list[str]
     sandbox_gaps: list[str]

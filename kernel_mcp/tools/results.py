@@ -19,6 +19,7 @@ from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget, Rendered, render
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import cut, guarded, guarded_lines, notice, visible
+from kernel_mcp.policy.missing import advice
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
 from kernel_mcp.sessions.losses import Loss, Notice, Reply
@@ -144,8 +145,18 @@ def closing_line(session: Session, cell: Cell) -> str:
                 f"killed: {_cause(cell)}. All variables, imports and definitions of this session "
                 f"are lost; {FILES_KEPT}. A fresh kernel {fresh}.{_lost(cell)}"
             )
+        case Status.ERROR:
+            return next_step(session, cell)
         case _:
             return ""
+
+
+def next_step(session: Session, cell: Cell) -> str:
+    """How to get the module for want of which `cell` failed; empty for any other failure."""
+    kernel = session.kernel
+    if not cell.missing or kernel is None:
+        return ""
+    return advice(cell.missing, cell.code, kernel.policy, kernel.environment.version)
 
 
 def _cause(cell: Cell) -> str:

@@ -22,7 +22,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 async def test_the_trail_of_a_session(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     busy = "n = 0\nwhile n < 3_000_000: n += 1\nprint('done')"
-    async with agent("--audit-log", str(path), "--allow", "os") as notebook:
+    flags = ("--audit-log", str(path), "--profile", "guarded", "--allow", "os")
+    async with agent(*flags) as notebook:
         assert (await notebook.call("info")).data["audit_log"] == "on"
         await notebook.run(busy)
         await notebook.run("import subprocess")

@@ -60,7 +60,7 @@ FLOODS = {
 
 
 async def test_floods_of_every_kind_are_interrupted_and_cost_no_variable() -> None:
-    async with agent("--profile", "open", "--memory", "2G") as notebook:
+    async with agent("--memory", "2G") as notebook:
         await notebook.run(SETUP)
         for name, code in FLOODS.items():
             begun = await notebook.run(f"going = True\n{code}", wait=0.5)

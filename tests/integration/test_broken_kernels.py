@@ -32,7 +32,7 @@ HARMLESS = {
 
 
 async def test_broken_kernels_are_recognised_and_reset_mends_them() -> None:
-    async with agent("--profile", "open", "--max-sessions", "20") as notebook:
+    async with agent("--max-sessions", "20") as notebook:
         async with anyio.create_task_group() as tasks:
             for code in BROKEN.values():
                 tasks.start_soon(_breaks, notebook, code)
@@ -73,7 +73,7 @@ WAITING = {
 
 async def test_a_cell_that_sleeps_or_waits_is_not_taken_for_a_broken_kernel() -> None:
     async with (
-        agent("--profile", "open", "--max-sessions", "20") as notebook,
+        agent("--max-sessions", "20") as notebook,
         anyio.create_task_group() as tasks,
     ):
         for code, told in WAITING.items():

@@ -28,7 +28,7 @@ def test_the_demo_ends_well_and_leaves_a_picture(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "demo-output/plot.png" in done.stdout
     assert "stations: Harbour, Museum, North Gate, University" in done.stdout
-    assert "--allow os" in done.stdout
+    assert "Start the server with --allow seaborn to have it." in done.stdout
     assert "KeyboardInterrupt" in done.stdout
     assert "all still here" in done.stdout
 

@@ -130,7 +130,7 @@ async def test_a_module_of_the_workspace_comes_back() -> None:
 
 
 async def test_a_module_the_policy_refuses_does_not_come_back() -> None:
-    async with agent(*ONE) as notebook:
+    async with agent("--profile", "guarded", *ONE) as notebook:
         await notebook.run("import random; smuggled = vars(random)['_os']; x = 1")
         answer = await forced(notebook, "x")
         assert "smuggled (ModuleNotAllowedError: import of 'os' is not allowed" in answer.text

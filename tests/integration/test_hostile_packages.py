@@ -62,7 +62,7 @@ async def server(
     ahead = ("--warm", "0", "--no-template") if log is None else ("--warm", "1")
     found = command(
         *("--cache-dir", str(cache), "--find-links", str(links), "--allow-install", "*"),
-        *("--profile", "open", "--wait", "10m", *ahead, *flags),
+        *("--wait", "10m", *ahead, *flags),
     )
     if log is not None:
         argv = traced(log, [found.command, *found.args])
@@ -144,7 +144,7 @@ async def test_other_sandboxes_build_as_confined(
 async def test_modules_and_versions_of_packages_are_what_they_may_be(
     cache: Path, links: Path
 ) -> None:
-    flags = ("--profile", "default", "--allow", OPERATORS)
+    flags = ("--profile", "guarded", "--allow", OPERATORS)
     async with server(cache, links, *flags) as notebook:
         for module in ("subprocess", "ctypes"):
             assert "not allowed" in (await notebook.run(f"import {module}")).text

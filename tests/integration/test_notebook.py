@@ -58,7 +58,7 @@ async def test_a_picture_comes_back_as_an_image() -> None:
 
 
 async def test_a_refused_import_names_the_flag_and_runs_nothing() -> None:
-    async with agent() as notebook:
+    async with agent("--profile", "guarded") as notebook:
         answer = await notebook.run("ran = True\nimport os")
         assert answer.status == "error"
         assert "--allow os" in answer.text
@@ -72,7 +72,7 @@ async def test_an_allowed_package_imports_what_it_needs_itself() -> None:
 
 
 async def test_c_code_imports_what_it_needs_when_a_cell_calls_it() -> None:
-    async with agent("--allow", "pandas") as notebook:
+    async with agent("--profile", "guarded", "--allow", "pandas") as notebook:
         code = "import pandas as pd\nv = pd.DataFrame({'a': [1, 2]})['a'].values\n"
         answer = await notebook.run(code + "int(v.sum()), str(v), v.dtype.name")
         assert answer.text == "(3, '[1 2]', 'int64')"
@@ -108,11 +108,15 @@ async def test_check_syntax_finds_errors_without_running() -> None:
         report = (await notebook.call("check_syntax", code="x = (1,\nimport os")).data
         assert report["valid"] is False
         assert report["diagnostics"][0]["line"] >= 1
-        report = (await notebook.call("check_syntax", code="import os\nimport math")).data
+        await notebook.run("1")
+        code = "import os, IPython\nimport seaborn"
+        report = (await notebook.call("check_syntax", code=code)).data
         assert {item["name"]: item["allowed"] for item in report["imports"]} == {
-            "os": False,
-            "math": True,
+            "os": True,
+            "IPython": True,
+            "seaborn": False,
         }
+        assert "Start the server with --allow seaborn to have it" in report["summary"]
 
 
 async def test_info_tells_what_is_in_force() -> None:
@@ -120,7 +124,9 @@ async def test_info_tells_what_is_in_force() -> None:
         info = (await notebook.call("info")).data
         assert info["sandbox"] == "bwrap"
         assert info["limits"]["memory_mb"] == 1024
-        assert "numpy" in info["allowed_imports"]
+        assert info["allowed_imports"] == ["*"]
+        assert info["policy"].startswith("default: the whole standard library")
+        assert "the boundary is the sandbox (bwrap)" in info["policy"]
         assert any(package.startswith("numpy==") for package in info["packages"])
 
 

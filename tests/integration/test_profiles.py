@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kernel_mcp.policy.profiles import DATA_MODULES
 from tests.integration.agent import agent
 
 pytestmark = [pytest.mark.anyio]
@@ -139,8 +140,8 @@ FREE = [
 ]
 
 
-async def test_ordinary_data_work_is_never_refused() -> None:
-    async with agent("--allow", "numpy,pandas,matplotlib") as notebook:
+async def test_the_guarded_profile_refuses_no_ordinary_data_work() -> None:
+    async with agent("--profile", "guarded", "--allow", "numpy,pandas,matplotlib") as notebook:
         await notebook.run(
             "import json, re\nfrom pathlib import Path\nimport matplotlib.pyplot as plt\n"
             "import numpy as np\nimport pandas as pd"
@@ -152,11 +153,8 @@ async def test_ordinary_data_work_is_never_refused() -> None:
 
 @pytest.mark.timeout(600)
 async def test_the_data_profile_brings_its_packages() -> None:
-    names = "numpy pandas matplotlib scipy sklearn PIL sympy openpyxl polars pyarrow seaborn"
     async with agent("--profile", "data") as notebook:
-        answer = await notebook.run(
-            f"import {', '.join(names.split())}, mpl_toolkits\nlen(dir())", wait=500
-        )
+        answer = await notebook.run(f"import {', '.join(DATA_MODULES)}", wait=500)
         assert answer.status == "ok", answer.text
         answer = await notebook.run(
             "frame = pandas.DataFrame({'a': [1.0, 2.0]})\nframe.to_excel('a.xlsx')\n"
@@ -164,15 +162,6 @@ async def test_the_data_profile_brings_its_packages() -> None:
             "LinearRegression().fit([[1], [2]], [2, 4]).predict([[3]]).round(6)"
         )
         assert "6." in answer.text, answer.text
-
-
-async def test_the_open_profile_refuses_nothing() -> None:
-    async with agent("--profile", "open") as notebook:
-        answer = await notebook.run(
-            "import os, subprocess\nopen('x', 'w'); eval('os.getuid() > 0')"
-        )
-        assert answer.text == "True"
-        assert (await notebook.call("info")).data["allowed_imports"] == ["*"]
 
 
 WAYS_ROUND = (
@@ -186,6 +175,6 @@ WAYS_ROUND = (
 
 
 async def test_the_ways_round_that_the_papers_name_are_ways_round_and_end_in_the_sandbox() -> None:
-    async with agent() as notebook:
+    async with agent("--profile", "guarded") as notebook:
         for code in WAYS_ROUND:
             assert "/workspace" in (await notebook.call("execute", code=code)).text, code

@@ -70,7 +70,7 @@ def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
         (["--allow-weaker-sandbox"], "--allow-weaker-sandbox; did you mean --sandbox?"),
         (["--install-timeout", "1m"], "no flag --install-timeout; did you mean --install-size?"),
         (["--sandbox", "auto,landlock"], "auto stands alone; what may follow each other is bwrap,"),
-        (["--profile", "lax"], "--profile lax: expected strict, default, data or open"),
+        (["--profile", "lax"], "--profile lax: expected strict, guarded, default or data"),
         (["env"], "expected one of list, build, prune"),
         (["env", "prune", "--older-than", "soon"], "--older-than soon: expected a time"),
     ],

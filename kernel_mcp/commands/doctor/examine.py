@@ -35,6 +35,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy
+from kernel_mcp.policy.profiles import in_words
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
 from kernel_mcp.sandbox.probe import REFUSED_CALL, Check, thorough_checks
 from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, proven_sandbox, select_sandbox
@@ -71,7 +72,7 @@ class Examination:
 class Diagnosis:
     """All examinations; `used` is the server's backend, `refusal` why it has none.
 
-    `problem` kept kernels from starting with any backend.
+    `problem` kept kernels from starting with any backend; `policy` says what code may do.
     """
 
     versions: dict[str, str]
@@ -79,6 +80,7 @@ class Diagnosis:
     used: str
     refusal: str = ""
     problem: str = ""
+    policy: str = ""
 
     @property
     def holds(self) -> bool:
@@ -104,7 +106,8 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
         await progress(f"examining {name} …")
         found.append(await examine(name, settings, environment))
     versions = await anyio.to_thread.run_sync(_versions, environment)
-    return Diagnosis(versions, tuple(found), used, refusal, problem)
+    policy = in_words(settings, used)
+    return Diagnosis(versions, tuple(found), used, refusal, problem, policy)
 
 
 async def examine(
@@ -289,6 +292,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "used": diagnosis.used,
         "refusal": diagnosis.refusal,
         "problem": diagnosis.problem,
+        "policy": diagnosis.policy,
         "versions": diagnosis.versions,
         "backends": [_backend(item) for item in diagnosis.examinations],
     }
@@ -341,7 +345,8 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.used:
         return [*lines, "A server with these flags would not start:", *_indented(diagnosis.refusal)]
     holds = "which holds" if diagnosis.holds else "which does not hold"
-    return [*lines, f"A server with these flags uses {diagnosis.used}, {holds}."]
+    lines.append(f"A server with these flags uses {diagnosis.used}, {holds}.")
+    return [*lines, *([f"Policy {diagnosis.policy}"] if diagnosis.policy else [])]
 
 
 def _bullets(texts: tuple[str, ...]) -> list[str]:

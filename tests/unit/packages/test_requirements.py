@@ -227,3 +227,18 @@ async def test_naming_the_servers_own_python_changes_nothing() -> None:
 async def test_a_python_that_cannot_be_chosen_is_refused(python: str) -> None:
     with pytest.raises(InputError, match="pass a version"):
         await needs(reader(), "print(1)", python=python)
+
+
+def test_the_step_to_a_module_is_one_that_is_permitted_here() -> None:
+    everything = rules("*")
+    assert 'install(packages=["scikit-learn"])' in everything.step("sklearn.svm", once=False)
+    assert 'install(packages=["opencv-python-headless"])' in everything.step("cv2", once=False)
+    assert 'dependencies=["pyyaml"] to run_script' in everything.step("yaml", once=True)
+    assert everything.step("os.path", once=False) == ""
+    some = rules("polars", allow=("pandas",))
+    assert "install(packages=" in some.step("polars", once=False)
+    assert "install(packages=" in some.step("pandas.io", once=False)
+    for once in (True, False):
+        assert "--allow beautifulsoup4 to have it" in some.step("bs4", once=once)
+    without = InstallRules.of(Settings(allow_install=("*",), tools=("core", "files")))
+    assert 'create_session(packages=["polars"])' in without.step("polars", once=False)

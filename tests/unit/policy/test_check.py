@@ -17,7 +17,7 @@ from kernel_mcp.policy.model import Diagnostic
 POLICIES = [
     Policy.for_allow([]),
     Policy.for_allow([], profile="strict"),
-    Policy.for_allow(["numpy"], profile="data"),
+    Policy.for_allow(["numpy"], profile="data").with_installed(["numpy"]),
     Policy.for_allow(["*"]),
 ]
 

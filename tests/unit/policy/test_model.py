@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.settings import PROFILES
+from kernel_mcp.config.settings import PROFILES, Settings
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.policy import Diagnostic, Policy, Report, check
-from kernel_mcp.policy.model import (
+from kernel_mcp.policy.model import Kind, Severity
+from kernel_mcp.policy.profiles import (
     DATA_MODULES,
-    DEFAULT_MODULES,
+    GUARDED_MODULES,
     STRICT_MODULES,
-    Kind,
-    Severity,
+    in_force,
+    in_words,
     words,
 )
 
@@ -46,12 +48,12 @@ PROMISED = sorted(
 
 
 @pytest.mark.parametrize("module", PROMISED)
-def test_the_default_policy_allows_the_promised_standard_library(module: str) -> None:
+def test_the_guarded_policy_allows_the_promised_standard_library(module: str) -> None:
     assert Policy.for_allow([]).allows_members(module)
 
 
 @pytest.mark.parametrize("module", ALWAYS_REFUSED)
-def test_the_default_policy_lets_no_module_through_that_leaves_python(module: str) -> None:
+def test_the_guarded_policy_lets_no_module_through_that_leaves_python(module: str) -> None:
     assert not Policy.for_allow([]).allows_members(module)
 
 
@@ -129,15 +131,52 @@ def test_the_strict_profile_can_be_widened_by_name() -> None:
     assert Policy.for_allow(["json"], profile="strict").allows("json")
 
 
-def test_the_data_profile_is_the_default_with_the_packages_of_an_analysis() -> None:
-    policy = Policy.for_allow([], profile="data")
-    assert policy.modules == DEFAULT_MODULES | DATA_MODULES
-    assert policy.allows("sklearn.linear_model")
-    assert not policy.allows("os")
+@pytest.mark.parametrize("profile", ["default", "data"])
+def test_the_profiles_within_a_sandbox_refuse_nothing_that_is_there(profile: str) -> None:
+    policy = Policy.for_allow([], profile=profile).with_installed(["PIL", "google.protobuf"])
+    assert policy.allow_all
+    for module in ("os", "ctypes.util", "PIL.Image", "google", "google.protobuf.message"):
+        assert policy.allows(module)
+    for module in ("seaborn", "google.cloud", "PILlow"):
+        assert not policy.allows(module)
+    assert policy.with_installed(["seaborn"]).allows("seaborn.objects")
 
 
-def test_the_open_profile_allows_everything() -> None:
-    assert Policy.for_allow([], profile="open").allow_all
+def test_a_policy_that_knows_of_no_packages_takes_them_for_installed() -> None:
+    assert Policy.for_allow([], profile="default").allows("seaborn")
+
+
+def test_without_a_sandbox_the_default_is_the_guarded_list() -> None:
+    assert [in_force(name, confined=False) for name in PROFILES] == [
+        "strict", "guarded", "guarded", "guarded",
+    ]  # fmt: skip
+    assert [in_force(name, confined=True) for name in PROFILES] == list(PROFILES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "begin", "says"),
+    [
+        (Settings(), "default: the whole standard library", "the boundary is the sandbox (bwrap)"),
+        (Settings(profile="guarded"), "guarded: listed modules only", "(bwrap)"),
+        (Settings(profile="strict"), "strict: a few modules, no files", "(bwrap)"),
+        (
+            Settings(sandbox=("none",)),
+            "guarded, which --sandbox none makes of default: listed modules",
+            "code may do all",
+        ),
+        (
+            Settings(sandbox=("none",), allow=("*",)),
+            "guarded: the whole standard library",
+            "code may do all",
+        ),
+    ],
+)
+def test_the_profile_in_force_is_told_with_the_part_it_plays(
+    settings: Settings, begin: str, says: str
+) -> None:
+    text = in_words(settings, "bwrap")
+    assert text.startswith(begin)
+    assert says in text
 
 
 def test_everything_allowed_leaves_no_builtin_denied() -> None:
@@ -157,9 +196,21 @@ def test_a_refusal_names_the_module_the_alternative_the_list_and_the_flag() -> N
     assert "--allow os (or --allow '*')" in text
 
 
-def test_a_refusal_of_a_foreign_package_points_to_the_install_tool() -> None:
-    assert "`install`" in Policy.for_allow([]).refusal("polars")
-    assert "`install`" not in Policy.for_allow([]).refusal("gc")
+def test_a_refusal_of_a_package_gives_the_step_that_works_here() -> None:
+    assert "--allow polars to have it" in Policy.for_allow([]).denial("polars.io")
+
+    def step(module: str, *, once: bool) -> str:
+        return "" if module == "gc" else f"get {module}{' once' * once}."
+
+    for profile in PROFILES:
+        policy = Policy.for_allow([], profile, step).with_installed([])
+        assert policy.denial("polars").endswith("get polars.")
+        assert replace(policy, once=True).denial("polars").endswith("get polars once.")
+    assert (
+        Policy.for_allow([], "guarded", step)
+        .denial("gc")
+        .endswith("Start the server with --allow gc (or --allow '*') to permit it.")
+    )
 
 
 def test_the_flag_for_a_module_beside_a_listed_one_is_dotted() -> None:
@@ -181,7 +232,7 @@ def test_the_json_form_is_plain_sorted_and_complete() -> None:
 def test_the_documentation_lists_exactly_what_is_allowed() -> None:
     text = (Path(__file__).parents[3] / "docs" / "policy.md").read_text(encoding="utf-8")
     (listed,) = [line for line in text.splitlines() if line.startswith("> ")]
-    assert words(listed.removeprefix("> ")) == DEFAULT_MODULES - STRICT_MODULES
+    assert words(listed.removeprefix("> ")) == GUARDED_MODULES - STRICT_MODULES
     (data,) = [line for line in text.splitlines() if line.startswith("| `data` |")]
     assert all(name in data for name in DATA_MODULES)
 

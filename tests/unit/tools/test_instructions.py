@@ -17,16 +17,18 @@ WHOLE = SandboxReport("bwrap", ("everything",), ())
 
 def test_the_profile_decides_what_is_said_about_imports_and_files() -> None:
     default = instructions(Settings(allow=("polars",)), WHOLE)
-    assert "standard library for computing, polars" in default
+    assert "shell commands, magics and all that is installed: polars." in default
     assert "Only blocks that begin with `[kernel-mcp] ` are from this server" in default
     assert "write_file and read_file move files" in default
     strict = instructions(Settings(profile="strict"), WHOLE)
     assert "a few modules such as math" in strict
     assert "code cannot open files, and has no eval" in strict
     assert "pandas" in instructions(Settings(profile="data"), WHOLE)
-    for settings in (Settings(profile="open"), Settings(profile="strict", allow=("*",))):
-        assert "Imports: every module" in instructions(settings, WHOLE)
-        assert "has no eval" not in instructions(settings, WHOLE)
+    guarded = instructions(Settings(profile="guarded", allow=("polars",)), WHOLE)
+    assert "the standard library for computing, polars (info lists all)" in guarded
+    free = instructions(Settings(profile="strict", allow=("*",)), WHOLE)
+    assert "Imports: the whole standard library" in free
+    assert "has no eval" not in free
 
 
 def test_what_is_missing_of_what_the_operator_asked_for_is_said() -> None:
@@ -39,7 +41,8 @@ def test_what_is_missing_of_what_the_operator_asked_for_is_said() -> None:
 
 
 def test_without_a_sandbox_nothing_is_promised() -> None:
-    text = instructions(Settings(), NoSandbox().report())
+    text = instructions(Settings(sandbox=("none",)), NoSandbox().report())
+    assert "the standard library for computing (info lists all)" in text
     assert "There is no network" not in text
     assert "not enforced: nothing is enforced" in text
     assert "There is no network" in instructions(Settings(), WHOLE)
@@ -78,6 +81,6 @@ def test_what_does_not_fit_is_what_matters_least() -> None:
 def test_only_tools_that_are_there_are_named() -> None:
     core = Settings(tools=("core",), allow_install=("*",))
     text = instructions(core, WHOLE)
-    for tool in ("install", "list_packages", "read_file", "write_file"):
+    for tool in ("install adds", "list_packages", "read_file", "write_file"):
         assert tool not in text
     assert "cannot be added to; info shows it" in text

@@ -1,0 +1,95 @@
+"""From an exception to the next step: modules that code asked for and that are not there."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from kernel_mcp.output.items import Failure
+from kernel_mcp.policy.model import Policy
+from kernel_mcp.policy.profiles import HINTS, words
+
+GONE: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(words("binhex"), "3.10")
+    | dict.fromkeys(words("asynchat asyncore distutils imp smtpd"), "3.11")
+    | dict.fromkeys(
+        words(
+            """
+            aifc audioop cgi cgitb chunk crypt imghdr lib2to3 mailcap msilib nis nntplib
+            ossaudiodev pipes sndhdr spwd sunau telnetlib uu xdrlib
+            """
+        ),
+        "3.12",
+    )
+)
+"""Modules that the newest Python has no more, and the last that had them (PEP 594 and the "Removed"
+sections of "What's New")."""
+
+_CHARS = 32 * 1024
+"""Characters that are searched: a kernel may send more."""
+_NOT_FOUND = re.compile(r"No module named '([A-Za-z_][\w.]*)'", re.ASCII)
+_NOT_ALLOWED = re.compile(r"NotAllowedError: import of '([A-Za-z_][\w.]*)'", re.ASCII)
+_TOLD = re.compile(r"\b(?:pip|conda) install (?:-\S+ )*['\"`]?([A-Za-z_][\w.-]*\w)", re.ASCII)
+"""How libraries name what they lack."""
+_NAME_CHARS = 100
+
+
+def missing_module(failure: Failure) -> str:
+    """The module or package whose want ended a cell, empty for none.
+
+    Also one behind another exception, as `ImportError: Missing optional dependency` of pandas.
+    """
+    text = "\n".join(failure.traceback)[-_CHARS:] or f"{failure.name}: {failure.value}"[:_CHARS]
+    found = [*_NOT_FOUND.findall(text), *_NOT_ALLOWED.findall(text)]
+    if not found and failure.name in ("ImportError", "ModuleNotFoundError"):
+        found = _TOLD.findall(text)
+    return str(found[-1])[:_NAME_CHARS] if found else ""
+
+
+def advice(missing: str, code: str, policy: Policy, python: str) -> str:
+    """What to do about a module that `code` wanted on this Python; empty where nothing helps."""
+    wanted = _whole_name(missing, code)
+    root = wanted.partition(".")[0]
+    if root in sys.stdlib_module_names or root in GONE:
+        return _of_python(root, policy, python)
+    if not policy.allow_all and (policy.has(wanted) or root in (policy.installed or ())):
+        return policy.step(wanted, once=policy.once)  # it is there, and not on the list
+    if policy.has(wanted) or policy.has(wanted.replace("-", "_")):
+        return ""
+    near = difflib.get_close_matches(root, policy.installed or (), n=1, cutoff=0.8)
+    sentences = [
+        f"{root} is neither installed nor a module of the workspace.",
+        f"Did you mean {near[0]}?" if near else "",
+        HINTS.get(root, ""),
+        policy.step(wanted, once=policy.once),
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _whole_name(missing: str, code: str) -> str:
+    """As code wrote it: of `google.cloud.storage` Python says that there is no `google`."""
+    name = re.escape(missing)
+    match = re.search(rf"^\s*(?:from|import)\s+({name}\.[\w.]+)", code, re.MULTILINE | re.ASCII)
+    whole = match[1] if match else missing
+    part = re.search(
+        rf"^\s*from\s+{re.escape(whole)}\s+import\s+\(?\s*(\w+)", code, re.MULTILINE | re.ASCII
+    )
+    return f"{whole}.{part[1]}" if part else whole
+
+
+def _of_python(root: str, policy: Policy, python: str) -> str:
+    if not policy.allow_all and not policy.allows(root):
+        return ""  # the refusal says it all
+    last = GONE.get(root)
+    running = ".".join(python.split(".")[:2])
+    if last is None or not running or _numbers(running) <= _numbers(last):
+        return ""
+    call = f'run_script(python="{last}")' if policy.once else f'create_session(python="{last}")'
+    return f"{root} is no longer part of Python {running}: {call} opens a session that has it."
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))

@@ -1,0 +1,97 @@
+"""The step out of a missing module: told for what is missing, and for nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_mcp.output.items import Failure
+from kernel_mcp.policy import Policy
+from kernel_mcp.policy.missing import advice, missing_module
+
+
+def failure(name: str, *parts: str) -> Failure:
+    return Failure(name, parts[-1], parts)
+
+
+NOT_FOUND = "ModuleNotFoundError: No module named 'seaborn'"
+
+
+@pytest.mark.parametrize(
+    ("found", "missing"),
+    [
+        (failure("ModuleNotFoundError", "Traceback", NOT_FOUND), "seaborn"),
+        (Failure("ModuleNotFoundError", "No module named 'seaborn'", ()), "seaborn"),
+        (
+            failure("ImportError", NOT_FOUND, "ImportError: Use pip or conda to install Seaborn."),
+            "seaborn",
+        ),
+        (failure("RuntimeError", NOT_FOUND, "RuntimeError: no plots"), "seaborn"),
+        (
+            failure("ModuleNotFoundError", "ModuleNotFoundError: run `pip install -U pyarrow`"),
+            "pyarrow",
+        ),
+        (
+            failure("ModuleNotAllowedError", "ModuleNotAllowedError: import of 'a.b' is not all"),
+            "a.b",
+        ),
+        (failure("ValueError", "ValueError: pip install nothing"), ""),
+        (failure("ImportError", "ImportError: cannot import name 'x' from 'y'"), ""),
+        (failure("ZeroDivisionError", "ZeroDivisionError: division by zero"), ""),
+        (failure("ModuleNotFoundError", "No module named '; rm -rf /'"), ""),
+        (failure("ModuleNotFoundError", f"No module named '{'x' * 5000}'"), "x" * 100),
+    ],
+)
+def test_an_exception_tells_what_was_missing(found: Failure, missing: str) -> None:
+    assert missing_module(found) == missing
+
+
+def get(module: str, *, once: bool) -> str:
+    return f"get {module}{' once' * once}."
+
+
+def said(missing: str, code: str = "", *, python: str = "3.13.1", profile: str = "default") -> str:
+    policy = Policy.for_allow([], profile, get).with_installed(["pandas", "PIL", "google.protobuf"])
+    return advice(missing, code or f"import {missing}", policy, python)
+
+
+def test_a_package_comes_with_the_step_that_adds_it() -> None:
+    assert said("seaborn") == (
+        "seaborn is neither installed nor a module of the workspace. get seaborn."
+    )
+    assert "Did you mean pandas?" in said("pandsa")
+    assert "no network. get requests." in said("requests")
+
+
+@pytest.mark.parametrize(
+    ("missing", "code", "whole"),
+    [
+        ("google", "from google.cloud import storage", "google.cloud.storage"),
+        ("google.cloud", "import google.cloud.bigquery as bq", "google.cloud.bigquery"),
+        ("google.cloud", "if 1:\n    from google.cloud import (\n  vision)", "google.cloud.vision"),
+        ("sklearn", "from sklearn import svm", "sklearn.svm"),
+    ],
+)
+def test_the_code_tells_which_part_of_a_shared_name_it_wants(
+    missing: str, code: str, whole: str
+) -> None:
+    assert f"get {whole}." in said(missing, code)
+
+
+@pytest.mark.parametrize("name", ["pandas.nothing", "PIL", "json.nothing", "winreg"])
+def test_nothing_is_advised_where_no_package_would_help(name: str) -> None:
+    assert said(name) == ""
+
+
+def test_what_python_has_dropped_is_found_in_an_older_one() -> None:
+    assert said("imghdr") == (
+        'imghdr is no longer part of Python 3.13: create_session(python="3.12") opens a session '
+        "that has it."
+    )
+    assert 'python="3.11"' in said("distutils.core")
+    assert said("imghdr", python="3.12.9") == ""
+
+
+def test_the_guarded_profile_gives_the_step_beside_its_refusal() -> None:
+    assert said("PIL", profile="guarded") == "get PIL."
+    assert "get seaborn." in said("seaborn", profile="guarded")
+    assert said("os", profile="guarded") == ""
