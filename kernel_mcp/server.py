@@ -35,6 +35,7 @@ from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
+from kernel_mcp.packages.lines import CellInstallations
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.profiles import in_force, profile_entries
@@ -132,16 +133,6 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             factory, size=spares, folder=waiting, layers=folders.layers, capacity=capacity
         )
         stack.push_async_callback(pool.aclose)
-        manager = SessionManager(
-            settings=settings,
-            source=pool,
-            folders=folders,
-            workspace=partial(Workspace, disk_bytes=settings.limits.disk_bytes),
-            clock=time.monotonic,
-            audit=audit,
-            capacity=capacity,
-        )
-        await stack.enter_async_context(manager.running())
         installer = Installer(
             settings=settings,
             rules=rules,
@@ -150,6 +141,17 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             factory=factory,
             scratch=run.path / "i",
         )
+        manager = SessionManager(
+            settings=settings,
+            source=pool,
+            folders=folders,
+            workspace=partial(Workspace, disk_bytes=settings.limits.disk_bytes),
+            clock=time.monotonic,
+            audit=audit,
+            capacity=capacity,
+            preparation=CellInstallations(installer),
+        )
+        await stack.enter_async_context(manager.running())
         yield Parts(
             settings=settings,
             manager=manager,

@@ -190,6 +190,12 @@ def distribution_for(name: str) -> str | None:
     return str(canonicalize_name(name if shared else parts[0]))
 
 
+def modules_of(packages: Iterable[str]) -> tuple[str, ...]:
+    """Modules that packages which are not there yet are known to provide, or named like."""
+    names = set(packages)
+    return (*names, *(module for module, package in DISTRIBUTIONS.items() if package in names))
+
+
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
     """A Python (version, path, or empty for the server's own) and packages.

@@ -20,7 +20,7 @@ from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.environments.progress import cancel_on
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S, Workshop
-from kernel_mcp.errors import InputError, InstallError, SessionNotFound
+from kernel_mcp.errors import InputError, InstallError, KernelMcpError, SessionNotFound
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.safe_tree import remove_tree
@@ -59,13 +59,25 @@ class Installer:
         self._scratch = scratch
 
     async def install(
-        self, session: Session, packages: Sequence[str], progress: ProgressCallback
+        self, session: Session, packages: Sequence[str | Requirement], progress: ProgressCallback
     ) -> Outcome:
         """Add packages by name and import them in the session's kernel, while a cell may run.
 
         Raises InputError, InstallError, EnvironmentBuildError: then nothing has changed. Raises
         SessionNotFound when the session is closed meanwhile.
         """
+        names = [str(each) for each in packages]
+        try:
+            outcome = await self._install(session, packages, progress)
+        except KernelMcpError as error:
+            session.journal.installed(names, str(error))
+            raise
+        session.journal.installed(names, outcome.summary())
+        return outcome
+
+    async def _install(
+        self, session: Session, packages: Sequence[str | Requirement], progress: ProgressCallback
+    ) -> Outcome:
         asked = self.rules.admit(packages, standard_library=False)
         if not asked:
             raise InputError("packages is empty: name at least one, such as polars.")

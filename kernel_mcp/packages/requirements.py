@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -27,6 +28,34 @@ if TYPE_CHECKING:
 
 MAX_PACKAGES = 50
 _SHOWN = 30
+
+
+_SPECIFIER = r"(?:===?|~=|!=|[<>]=?)\s*[\w.*+!-]+"
+_ENTRY = re.compile(
+    rf"[\s,]*(?P<entry>[A-Za-z0-9][\w.-]*(?:\s*\[[^\]]*\])?"
+    rf"(?:\s*\(?\s*{_SPECIFIER}(?:\s*,\s*{_SPECIFIER})*\s*\)?)?)(?=[\s,]|$)[\s,]*"
+)
+
+
+def listed(packages: str | Sequence[str]) -> list[str]:
+    """One entry for each package: of a list, or of texts such as `pandas>=2, matplotlib`.
+
+    A text that is not such a list stays as it is.
+    """
+    texts = [packages] if isinstance(packages, str) else packages
+    return [entry for text in texts for entry in _entries(text)]
+
+
+def _entries(text: str) -> list[str]:
+    found: list[str] = []
+    place = 0
+    while place < len(text):
+        match = _ENTRY.match(text, place)
+        if match is None:  # one requirement with a marker, or not one at all
+            return [text]
+        found.append(match["entry"])
+        place = match.end()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -144,9 +144,7 @@ class Outcome:
         rest = [each for each in self.packages if not each.asked]
         asked.sort(key=lambda each: each.state is not State.FAILS)
         lines = [_sentence(each) for each in asked]
-        lines += [
-            f"{name}: left out, it is not for this Python or platform." for name in self.unfit
-        ]
+        lines += [_unfit(name) for name in self.unfit]
         if rest:
             lines.append(f"With them: {', '.join(_short(each) for each in rest)}.")
         if self.needs_reset:
@@ -158,6 +156,11 @@ class Outcome:
         if not self.confined:
             lines.append("The installer ran without a sandbox of its own.")
         return "\n".join(lines)
+
+    def told(self, names: Collection[str]) -> list[str]:
+        """A sentence on each package of these names that was asked for."""
+        asked = [each for each in self.packages if each.asked and each.name in names]
+        return [*map(_sentence, asked), *(_unfit(name) for name in self.unfit if name in names)]
 
 
 def principal(package: str, modules: Iterable[str]) -> tuple[str, ...]:
@@ -218,6 +221,10 @@ def _sentence(each: PackageOutcome) -> str:
             return f"{done}; it has no module to import."
         case _:
             return f"{done}; whether import {imports} works is not known."
+
+
+def _unfit(name: str) -> str:
+    return f"{name}: left out, it is not for this Python or platform."
 
 
 def _short(each: PackageOutcome) -> str:

@@ -30,6 +30,10 @@ _AUTOMAGIC = re.compile(
     r"|matplotlib|config|time|timeit|who|whos|history|less|more|man)[ \t]+(?P<rest>[^\s=(\[].*)$"
 )
 _TIMED = re.compile(r"(?:-\w+(?:[ \t]*\d+)?[ \t]+|--[\w-]+[ \t]+)*(?P<code>.*)$")
+_BARE_INSTALL = re.compile(
+    r"(?:pip[\d.]*|uv[ \t]+pip|python[\d.]*[ \t]+-m[ \t]+pip)[ \t]+(?:-\S+[ \t]+)*install[ \t]"
+)
+"""A line that is an installation without a sign; no Python begins like this."""
 _CLASSIC_PROMPT = re.compile(r"\s*(?:>>>|\.\.\.)[ \t]?")
 _IPYTHON_PROMPT = re.compile(r"(?:(?:\[nav\]|\[ins\])? ?In \[\d+\]: |\s*\.{3,}: ?)")
 
@@ -48,6 +52,27 @@ class Magic:
     column: int
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command as it is written: `text` with its sign, `head` before it, its lines from 1."""
+
+    head: str
+    text: str
+    first: int
+    last: int
+
+
+def top_level(source: Source) -> tuple[Source, tuple[Command, ...]]:
+    """The source without margins and prompts, and the commands in it that are not indented.
+
+    Below a `%%` line that is not for Python there are none.
+    """
+    source = _without_prompts(_without_margin(source))
+    below, _ = _cell_magics(source)
+    commands = _written(below.text)
+    return source, tuple(each for each in commands if not each.head[:1].isspace())
+
+
 def plain(source: Source) -> tuple[Source, tuple[Magic, ...]]:
     """The source with margins, prompts and IPython syntax made plain Python, and what was found.
 
@@ -55,26 +80,20 @@ def plain(source: Source) -> tuple[Source, tuple[Magic, ...]]:
     """
     source = _without_prompts(_without_margin(source))
     source, found = _cell_magics(source)
-    text = source.text
     magics: list[Magic] = list(found)
     changes: dict[int, tuple[str, int]] = {}
-    number, counted = 1, 0
-    for start, sign, end in _commands(text):
-        number += text.count("\n", counted, start)
-        begin = text.rfind("\n", 0, start) + 1
-        magic = command(text[sign:end], number, sign - begin + 1)
+    for each in _written(source.text):
+        magic = command(each.text, each.first, len(each.head) + 1)
         magics.append(magic)
-        head = text[begin:sign]
         timed = _timed_code(magic)
-        below = text.count("\n", start, end)
         if timed is not None:
-            changes[number] = (head + timed, 0 if below else end - sign - len(timed))
-        elif head.rstrip().endswith("="):
-            changes[number] = (head + "None", 0)
+            cut = 0 if each.last > each.first else len(each.text) - len(timed)
+            changes[each.first] = (each.head + timed, cut)
+        elif each.head.rstrip().endswith("="):
+            changes[each.first] = (each.head + "None", 0)
         else:
-            changes[number] = (text[begin:start] + "pass", 0)
-        changes.update(dict.fromkeys(range(number + 1, number + below + 1), ("", 0)))
-        number, counted = number + below, end
+            changes[each.first] = (each.head + "pass", 0)
+        changes.update(dict.fromkeys(range(each.first + 1, each.last + 1), ("", 0)))
     return source.rewritten(changes), tuple(magics)
 
 
@@ -153,6 +172,16 @@ def _timed_code(magic: Magic) -> str | None:
     return "" if magic.kind == "cell" and magic.name == "capture" else None
 
 
+def _written(text: str) -> Iterator[Command]:
+    number, counted = 1, 0
+    for start, sign, end in _commands(text):
+        number += text.count("\n", counted, start)
+        begin = text.rfind("\n", 0, start) + 1
+        last = number + text.count("\n", start, end)
+        yield Command(text[begin:sign], text[sign:end], number, last)
+        number, counted = last, end
+
+
 def _commands(text: str) -> Iterator[tuple[int, int, int]]:
     """Start of the statement, position of the sign and end, for each command in the text."""
     position, depth = 0, 0
@@ -163,7 +192,8 @@ def _commands(text: str) -> Iterator[tuple[int, int, int]]:
         if match is None:
             return
         kind = match.lastgroup
-        if start is None and kind not in ("skip", "newline") and match[0] in "%!?/,;":
+        signed = kind not in ("skip", "newline") and match[0] in "%!?/,;"
+        if start is None and (signed or _BARE_INSTALL.match(text, position)):
             end = _end_of_command(text, position)
             yield position, position, end
             position = end
@@ -207,6 +237,9 @@ def command(text: str, line: int, column: int) -> Magic:
         return Magic("shell", "", stripped.lstrip("! "), line, column)
     if stripped.startswith("%"):
         name, _, rest = stripped.lstrip("% ").partition(" ")
+        return Magic("line", name, rest.strip(), line, column)
+    if _BARE_INSTALL.match(text):
+        name, _, rest = stripped.partition(" ")
         return Magic("line", name, rest.strip(), line, column)
     return Magic("call", "", stripped[1:], line, column)
 

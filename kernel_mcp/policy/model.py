@@ -19,7 +19,7 @@ from kernel_mcp.policy.profiles import (
 
 Kind: TypeAlias = Literal[
     "syntax", "size", "encoding", "depth", "import", "builtin", "attribute", "magic", "name",
-    "pep723",
+    "pep723", "install",
 ]  # fmt: skip
 Severity: TypeAlias = Literal["error", "warning"]
 
@@ -96,6 +96,12 @@ class Report:
         return tuple(
             item for item in self.diagnostics if item.kind == "syntax" and item.severity == "error"
         )
+
+    def with_error(self, kind: Kind, message: str, line: int, code: str) -> Report:
+        """With one more error, about a whole line of the code."""
+        text = code.splitlines()[line - 1][:MAX_SOURCE_LINE] if code else ""
+        found = Diagnostic(kind, "error", message, line, 1, text)
+        return replace(self, valid=False, diagnostics=(*self.diagnostics, found))
 
     def render(self) -> str:
         """All diagnostics as text, errors first, or that there are none."""

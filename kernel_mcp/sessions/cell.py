@@ -83,11 +83,13 @@ class Cell:
     says that an answer about its end was delivered, `reported` how much output such answers had.
     `state_as_of` is the last cell whose work the variables held when it ended, or began.
     `missing` is a module that it wanted and that was not there.
+    `plain` is the code without the installations it began with, `installed` what came of those.
     """
 
     def __init__(self, number: int, code: str, timeout_s: float, log: OutputLog) -> None:
         self.number = number
-        self.code = code
+        self.code = self.plain = code
+        self.installed = ""
         self.timeout_s = timeout_s
         self.log = log
         self.started: float | None = None

@@ -30,7 +30,7 @@ from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.quota import SessionQuota
-from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.sessions.session import Clock, Preparation, Session
 
 CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
@@ -96,6 +96,7 @@ class SessionManager:
         clock: Clock,
         audit: Audit | None = None,
         capacity: Capacity | None = None,
+        preparation: Preparation | None = None,
     ) -> None:
         """Without a `capacity` only the settings bound how many sessions there may be."""
         self._settings = settings
@@ -103,6 +104,7 @@ class SessionManager:
         self._folders = folders
         self._workspace = workspace
         self._clock = clock
+        self._preparation = preparation
         self._audit = audit or Audit()
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
@@ -186,6 +188,7 @@ class SessionManager:
             hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
             clock=self._clock,
             journal=self._audit.journal(caller.principal, handle),
+            preparation=self._preparation,
         )
         self._sessions[handle] = session
         if name:

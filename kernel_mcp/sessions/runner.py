@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +57,11 @@ class CellQueue:
         self.cells.append(cell)
         self._waiting.append(cell)
         return cell
+
+    @property
+    def first(self) -> Cell | None:
+        """The cell that begins next."""
+        return self._waiting[0] if self._waiting else None
 
     def begin(self) -> Cell | None:
         """Make the first waiting cell the running one; None when there is none."""
@@ -159,6 +164,9 @@ RESTART_S = 0.7
 """Longest delay of an answer about a death until a fresh kernel is up."""
 
 
+NOT_PREPARED = "it was stopped while packages were being installed; no line of it was run"
+
+
 class CellRunner:
     """Runs one cell at a time on the kernel of `lifecycle`.
 
@@ -179,6 +187,26 @@ class CellRunner:
         self._cpu_s = cpu_s
         self._clock = clock
         self._journal = journal
+
+    async def prepare(self, cell: Cell, work: Callable[[Cell], Awaitable[None]]) -> None:
+        """Do what a cell needs before it runs; it ends where that fails or is stopped."""
+        handle, scope = self._lifecycle.request.session, anyio.CancelScope()
+        cell.phase, cell.state_as_of = Phase.INSTALL, self._lifecycle.state_as_of
+        try:
+            with Barrier(f"installing for cell {cell.number}", handle) as barrier, scope:
+                cell.watch_stop(scope)
+                try:
+                    await work(cell)
+                except KernelMcpError as error:
+                    cell.fail(error, self._clock())
+        finally:
+            cell.watch_stop(None)
+        if barrier.failure is not None:
+            cell.fail(explained(barrier.failure, "installing for this cell"), self._clock())
+        if scope.cancelled_caught:
+            cell.finish(Outcome(Status.INTERRUPTED, cause=NOT_PREPARED), self._clock())
+        if cell.outcome is not None:
+            self._journal.ran(cell)
 
     async def run(self, cell: Cell) -> None:
         """Run `cell` until it has an outcome. Raises nothing but a cancellation."""
@@ -215,7 +243,7 @@ class CellRunner:
         cell.run_after(self._lifecycle.ledger.place(cell.since))
         cell.phase, cell.state_as_of = Phase.CHECK, self._lifecycle.state_as_of
         refusal = await refuse(
-            cell.code,
+            cell.plain,
             kernel.policy,
             self._lifecycle.request.workspace,
             python=kernel.environment.version,
@@ -250,6 +278,8 @@ class CellRunner:
 
     def _refused(self, cell: Cell, refusal: Failure) -> Outcome:
         cell.take(refusal)
+        if cell.installed:
+            cell.notice(cell.installed)
         if refusal.name != "PolicyError":
             return Outcome(Status.ERROR)
         self._journal.refused(cell, refusal.value)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.abc
@@ -35,6 +36,17 @@ if TYPE_CHECKING:
 
 
 Clock = Callable[[], float]
+
+
+class Preparation(Protocol):
+    """What is done for some cells before they run: installations written into them."""
+
+    def concerns(self, code: str) -> bool:
+        """Whether a cell may need it."""
+
+    async def prepare(self, session: Session, cell: Cell) -> None:
+        """Do it, and set `plain` and `installed`. Raises KernelMcpError: the cell may not run."""
+
 
 VARIABLES_TIMEOUT_S = 5.0
 RETRY_S = 60.0
@@ -63,6 +75,7 @@ class Session:
         hibernate_bytes: int,
         clock: Clock,
         journal: Journal = SILENT,
+        preparation: Preparation | None = None,
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`."""
         self.request = request
@@ -93,6 +106,7 @@ class Session:
         self._runner = CellRunner(
             self.lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
         )
+        self._preparation = preparation
         self._clock = clock
         self._turn = anyio.Lock()
         self._ahead: anyio.CancelScope | None = None
@@ -148,6 +162,7 @@ class Session:
                     self._wake = anyio.Event()
                     await self._start_ahead()
                     while self.queue and not self._closed:
+                        await self._prepare_next()
                         async with self._turn:
                             await self._run_next()
                 tasks.cancel_scope.cancel()
@@ -342,12 +357,23 @@ class Session:
             self._ahead = None
             self.begun.set()
 
+    async def _prepare_next(self) -> None:
+        """Begin the next cell if it needs preparation, which must not hold the turn."""
+        work, first = self._preparation, self.queue.first
+        if work is None or first is None or not work.concerns(first.code):
+            return
+        async with self._turn:  # whoever has it was there before
+            cell = self.queue.begin()
+        if cell is not None:
+            await self._runner.prepare(cell, partial(work.prepare, self))
+
     async def _run_next(self) -> None:
-        cell = self.queue.begin()
+        cell = self.queue.current or self.queue.begin()
         if cell is None:
             return
         try:
-            await self._runner.run(cell)
+            if cell.outcome is None:
+                await self._runner.run(cell)
         finally:
             with Barrier("putting a cell's output away", self.handle):
                 self.queue.end(cell)

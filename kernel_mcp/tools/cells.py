@@ -14,6 +14,7 @@ from pydantic import Field
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import InputError, LaunchError, WorkspaceError
 from kernel_mcp.output.outputs import Position
+from kernel_mcp.packages.lines import plan
 from kernel_mcp.packages.requirements import SCRIPT_FILE, expect_script, plain
 from kernel_mcp.policy import Report, check, own_modules
 from kernel_mcp.sessions.cell import Cell, Status
@@ -122,15 +123,19 @@ def register(box: Toolbox, services: Services) -> None:
         Every finding has its position and source line.
         """
         _, found = await box.resolve(ctx, session)
+        planned = plan(code, services.installer.rules)
         look = partial(
             check,
-            code,
-            services.factory.policy(found.request),
+            planned.code,
+            services.factory.policy(found.request).with_modules(planned.modules),
             known_names=await _known_names(found),
             own_modules=own_modules(found.request.workspace),
             python=found.kernel.environment.version if found.kernel else "",
         )
-        return _syntax(found, await anyio.to_thread.run_sync(look))
+        report = await anyio.to_thread.run_sync(look)
+        if planned.problem:
+            report = report.with_error("install", planned.problem, planned.line, code)
+        return _syntax(found, report)
 
     @tool(annotations=DESTROYS, structured_output=False)
     async def reset(

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
-from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.packages.requirements import listed
 from kernel_mcp.packages.result import Outcome, all_versions
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
@@ -33,7 +33,7 @@ def register(box: Toolbox, services: Services) -> None:
     @tool(annotations=DOWNLOADS)
     async def install(
         packages: Annotated[
-            list[str], Field(description="Names with optional versions: ['polars', 'pandas>=2']")
+            list[str] | str, Field(description="Names with optional versions: 'polars pandas>=2'")
         ],
         ctx: AnyContext,
         session: SessionArg = "",
@@ -46,13 +46,8 @@ def register(box: Toolbox, services: Services) -> None:
         """
         _, found = await box.resolve(ctx, session)
         started = time.monotonic()
-        try:
-            outcome = await installer.install(found, packages, progress_of(ctx) or silence)
-        except KernelMcpError as error:
-            found.journal.installed(packages, str(error))
-            raise
+        outcome = await installer.install(found, listed(packages), progress_of(ctx) or silence)
         result = _installed(found, outcome, time.monotonic() - started)
-        found.journal.installed(packages, result.summary)
         return CallToolResult(
             content=[TextContent(text=result.summary)],
             structured_content=result.model_dump(),

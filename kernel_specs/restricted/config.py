@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernel_specs.shims.pip import ADVICE
+
 _SAFE_MAGICS = frozenset(
     {"capture", "matplotlib", "pdoc", "pinfo", "pinfo2", "precision", "psource"}
     | {"reset", "reset_selective", "time", "timeit", "who", "who_ls", "whos", "xmode"}
@@ -35,6 +37,26 @@ def is_harmless(name: str, line: str = "") -> bool:
     if name == "config":
         return _PLOT_SETTING.fullmatch(line) is not None
     return name in _SAFE_MAGICS
+
+
+INSTALLERS = ("pip", "uv", "conda", "mamba", "micromamba")
+"""Magics that start a program of the same name."""
+_INSTALLATION = re.compile(
+    r"(?:^|[;&|(]|\bsudo\s|\btime\s)\s*(?:\S*python[\d.]*[\"']?\s+-m\s+)?(?:[\w./]*/)?"
+    r"(?:pip[\d.]*|uv|conda|mamba|micromamba)\s[^;&|]*?(?<!\S)(?:install|add)(?!\S)"
+)
+
+
+class InstallationError(RuntimeError):
+    """Running code has tried to install packages."""
+
+    __module__ = "builtins"
+
+
+def refuse_installation(command: str) -> None:
+    """Raise InstallationError for a shell command that installs packages."""
+    if _INSTALLATION.search(command):
+        raise InstallationError(ADVICE)
 
 
 VERSION = 1

@@ -13,6 +13,8 @@ from pathlib import Path
 from kernel_specs.restricted.config import BootConfig, Limits
 
 MIB = 1024 * 1024
+SHIMS = Path(__file__).parents[1] / "shims"
+"""Programs and modules for child processes alone."""
 ADDRESS_SPACE_OVERHEAD = 768 * MIB
 """Address space of a kernel with numpy and pandas that is never touched, at most."""
 LEAST_ALLOWANCE, MOST_ALLOWANCE = 64 * MIB, 256 * MIB
@@ -58,7 +60,8 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
     tmp = Path(config.tmp)
     names = {
         "HOME": config.workspace or config.tmp,
-        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{SHIMS}/bin:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
+        "PYTHONPATH": str(SHIMS),
         "LANG": "C.UTF-8",
         "TMPDIR": config.tmp,
         "TERM": "dumb",

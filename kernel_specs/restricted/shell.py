@@ -25,7 +25,12 @@ from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 from traitlets import Any as AnyTrait
 from traitlets import Bool, Instance, Type, observe
 
-from kernel_specs.restricted.config import CommandNotAllowedError, is_harmless
+from kernel_specs.restricted.config import (
+    INSTALLERS,
+    CommandNotAllowedError,
+    is_harmless,
+    refuse_installation,
+)
 from kernel_specs.restricted.confine import renew_memory_budget
 from kernel_specs.restricted.console import tracebacks
 
@@ -234,8 +239,10 @@ class Shell(ZMQInteractiveShell):
 
     def system_piped(self, cmd: str) -> None:
         """Run a shell command; its output comes through the captured file descriptors."""
+        command = self.var_expand(cmd, depth=1)
+        refuse_installation(command)
         self._require_commands(f"`!{cmd}`")
-        status = subprocess.call(self.var_expand(cmd, depth=1), shell=True)
+        status = subprocess.call(command, shell=True)
         self.user_ns["_exit_code"] = status
 
     system = system_piped
@@ -243,11 +250,14 @@ class Shell(ZMQInteractiveShell):
 
     def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
         """Run a shell command and return its output."""
+        refuse_installation(self.var_expand(cmd, depth=depth + 1))
         self._require_commands(f"`!!{cmd}`")
         return super().getoutput(cmd, split, depth + 1)
 
     def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run a line magic that the policy permits."""
+        if magic_name in INSTALLERS:
+            return self.system_piped(f"{magic_name} {line}")
         if not is_harmless(magic_name, line):
             self._require_commands(f"%{magic_name}")
         return super().run_line_magic(magic_name, line, _stack_depth + 1)

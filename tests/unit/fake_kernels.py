@@ -29,7 +29,7 @@ from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Folders, SessionManager
-from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.session import Preparation, Session
 
 IN_CELL = "Cell In[1], line 1"
 
@@ -339,6 +339,7 @@ def new_manager(
     *,
     capacity: Capacity | None = None,
     keep: bool = False,
+    preparation: Preparation | None = None,
     **settings: Any,
 ) -> SessionManager:
     """A manager of sessions with fake kernels."""
@@ -349,4 +350,5 @@ def new_manager(
         workspace=Workspace,
         clock=clock,
         capacity=capacity,
+        preparation=preparation,
     )

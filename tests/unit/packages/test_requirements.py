@@ -9,7 +9,7 @@ import pytest
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError, InputError, InstallError
-from kernel_mcp.packages.requirements import MAX_PACKAGES, InstallRules, Needs, ScriptReader
+from kernel_mcp.packages.requirements import MAX_PACKAGES, InstallRules, Needs, ScriptReader, listed
 from tests.unit.packages.wheels import requirements
 
 
@@ -77,6 +77,25 @@ def test_the_standard_library_is_passed_over_or_refused() -> None:
     assert rules("*").admit(["json", "polars"]) == requirements("polars")
     with pytest.raises(InputError, match="part of Python itself"):
         rules("*").admit(["json"], standard_library=False)
+
+
+@pytest.mark.parametrize(
+    ("packages", "found"),
+    [
+        ("polars", ["polars"]),
+        (" pandas  matplotlib seaborn ", ["pandas", "matplotlib", "seaborn"]),
+        ("pandas>=2, matplotlib", ["pandas>=2", "matplotlib"]),
+        ("pandas>=2,<3,matplotlib ~= 3.0", ["pandas>=2,<3", "matplotlib ~= 3.0"]),
+        ("polars[pandas, numpy]==1.*\nrich", ["polars[pandas, numpy]==1.*", "rich"]),
+        (["pandas numpy", "rich"], ["pandas", "numpy", "rich"]),
+        ("x; python_version < '3.9'", ["x; python_version < '3.9'"]),
+        ("git+https://example.org/x y", ["git+https://example.org/x y"]),
+        ("-r requirements.txt", ["-r requirements.txt"]),
+        ("", []),
+    ],
+)
+def test_packages_are_told_apart_in_a_text(packages: str | list[str], found: list[str]) -> None:
+    assert listed(packages) == found
 
 
 def test_the_last_word_on_a_package_counts() -> None:

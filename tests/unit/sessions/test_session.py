@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.errors import LaunchError
+from kernel_mcp.errors import InstallError, LaunchError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.kernels.run import Run, Sink
@@ -232,3 +232,75 @@ async def test_a_reset_that_was_cancelled_late_has_cost_what_it_tells(tmp_path: 
         assert notice.loss is not None
         assert source.living == 1
         assert "a" not in source.kernels[-1].variables
+
+
+class Prepared:
+    """Prepares cells that contain `%`; `go` lets it end."""
+
+    def __init__(self) -> None:
+        self.begun = anyio.Event()
+        self.go = anyio.Event()
+
+    def concerns(self, code: str) -> bool:
+        return "%" in code
+
+    async def prepare(self, session: Session, cell: Cell) -> None:
+        await session.ensure_kernel()
+        await cell.step("installing")
+        self.begun.set()
+        await self.go.wait()
+        if "bad" in cell.code:
+            raise InstallError("no such package")
+        cell.plain = cell.code.replace("%", "say installed")
+
+
+@asynccontextmanager
+async def preparing(folder: Path) -> AsyncIterator[tuple[Session, Prepared]]:
+    work = Prepared()
+    manager = new_manager(folder, FakeSource(), FakeClock(), preparation=work)
+    with anyio.fail_after(60):
+        async with manager.running():
+            yield await manager.create(Caller()), work
+
+
+async def test_a_cell_is_prepared_before_it_runs_and_the_next_one_waits(tmp_path: Path) -> None:
+    async with preparing(tmp_path) as (session, work):
+        cell, after = session.submit("%", 0.0), session.submit("say after", 0.0)
+        await work.begun.wait()
+        assert (cell.status, after.status) == (Status.RUNNING, Status.QUEUED)
+        assert cell.steps == ["installing"]
+        work.go.set()
+        assert (await ended(cell)).log.news(cell.reported, 100) == "installed"
+        assert (await ended(after)).status is Status.OK
+        assert cell.code == "%"
+
+
+async def test_a_cell_whose_preparation_fails_does_not_run(tmp_path: Path) -> None:
+    async with preparing(tmp_path) as (session, work):
+        work.go.set()
+        cell, after = session.submit("%bad", 0.0), session.submit("say after", 0.0)
+        assert (await ended(cell)).status is Status.ERROR
+        assert str(cell.error) == "no such package"
+        assert (await ended(after)).status is Status.OK
+
+
+@pytest.mark.parametrize("way", ["interrupt", "cancel", "reset", "close"])
+async def test_the_preparation_of_a_cell_can_be_stopped(tmp_path: Path, way: str) -> None:
+    async with preparing(tmp_path) as (session, work):
+        cell = session.submit("%", 0.0)
+        await work.begun.wait()
+        if way == "interrupt":
+            assert await session.interrupt() is cell
+        elif way == "cancel":
+            session.queue.abandon(cell)
+        elif way == "reset":
+            await session.reset(packages=False, files=False)
+        else:
+            session.close()
+        await ended(cell)
+        assert cell.status in (Status.INTERRUPTED, Status.KILLED)
+        assert cell.outcome is not None
+        assert cell.outcome.cause is not None
+        if way != "close":
+            assert "no line of it was run" in cell.outcome.cause
+            assert (await ended(session.submit("say after", 0.0))).status is Status.OK

@@ -49,7 +49,7 @@ async def test_a_package_that_does_not_work_is_an_error_with_the_same_descriptio
         (["rich"], "--allow-install rich"),
         (["-r x"], "'-r x' is an option"),
         (["json"], "part of Python itself"),
-        ("kmtest", "has to be a list of strings"),
+        ("kmtest, rich", "--allow-install rich"),
     ],
 )
 async def test_what_may_not_be_installed_is_refused(

@@ -1,0 +1,291 @@
+"""Installations written into a cell, such as `%pip install polars`, done before the cell runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from kernel_mcp.environments.metadata import modules_of
+from kernel_mcp.errors import InputError, InstallError, KernelMcpError
+from kernel_mcp.packages.installer import Installer
+from kernel_mcp.packages.requirements import InstallRules, listed
+from kernel_mcp.packages.result import Outcome
+from kernel_mcp.policy.check import parse
+from kernel_mcp.policy.magics import Command, plain, top_level
+from kernel_mcp.policy.profiles import words
+from kernel_mcp.policy.source import Source, guard
+from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.session import Session
+
+_PYTHON = r"""["']?(?:\{sys\.executable\}|\$\{?sys\.executable\}?|(?:[\w./]*/)?python[\d.]*)["']?"""
+_INSTALL = re.compile(
+    rf"(?:[!%]{{0,2}}[ \t]*)(?:(?:sx|system|sudo)[ \t]+)?(?:{_PYTHON}[ \t]+-m[ \t]+)?(?:uv[ \t]+)?"
+    r"pip[\d.]*[ \t]+(?P<before>(?:-\S+[ \t]+)*)install(?:[ \t]+(?P<words>.*))?$",
+    re.DOTALL,
+)
+_PASSED_OVER = words(
+    """
+    -q --quiet -v --verbose -y --yes --user --system --no-input --no-color --no-cache --no-cache-dir
+    --disable-pip-version-check --no-warn-script-location --no-warn-conflicts --prefer-binary
+    --break-system-packages --no-python-version-warning --use-pep517 --no-build-isolation --isolated
+    --no-progress --compile --no-compile --link-mode --progress-bar --root-user-action --retries
+    --timeout --default-timeout --upgrade-strategy --trusted-host --cache-dir --only-binary
+    --use-feature --compile-bytecode --exists-action --python --no-config
+    """
+)
+"""Options that change nothing here."""
+_RENEW = words(
+    "-U --upgrade --force-reinstall --ignore-installed -I --reinstall --upgrade-package -P"
+)
+_WITH_VALUE = words(
+    """
+    --link-mode --progress-bar --root-user-action --retries --timeout --default-timeout
+    --upgrade-strategy --trusted-host --cache-dir --only-binary --use-feature --exists-action
+    --python
+    """
+)
+_FILES = "read that file and give the names in it, or pass them to the tool install"
+_INDEX = (
+    "leave it out; packages come from the index of this server, which its operator sets with "
+    "--index-url"
+)
+_BY_NAME = (
+    "packages are installed by name from the index of this server; code that lies in the "
+    "workspace is imported without an installation"
+)
+_INSTEAD = {
+    **dict.fromkeys(words("-r --requirement -c --constraint"), _FILES),
+    **dict.fromkeys(
+        words("-i --index-url --extra-index-url --index --default-index -f --find-links"), _INDEX
+    ),
+    **dict.fromkeys(words("-e --editable"), _BY_NAME),
+    "--pre": "name the version, such as polars==2.0rc1",
+}
+_SHORT = re.compile(r"-[qvyUI]+")
+_REDIRECTION = re.compile(r"(?:\d|&)?>{1,2}(?!=)(?P<to>.*)")
+_SEPARATORS = ("&&", "||", ";", "&")
+NOT_RUN = "No line of this cell was run."
+
+
+class LineError(InputError):
+    """An installation in a cell that cannot be followed. `line` counts from 1."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line}: {reason} Nothing was installed. {NOT_RUN}")
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class InstallLine:
+    """One installation of a cell: its place, the packages and whether newer ones are wished."""
+
+    place: Command
+    packages: tuple[str, ...]
+    renew: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstallCell:
+    """A cell with installations at its top level."""
+
+    source: Source
+    lines: tuple[InstallLine, ...]
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """All of them, in order."""
+        return tuple(name for line in self.lines for name in line.packages)
+
+    def code(self, say: Callable[[InstallLine], str]) -> str:
+        """The code with the word on each installation printed in its place.
+
+        It has as many lines as before.
+        """
+        changes: dict[int, tuple[str, int]] = {}
+        for line in self.lines:
+            place, text = line.place, say(line)
+            shown = f"{place.head}[{text!r}]" if place.head else f"print({text!r})"
+            changes[place.first] = (shown, 0)
+            changes.update(dict.fromkeys(range(place.first + 1, place.last + 1), ("", 0)))
+        return self.source.rewritten(changes).text
+
+    @property
+    def runs(self) -> bool:
+        """Whether Python can read the rest of the cell."""
+        rest, _ = plain(Source.of(self.code(lambda _line: "")))
+        return not any(each.severity == "error" for each in parse(rest).diagnostics)
+
+
+def may_install(code: str) -> bool:
+    """A quick look: False for most cells that install nothing."""
+    return "install" in code and "pip" in code
+
+
+def install_cell(code: str) -> InstallCell | None:
+    """The installations at the top level of a cell; None when there is none.
+
+    Raises LineError for one with options or sources that mean something else here.
+    """
+    if not may_install(code):
+        return None
+    source = Source.of(code)
+    if guard(source, code) is not None:
+        return None
+    source, commands = top_level(source)
+    lines = tuple(
+        _line(each, match)
+        for each in commands
+        if (match := _INSTALL.match(each.text.strip())) is not None
+    )
+    return InstallCell(source, lines) if lines else None
+
+
+def _line(place: Command, match: re.Match[str]) -> InstallLine:
+    try:
+        options, names = _parted(f"{match['before']} {match['words'] or ''}")
+    except InputError as error:
+        raise LineError(place.first, str(error)) from None
+    packages = tuple(listed(names))
+    if not packages:
+        reason = "the installation names no package; name at least one, such as polars."
+        raise LineError(place.first, reason)
+    return InstallLine(place, packages, renew=not _RENEW.isdisjoint(options))
+
+
+def _parted(text: str) -> tuple[list[str], list[str]]:
+    """Options and names of a pip command. Raises InputError for what cannot be followed."""
+    options: list[str] = []
+    names: list[str] = []
+    words = iter(_words(text))
+    for word in words:
+        if word == "|":
+            break
+        if word in _SEPARATORS or word.endswith(";"):
+            raise InputError("put the installation on a line of its own, without other commands.")
+        redirected = _REDIRECTION.fullmatch(word)
+        if redirected is not None:
+            if not redirected["to"]:
+                next(words, None)
+        elif word.startswith("-"):
+            options += _option(word, words)
+        elif names and (word[0] in "<>=!~," or names[-1][-1] in "<>=~,"):
+            names[-1] += word
+        else:
+            names.append(_name(word))
+    return options, names
+
+
+def _words(text: str) -> list[str]:
+    lexer = shlex.shlex(text.replace("\\\n", " "), posix=True)
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError as error:
+        raise InputError(f"the installation cannot be read: {error}.") from None
+    if words and words[-1].endswith(";"):
+        words[-1] = words[-1][:-1]
+    return [word for word in words if word]
+
+
+def _option(word: str, words: Iterator[str]) -> list[str]:
+    name, same, _ = word.partition("=")
+    if _SHORT.fullmatch(word):
+        return [f"-{letter}" for letter in word[1:]]
+    if word[:2] in _INSTEAD and not word.startswith("--"):
+        name = word[:2]
+    if name not in _PASSED_OVER | _RENEW:
+        instead = _INSTEAD.get(name, "leave the option out")
+        raise InputError(f"`{name}` of an installation is not available here: {instead}.")
+    if name in _WITH_VALUE and not same:
+        next(words, None)
+    return [name]
+
+
+def _name(word: str) -> str:
+    if "{" in word or "$" in word:
+        raise InputError(
+            f"{word!r} is not known before the cell runs: write the names of packages out, or pass "
+            "them to the tool install."
+        )
+    wheel = word.endswith((".whl", ".zip", ".gz", ".txt", ".toml"))
+    if wheel or word.startswith((".", "~")) or "/" in word or "@" in word:
+        raise InputError(f"{word!r} cannot be installed: {_BY_NAME}.")
+    return word
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `execute` would do about the installations of a cell.
+
+    code     the cell without them, with as many lines
+    modules  those that come with the packages
+    problem  why they would be refused, at `line`; empty when they would not
+    """
+
+    code: str
+    modules: tuple[str, ...] = ()
+    problem: str = ""
+    line: int = 1
+
+
+def plan(code: str, rules: InstallRules) -> Plan:
+    """Judge the installations of a cell without doing them."""
+    try:
+        found = install_cell(code)
+    except LineError as error:
+        return Plan(code, problem=str(error), line=error.line)
+    if found is None:
+        return Plan(code)
+    rest = found.code(lambda _line: "")
+    try:
+        wanted = rules.admit(found.packages)
+    except KernelMcpError as error:
+        return Plan(rest, problem=str(error), line=found.lines[0].place.first)
+    return Plan(rest, modules_of(each.name for each in wanted))
+
+
+class CellInstallations:
+    """Does the installations of cells, by `install`'s rules, before they run."""
+
+    def __init__(self, installer: Installer) -> None:
+        self._installer = installer
+
+    def concerns(self, code: str) -> bool:
+        """Whether a cell may hold an installation."""
+        return may_install(code)
+
+    async def prepare(self, session: Session, cell: Cell) -> None:
+        """Install what a cell names and print what came of it in the places of the lines.
+
+        Raises KernelMcpError when something cannot be installed or used.
+        """
+        found = install_cell(cell.code)
+        if found is None or not found.runs:
+            return
+        rules = self._installer.rules
+        outcome = Outcome(())
+        try:
+            wanted = rules.admit(found.packages)
+            if wanted:
+                outcome = await self._installer.install(session, wanted, cell.step)
+        except KernelMcpError as error:
+            raise InstallError(f"{error}\n{NOT_RUN}") from error
+        if outcome.failed:
+            raise InstallError(f"{outcome.summary()}\n{NOT_RUN}")
+        told = {line.place.first: _told(outcome, rules, line) for line in found.lines}
+        cell.plain = found.code(lambda line: told[line.place.first])
+        cell.installed = " ".join(told.values())
+
+
+def _told(outcome: Outcome, rules: InstallRules, line: InstallLine) -> str:
+    """What became of the packages of a line, in one line."""
+    asked = rules.admit(line.packages)
+    names = {each.name for each in asked}
+    told = outcome.told(names)
+    if len(names) < len(line.packages):
+        told.append("What is part of Python itself needs no installation.")
+    if line.renew and any(each.name in names and not each.changed for each in outcome.packages):
+        told.append("For another release give its version, as in polars==1.30.")
+    return " ".join(told)
