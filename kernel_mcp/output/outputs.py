@@ -20,13 +20,14 @@ from kernel_mcp.output.items import (
     Item,
     NoteItem,
     Stream,
+    StreamName,
     TextItem,
     add_text,
     bounded_failure,
     item_text,
     without_shown,
 )
-from kernel_mcp.output.text import tail_of
+from kernel_mcp.output.text import Cut, tail_of
 from kernel_mcp.output.textstore import Failed, Streams, TextStore, Transcript
 
 SHOWN_CHARS = 64 * KIB
@@ -157,6 +158,19 @@ class OutputLog:
         """The end of the stream text that came after `position`, at most `limit` characters."""
         items = self.since(position, limit)
         return tail_of("".join(i.text for i in items if isinstance(i, TextItem)), limit)
+
+    def stream(self, name: StreamName, limit: int) -> Cut:
+        """The text of one stream so far, at most `limit` characters of it from both ends."""
+        with self._lock:
+            found, live = self._transcript.stream(name, limit), self._streams.live(name)
+        return Cut(found.head, f"{found.tail}{live}", found.omitted)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The exceptions that ended it."""
+        with self._lock:
+            entries = self._transcript.entries
+            return [entry.item.failure for entry in entries if isinstance(entry, Failed)]
 
     def text(self) -> Iterator[str]:
         """The whole output as text, in pieces: streams, readable forms and full tracebacks."""

@@ -14,9 +14,10 @@ from mcp_types import ContentBlock, ImageContent, ResourceLink, TextContent
 from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import INLINE_IMAGES, Part, primary
 from kernel_mcp.output.images import ImageError, Picture, fit, shares
-from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
-from kernel_mcp.output.layout import Gap, Layout, Link, PictureAt, Text, lay_out
-from kernel_mcp.output.text import omission
+from kernel_mcp.output.items import DisplayItem, FailureItem, Item, StreamName, TextItem
+from kernel_mcp.output.layout import Gap, Layout, Link, PictureAt, Text, lay_out, shortened
+from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.output.text import cut, guarded_lines, omission
 
 OUTPUT_CHARS = 30_000
 PICTURE_BYTES = 650_000
@@ -24,6 +25,9 @@ PICTURE_BYTES = 650_000
 PICTURES_S = 10.0
 """Time after which the remaining pictures of an answer are linked instead of shown."""
 MAX_TYPES = 100
+STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
+STREAM_CHARS = 30_000
+FAILURE_CHARS = 4000
 INLINE_CHARS = 32 * KIB
 """Displays and tracebacks up to this size are laid out on the event loop, others in a thread."""
 
@@ -77,6 +81,26 @@ async def render(
         )
     content = _content(layout, pictures, uri)
     return Rendered(content, layout.omitted, mime_types(items))
+
+
+def apart(log: OutputLog) -> tuple[dict[str, str], int]:
+    """stdout, and stderr with what ended the cell, and how many characters of both are left out.
+
+    Each has at most about `STREAM_CHARS`. Reads files.
+    """
+    streams: dict[str, str] = {}
+    omitted = 0
+    for name in STREAMS:
+        found = log.stream(name, STREAM_CHARS)
+        text = found.joined()
+        omitted += found.omitted
+        if name == "stderr":
+            for failure in log.failures:
+                ended = cut("\n".join(filter(None, shortened(failure))), FAILURE_CHARS, 0)
+                text += f"{'' if text.endswith(chr(10)) or not text else chr(10)}{ended.head}\n"
+                omitted += ended.omitted
+        streams[name] = guarded_lines(text)
+    return streams, omitted
 
 
 def _weight(item: Item) -> int:

@@ -24,9 +24,10 @@ from kernel_mcp.output.items import (
     StreamName,
     add_gap,
     add_text,
+    item_text,
 )
 from kernel_mcp.output.terminal import Screen
-from kernel_mcp.output.text import stripped
+from kernel_mcp.output.text import Cut, stripped
 
 BLOCK_CHARS = 64 * 1024
 """Characters of one write to the file, and of one entry of its index."""
@@ -272,6 +273,31 @@ class Transcript:
                 add_gap(items, min(end, last) - max(start, first))
                 self._read(items, entry.name, max(start, last), end)
         return items
+
+    def stream(self, name: StreamName, limit: int) -> Cut:
+        """The text of one stream, at most `limit` characters of it from both ends."""
+        spans = [
+            (entry.start, entry.end)
+            for entry in self.entries
+            if isinstance(entry, Segment) and entry.name == name
+        ]
+        total = sum(end - start for start, end in spans)
+        if total <= limit:
+            return Cut("".join(self._slice(spans, 0, total)), "", 0)
+        half = limit // 2
+        head = "".join(self._slice(spans, 0, half))
+        return Cut(head, "".join(self._slice(spans, total - half, total)), total - 2 * half)
+
+    def _slice(self, spans: list[tuple[int, int]], first: int, last: int) -> Iterator[str]:
+        """Text of spans, from one of their characters to another."""
+        at = 0
+        for start, end in spans:
+            low, high = max(first - at, 0), min(last - at, end - start)
+            if low < high:
+                items: list[Item] = []
+                self._read(items, "stdout", start + low, start + high)
+                yield from map(item_text, items)
+            at += end - start
 
     def whole(self) -> Iterator[Item]:
         """Every item with all its text, long text in several."""

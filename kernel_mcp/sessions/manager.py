@@ -27,9 +27,11 @@ from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.quota import SessionQuota
+from kernel_mcp.sessions.records import ClosedRecords
 from kernel_mcp.sessions.session import Clock, Preparation, Session
 
 CLOSE_TIMEOUT_S = 2.0
@@ -110,6 +112,7 @@ class SessionManager:
         self._defaults: dict[tuple[str, str], str] = {}
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._known: OrderedDict[str, Ended] = OrderedDict()
+        self._records = ClosedRecords(folders.records, clock, self._spawn)
         self._default_lock = anyio.Lock()
         self._quota = SessionQuota(
             settings,
@@ -302,8 +305,25 @@ class SessionManager:
         files = "" if self._folders.keep else " and files"
         return f"{ended.why}: its variables{files} are gone.{lost_names(ended.loss)}"
 
-    async def close(self, session: Session, why: str = "was closed") -> None:
-        """End a session with its kernel and, unless they are kept, its files."""
+    async def cells_of(self, caller: Caller, handle: str) -> tuple[str, History]:
+        """Handle and cells of a session, or of a closed one whose record is kept.
+
+        Raises SessionNotFound.
+        """
+        kept = self._records.find(caller.principal, handle)
+        if kept is not None:
+            return handle, kept
+        session = await self.resolve(caller, handle)
+        return session.handle, session.cells
+
+    async def close(
+        self, session: Session, why: str = "was closed", *, keep_record: bool = False
+    ) -> None:
+        """End a session with its kernel and, unless they are kept, its files.
+
+        With `keep_record` its cells can be read for `records.KEPT_S`.
+        """
+        session.keep_record = session.keep_record or keep_record
         self._remember(session, why)
         session.close()
         with anyio.move_on_after(CLOSE_TIMEOUT_S):
@@ -339,18 +359,23 @@ class SessionManager:
             self._remember(session, "was ended by a failure of the server")
             with anyio.CancelScope(shield=True):
                 async with session.installing:
-                    await self._remove_files(session.handle)
+                    await self._remove_files(session)
             del self._sessions[session.handle]
             session.journal.closed(cells=len(session.cells))
             session.ended.set()
 
-    async def _remove_files(self, handle: str) -> None:
-        places = [self._folders.records, self._folders.layers]
+    async def _remove_files(self, session: Session) -> None:
+        places = [self._folders.layers]
         if not self._folders.keep:
-            places.insert(0, self._folders.workspaces)
+            places.append(self._folders.workspaces)
+        with Barrier("keeping a session's record", session.handle) as barrier:
+            if session.keep_record:
+                await self._records.keep(session.owner, session.handle, session.cells)
+        if not session.keep_record or barrier.failure is not None:
+            places.append(self._folders.records)
         for place in places:
-            with Barrier("removing a session's files", handle):
-                await surely(remove_tree, place / handle)
+            with Barrier("removing a session's files", session.handle):
+                await surely(remove_tree, place / session.handle)
 
 
 logger = logging.getLogger(__name__)

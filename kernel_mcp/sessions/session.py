@@ -89,6 +89,7 @@ class Session:
         self.begun = anyio.Event()
         self.installing = anyio.Lock()
         self.created = self.last_used = clock()
+        self.keep_record = False
         self.spared_until = 0.0
         self._spared_s = 0.0
         self.ledger = Ledger()

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-import re
 from functools import partial
 from typing import Annotated
 
 import anyio
-from mcp_types import CallToolResult, ContentBlock, ResourceLink, TextContent
+from mcp_types import CallToolResult, ResourceLink
 from pydantic import Field
 
-from kernel_mcp.environments.uv import silence
-from kernel_mcp.errors import InputError, LaunchError, WorkspaceError
+from kernel_mcp.environments.uv import ProgressCallback, silence
+from kernel_mcp.errors import (
+    EnvironmentBuildError,
+    InputError,
+    KernelMcpError,
+    LaunchError,
+    WorkspaceError,
+)
 from kernel_mcp.output.outputs import Position
+from kernel_mcp.output.render import apart
 from kernel_mcp.packages.lines import plan
 from kernel_mcp.packages.requirements import SCRIPT_FILE, expect_script, plain
 from kernel_mcp.policy import Report, check, own_modules
-from kernel_mcp.sessions.cell import Cell, Status
+from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.lifecycle import lost_names
+from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import SCRIPT
+from kernel_mcp.sessions.records import KEPT_S
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
     ALWAYS_LOADED,
@@ -36,7 +44,17 @@ from kernel_mcp.tools import (
     progress_of,
 )
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
-from kernel_mcp.tools.results import LOST_KEY, answer, lost_meta, next_step, said, say
+from kernel_mcp.tools.results import (
+    CELL_KEY,
+    LOST_KEY,
+    answer,
+    lost_meta,
+    next_step,
+    not_begun,
+    said,
+    say,
+    with_notices,
+)
 from kernel_mcp.tools.sessions import open_session
 
 MAX_CODE_CHARS = 1_000_000
@@ -182,23 +200,46 @@ def register(box: Toolbox, services: Services) -> None:
         """
         caller, report = box.caller(ctx), progress_of(ctx) or silence
         script = plain(script)
-        check_code(script)
-        check_timeout(timeout)
-        needs = await services.scripts.needs(script, dependencies, python, report)
-        opened = await open_session(services, caller, SCRIPT, needs, report)
         try:
-            await expect_script(opened, report)
-            cell = opened.submit(script, timeout)
-            await opened.follow(cell, float("inf"), report)
-            result = await answer(
-                opened, cell, caller.reply, since=Position(), closing=_script_end(opened, cell)
-            )
-            files = await anyio.to_thread.run_sync(_files, opened)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await services.manager.close(opened)
-                services.manager.known_to_have_ended(opened.handle)
-        return _apart(result, opened, files)
+            check_code(script)
+            check_timeout(timeout)
+            needs = await services.scripts.needs(script, dependencies, python, report)
+        except KernelMcpError as error:
+            return not_begun(error, Phase.CHECK)
+        try:
+            opened = await open_session(services, caller, SCRIPT, needs, report)
+            return await _run_once(services, opened, script, timeout, caller.reply, report)
+        except EnvironmentBuildError as error:
+            return not_begun(error, Phase.INSTALL)
+        except KernelMcpError as error:
+            return not_begun(error, Phase.START)
+
+
+async def _run_once(
+    services: Services,
+    opened: Session,
+    script: str,
+    timeout: float,
+    reply: Reply,
+    report: ProgressCallback,
+) -> CallToolResult:
+    """Run a script in a session that is closed then; its record stays for a while."""
+    try:
+        await expect_script(opened, report)
+        cell = opened.submit(script, timeout)
+        await opened.follow(cell, float("inf"), report)
+        cell.state_as_of = None
+        closing = _script_end(opened, cell)
+        result = await answer(opened, cell, reply, since=Position(), closing=closing)
+        streams, _ = await anyio.to_thread.run_sync(apart, cell.log)
+        files = await anyio.to_thread.run_sync(_files, opened)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await services.manager.close(opened, keep_record=True)
+            services.manager.known_to_have_ended(opened.handle)
+    assert result.meta is not None
+    outcome = {**result.meta[CELL_KEY], **streams}
+    return _closed(result.model_copy(update={"meta": {CELL_KEY: outcome}}), files)
 
 
 def check_code(code: str) -> None:
@@ -294,21 +335,13 @@ def _script_end(session: Session, cell: Cell) -> str:
     return f"{cell.status.value}: {cell.outcome.cause or 'stopped'}"
 
 
-def _apart(result: CallToolResult, session: Session, files: list[str]) -> CallToolResult:
-    """An answer without links: its session is closed."""
-    address = re.compile(rf"kernel://{re.escape(session.handle)}/[^\s\]]+")
-    content: list[ContentBlock] = [
-        block.model_copy(update={"text": address.sub("not kept", block.text)})
-        if isinstance(block, TextContent)
-        else block
-        for block in result.content
-        if not isinstance(block, ResourceLink)
-    ]
+def _closed(result: CallToolResult, files: list[str]) -> CallToolResult:
+    """An answer with what its session's end means for links and files."""
+    notes = []
+    if any(isinstance(block, ResourceLink) for block in result.content):
+        notes.append(f"the addresses in this answer can be read for {KEPT_S / 60:.0f} minutes")
     if files:
-        content.append(
-            said(
-                f"the script wrote {', '.join(files)}: gone with its session. Use execute to "
-                "keep files"
-            )
+        notes.append(
+            f"the script wrote {', '.join(files)}: gone with its session. Use execute to keep files"
         )
-    return result.model_copy(update={"content": content})
+    return result.model_copy(update={"content": with_notices(result.content, notes)})

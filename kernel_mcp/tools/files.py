@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from datetime import datetime, timezone
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import anyio
 from mcp_types import CallToolResult, ImageContent, ResourceLink, TextContent
@@ -21,13 +21,14 @@ from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import CHANGES, READS, AnyContext, PathArg, Services, SessionArg, Toolbox
 from kernel_mcp.tools.models import FileEntry, FileList, Written
-from kernel_mcp.tools.resources import cell_of, cell_uri_number
+from kernel_mcp.tools.resources import Document, Documents, file_of
 from kernel_mcp.tools.results import said, say
 
 
 def register(box: Toolbox, services: Services) -> None:
     """Add these tools to `box`."""
-    tool, characters = box.tool, OUTPUT_CHARS
+    tool = box.tool
+    documents = Documents(services.manager, files=True)
     one_notebook = anyio.CapacityLimiter(1)
 
     @tool(annotations=READS)
@@ -59,18 +60,19 @@ def register(box: Toolbox, services: Services) -> None:
     ) -> CallToolResult:
         """Read a file from the workspace: text by lines, images as images, other files as base64.
 
-        `kernel://SESSION/cells/N` reads the whole output of cell N in the same way.
+        `kernel://` addresses that answers name are read in the same way.
         """
-        _, found = await box.resolve(ctx, session)
         if offset < 0 or limit < 0:
             raise InputError("offset and limit count lines from 0 and cannot be negative.")
-        number = cell_uri_number(path, found)
-        if number is None:
-            read = partial(found.workspace.read_file, path, offset=offset, limit=limit)
-            return await anyio.to_thread.run_sync(lambda: _file(read(characters=characters)))
-        text = cell_of(found, number).log.text()
-        page = partial(page_of, text, offset=offset, limit=limit, characters=characters)
-        return _page(await anyio.to_thread.run_sync(page))
+        part = _Part(offset=offset, limit=limit, characters=OUTPUT_CHARS)
+        named = file_of(path)
+        if path.startswith("kernel://") and named is None:
+            document = await documents.find(box.caller(ctx), path)
+            return await anyio.to_thread.run_sync(lambda: _file(_opened(path, document, part)))
+        handle, place = named or (session, path)
+        _, found = await box.resolve(ctx, handle)
+        read = found.workspace.read_file
+        return await anyio.to_thread.run_sync(lambda: _file(read(place, **part)))
 
     @tool(annotations=CHANGES)
     async def write_file(
@@ -101,6 +103,21 @@ def register(box: Toolbox, services: Services) -> None:
         link = ResourceLink(uri=uri, name=path, mime_type=NOTEBOOK_MIME, size=size)
         result.content.append(link)
         return result
+
+
+class _Part(TypedDict):
+    """What is read of a text: so many lines from one on (0: as many as fit into `characters`)."""
+
+    offset: int
+    limit: int
+    characters: int
+
+
+def _opened(path: str, document: Document, part: _Part) -> FileContent:
+    """A document as a file, of text the part that is asked for."""
+    if document.text is None:
+        return FileContent(path, document.mime, len(document.data), data=document.data)
+    return FileContent(path, document.mime, 0, page=page_of(document.text, **part))
 
 
 def _export(session: Session, path: str) -> int:

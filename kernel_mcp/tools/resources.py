@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -19,11 +21,12 @@ from mcp_types import CallToolResult, InputRequiredResult, ResourceTemplate
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
+from kernel_mcp.output.render import apart, mime_types
 from kernel_mcp.output.text import guarded, guarded_lines
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
-from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools.arguments import no_such_tool
 from kernel_mcp.tools.results import refusal
 
@@ -32,15 +35,76 @@ MAX_TEXT_CHARS = 8_000_000
 
 _URI = re.compile(
     r"kernel://(?P<session>[^/]+)/"
-    r"(?:files/(?P<path>.+)|cells/(?P<cell>\d{1,9})(?:/outputs/(?P<output>[\w.]+))?|(?P<notebook>notebook))"
+    r"(?:files/(?P<path>.+)|cells/(?P<cell>\d{1,9})(?:/outputs/(?P<output>[\w.]+)|(?P<record>\.json))?"
+    r"|(?P<notebook>notebook))"
 )
 
 TEMPLATES = {
     "kernel://{session}/files/{+path}": ("file", "A file of the session's workspace"),
     "kernel://{session}/cells/{n}": ("cell", "The whole text output of a cell"),
+    "kernel://{session}/cells/{n}.json": ("outcome", "How a cell ended, with stdout and stderr"),
     "kernel://{session}/cells/{n}/outputs/{k}": ("output", "One display of a cell, as it was made"),
     "kernel://{session}/notebook": ("notebook", "All cells with their outputs, as .ipynb"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What an address names: `text` in pieces that are read from files one by one, or `data`.
+
+    A text in `pages` may be of any length.
+    """
+
+    mime: str
+    text: Iterable[str] | None = None
+    data: bytes = b""
+    pages: bool = False
+
+    @classmethod
+    def of(cls, content: str | bytes, mime: str) -> Document:
+        """A document that is in memory."""
+        return cls(mime, [content]) if isinstance(content, str) else cls(mime, data=content)
+
+
+class Documents:
+    """Finds what addresses name; without `files` only what belongs to cells."""
+
+    def __init__(self, manager: SessionManager, *, files: bool) -> None:
+        self.templates = {
+            uri: words for uri, words in TEMPLATES.items() if files or "/cells/" in uri
+        }
+        self._files = files
+        self._manager = manager
+        self._one_notebook = anyio.CapacityLimiter(1)
+
+    async def find(self, caller: Caller, uri: str) -> Document:
+        """The document at `uri`. Raises KernelMcpError; InputError where `uri` names none."""
+        match = _URI.fullmatch(uri)
+        if match is None or not (self._files or match["cell"]):
+            there = ", ".join(self.templates)
+            raise InputError(f"{uri!r} is not a resource of this server. There are: {there}.")
+        if match["path"]:
+            workspace = (await self._manager.resolve(caller, match["session"])).workspace
+            found = await anyio.to_thread.run_sync(workspace.read_resource, unquote(match["path"]))
+            return Document.of(*found)
+        handle, cells = await self._manager.cells_of(caller, match["session"])
+        if match["notebook"]:
+            write = partial(notebook, cells, RESOURCE_BYTES)
+            book = await anyio.to_thread.run_sync(write, limiter=self._one_notebook)
+            return Document(NOTEBOOK_MIME, [book.decode()])
+        cell = cell_of(cells, int(match["cell"]))
+        if match["record"]:
+            record = await anyio.to_thread.run_sync(cell_record, handle, cell)
+            return Document("application/json", [json.dumps(record, indent=1)])
+        if match["output"]:
+            return Document.of(*await anyio.to_thread.run_sync(_output, cell, match["output"]))
+        return Document("text/plain", cell.log.text(), pages=True)
+
+
+def file_of(uri: str) -> tuple[str, str] | None:
+    """The session and the path that the address of a file names; None for other addresses."""
+    match = _URI.fullmatch(uri)
+    return (match["session"], unquote(match["path"])) if match and match["path"] else None
 
 
 class ResourceServer(MCPServer[Any]):
@@ -57,12 +121,8 @@ class ResourceServer(MCPServer[Any]):
         """Without `files` cells are the only resources."""
         super().__init__(*args, tools=list(tools), **kwargs)
         self._names = tuple(tool.name for tool in tools)
-        self._templates = {
-            uri: words for uri, words in TEMPLATES.items() if files or "/cells/" in uri
-        }
-        self._files = files
-        self._manager = manager
-        self._one_notebook = anyio.CapacityLimiter(1)
+        self._documents = Documents(manager, files=files)
+        self._more = "; read_file reads on in pages" if files else ""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
@@ -76,7 +136,7 @@ class ResourceServer(MCPServer[Any]):
         """What can be read."""
         return [
             ResourceTemplate(uri_template=template, name=name, description=description)
-            for template, (name, description) in self._templates.items()
+            for template, (name, description) in self._documents.templates.items()
         ]
 
     async def read_resource(
@@ -84,7 +144,7 @@ class ResourceServer(MCPServer[Any]):
     ) -> Iterable[ReadResourceContents]:
         """Read a resource. Raises ResourceError."""
         try:
-            content, mime = await self._read(Caller(), str(uri))
+            content, mime = await self._read(str(uri))
             if isinstance(content, str) and mime != NOTEBOOK_MIME:
                 content = guarded_lines(content)
         except (SessionNotFound, InputError) as error:
@@ -96,51 +156,40 @@ class ResourceServer(MCPServer[Any]):
             raise ResourceError(guarded(str(explained(error, "reading a resource")))) from error
         return [ReadResourceContents(content=content, mime_type=mime)]
 
-    async def _read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
-        """Content and MIME type of a URI. Raises KernelMcpError, ResourceNotFoundError."""
-        match = _URI.fullmatch(uri)
-        if match is None or not (self._files or match["cell"]):
-            there = ", ".join(self._templates)
-            raise ResourceNotFoundError(
-                f"{uri!r} is not a resource of this server. There are: {there}."
-            )
-        session = await self._manager.resolve(caller, match["session"])
-        if match["path"]:
-            path = unquote(match["path"])
-            return await anyio.to_thread.run_sync(session.workspace.read_resource, path)
-        if match["notebook"]:
-            write = partial(notebook, session.cells, RESOURCE_BYTES)
-            text = await anyio.to_thread.run_sync(write, limiter=self._one_notebook)
-            return text.decode(), NOTEBOOK_MIME
-        cell = cell_of(session, int(match["cell"]))
-        if match["output"]:
-            return await anyio.to_thread.run_sync(_output, cell, match["output"])
-        more = "; read_file reads on in pages" if self._files else ""
-        return await anyio.to_thread.run_sync(_text, cell, more), "text/plain"
+    async def _read(self, uri: str) -> tuple[str | bytes, str]:
+        document = await self._documents.find(Caller(), uri)
+        if document.text is None:
+            return document.data, document.mime
+        if document.pages:
+            return await anyio.to_thread.run_sync(_joined, document.text, self._more), document.mime
+        return "".join(document.text), document.mime
 
 
-def cell_uri_number(uri: str, session: Session) -> int | None:
-    """The number of the cell whose text `uri` names, or None when it names something else."""
-    match = _URI.fullmatch(uri)
-    known = (session.handle, session.name)
-    if match is None or match["session"] not in known or not match["cell"] or match["output"]:
-        return None
-    return int(match["cell"])
-
-
-def cell_of(session: Session, number: int) -> Cell:
+def cell_of(cells: History, number: int) -> Cell:
     """A cell by number. Raises InputError."""
-    if not 1 <= number <= len(session.cells):
-        raise InputError(
-            f"This session has no cell {number}: it has run {len(session.cells)} so far."
-        )
-    return session.cells[number - 1]
+    if not 1 <= number <= len(cells):
+        raise InputError(f"This session has no cell {number}: {_there(cells)}.")
+    return cells[number - 1]
 
 
-def _text(cell: Cell, more: str) -> str:
+def _there(cells: History) -> str:
+    count = len(cells)
+    if count < 2:
+        return "it has only cell 1" if count else "it has run none so far"
+    return f"it has cells 1 to {count}"
+
+
+def cell_record(session: str, cell: Cell) -> dict[str, Any]:
+    """The outcome of a cell with its streams, which are read from files."""
+    streams, omitted = apart(cell.log)
+    outputs = mime_types(cell.log.since())
+    return {**cell.meta(session, omitted=omitted, outputs=outputs), **streams}
+
+
+def _joined(text: Iterable[str], more: str) -> str:
     parts: list[str] = []
     left = MAX_TEXT_CHARS
-    for part in cell.log.text():
+    for part in text:
         parts.append(part[:left])
         left -= len(part)
         if left <= 0:

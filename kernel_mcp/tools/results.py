@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mcp_types import CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 from pydantic import BaseModel
 
 from kernel_mcp.errors import KernelMcpError, SessionGone
-from kernel_mcp.output.outputs import Position
-from kernel_mcp.output.render import Budget, Rendered, render
+from kernel_mcp.output.outputs import OutputLog, Position
+from kernel_mcp.output.render import STREAMS, Budget, Rendered, render
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import cut, guarded, guarded_lines, notice, visible
 from kernel_mcp.policy.missing import advice
-from kernel_mcp.sessions.cell import Cell, Status, StopReason
+from kernel_mcp.sessions.cell import Cell, Phase, Status, StopReason
 from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
 from kernel_mcp.sessions.losses import Loss, Notice, Reply
 from kernel_mcp.sessions.session import Session
@@ -210,6 +211,17 @@ def finished(
     if remarks:
         result = _told(result, remarks)
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
+
+
+def not_begun(error: KernelMcpError, phase: Phase) -> CallToolResult:
+    """The answer that an error is which kept a script from running."""
+    cell = Cell(0, "", 0.0, OutputLog(Path(), 0))
+    cell.phase = phase
+    cell.fail(error, 0.0)
+    outcome = {**cell.meta("", omitted=0, outputs=[]), "cell": None}
+    result = refusal(error)
+    result.meta = {CELL_KEY: {**outcome, **dict.fromkeys(STREAMS, "")}}
+    return result
 
 
 def refusal(error: KernelMcpError) -> CallToolResult:

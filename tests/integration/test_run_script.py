@@ -48,8 +48,13 @@ async def test_scripts_end_as_cells_do_and_leave_no_session() -> None:
         answer = await notebook.call("run_script", script="import sklearn")
         assert "Start the server with --allow scikit-learn to have it" in answer.text
         answer = await notebook.call("run_script", script="print('x' * 100_000)")
-        assert "kernel://" not in answer.text
         assert answer.cell["omitted"] > 0
+        assert "can be read for 10 minutes" in answer.text
+        (link,) = answer.links
+        whole = (await notebook.client.read_resource(link.uri)).contents[0]
+        assert whole.text == "x" * 100_000 + "\n"  # type: ignore[union-attr]
+        page = await notebook.call("read_file", path=link.uri)
+        assert "xxx" in page.text
         assert (await notebook.call("list_sessions")).data["sessions"] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.sessions import cell as cells
+from kernel_mcp.sessions import records
 from kernel_mcp.sessions.cell import Status, StopReason
 from kernel_mcp.tools.cells import MAX_CODE_CHARS
 from tests.unit.fake_kernels import FakeSource
@@ -261,13 +263,66 @@ async def test_a_script_has_a_session_for_itself_which_is_gone_afterwards(tmp_pa
         assert "never yours" in again.text
 
 
-async def test_nothing_in_the_answer_about_a_script_leads_to_its_session(tmp_path: Path) -> None:
+async def test_the_record_of_a_script_outlives_its_session_for_ten_minutes(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
-        answer = await server.call("run_script", script=f"say {'line ' * 20_000}")
-        assert answer.cell["omitted"] > 0
-        assert "not kept" in answer.text
-        assert not answer.links
-        assert "kernel://" not in answer.text
+        text = "line " * 20_000
+        answer = await server.call("run_script", script=f"say {text}")
+        (link,) = answer.links
+        record = f"{link.uri}.json"
+        assert "the addresses in this answer can be read for 10 minutes" in answer.text
+        assert not server.manager.sessions
+        assert (await server.call("read_file", path=link.uri)).text.startswith("line line")
+        content = (await server.agent.client.read_resource(record)).contents[0]
+        found = json.loads(content.text)  # type: ignore[union-attr]
+        assert {**found, "omitted": 0} == {**answer.cell, "omitted": 0}
+        assert len(found["stdout"]) < 31_000
+        assert found["omitted"] == len(text) - 30_000
+        assert "never yours" in await server.agent.refused(
+            "execute", code="1", session=found["session"]
+        )
+        server.clock.now += 601
+        assert "never yours" in await server.agent.refused("read_file", path=link.uri)
+
+
+async def test_only_so_many_records_of_scripts_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MOST_KEPT", 2)
+    async with served(tmp_path) as server:
+        answers = [await server.call("run_script", script=f"say {n}") for n in range(3)]
+        paths = [f"kernel://{answer.cell['session']}/cells/1" for answer in answers]
+        assert "never yours" in await server.agent.refused("read_file", path=paths[0])
+        assert [(await server.call("read_file", path=path)).text for path in paths[1:]] == [
+            "1",
+            "2",
+        ]
+        (folder,) = {path.parent for path in tmp_path.rglob(answers[2].cell["session"])}
+        assert {path.name for path in folder.iterdir()} == {
+            answer.cell["session"] for answer in answers[1:]
+        }
+
+
+async def test_the_outcome_of_a_script_holds_its_streams_and_how_far_it_came(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as server:
+        failed = await server.call("run_script", script="raise trouble")
+        outcome = failed.cell
+        assert (outcome["phase"], outcome["exit_code"], outcome["stdout"]) == ("run", 1, "")
+        assert "Error: trouble" in outcome["stderr"]
+        for script, options, phase in (
+            (" ", {}, "check"),
+            ("# /// script\n# dependencies = 1\n# ///", {}, "check"),
+            ("1", {"dependencies": ["rich"]}, "check"),
+        ):
+            refused = await server.call("run_script", script=script, **options)
+            assert refused.failed
+            assert refused.cell.keys() == outcome.keys()
+            assert (refused.cell["phase"], refused.cell["exit_code"]) == (phase, None)
+            assert refused.cell["cause"] == refused.text
+        server.source.refuse = "own"
+        refused = await server.call("run_script", script="1")
+        assert (refused.cell["phase"], refused.cell["status"]) == ("start", "error")
 
 
 async def test_a_script_that_cannot_be_run_leaves_no_session(tmp_path: Path) -> None:

@@ -106,11 +106,22 @@ async def test_the_whole_output_of_a_cell_is_read_by_its_address(tmp_path: Path)
         address = f"kernel://{server.session.handle}/cells"
         answer = await server.call("read_file", path=f"{address}/1", offset=1, limit=1)
         assert answer.text.startswith("two\n[kernel-mcp] lines 1 to 1 of 3")
-        assert "no cell 2: it has run 1" in await server.agent.refused(
+        assert "no cell 2: it has only cell 1" in await server.agent.refused(
             "read_file", path=f"{address}/2"
         )
         other = (await server.call("create_session")).data["session"]
-        assert await server.agent.refused("read_file", path=f"{address}/1", session=other)
+        answer = await server.call("read_file", path=f"{address}/1", session=other)
+        assert answer.text == "one\ntwo\nthree"
+        answer = await server.call("read_file", path=f"{address}/1.json", session=other)
+        assert json.loads(answer.text)["stdout"] == "one\ntwo\nthree"
+        answer = await server.call("read_file", path=f"kernel://{server.session.handle}/notebook")
+        assert json.loads(answer.text)["cells"] == []
+        await server.call("write_file", path="a b.txt", content="first\nsecond", session=other)
+        answer = await server.call("read_file", path=f"kernel://{other}/files/a%20b.txt", offset=1)
+        assert answer.text.startswith("second")
+        assert "is not a resource" in await server.agent.refused(
+            "read_file", path=f"kernel://{other}/elsewhere"
+        )
 
 
 async def test_a_notebook_of_all_cells_is_put_into_the_workspace(tmp_path: Path) -> None:
