@@ -43,7 +43,6 @@ class Connection:
         self.unread = False
         self._loop = loop
         self._decoder = Decoder(max_bytes)
-        self._room = bytearray(READ_BYTES)
         self._held: list[bytes] = [encode([b"\x01"])] if socket_type == b"SUB" else []
         """Messages for after the handshake; first the subscription to all topics."""
         self._out = bytearray()
@@ -74,7 +73,7 @@ class Connection:
     def read(self) -> bool:
         """recv(2) some bytes; True when there may be more. Raises EOFError at the end."""
         try:
-            size = self._socket.recv_into(self._room)
+            data = self._socket.recv(READ_BYTES)
         except BlockingIOError:
             return False
         except ConnectionResetError as reason:
@@ -82,11 +81,10 @@ class Connection:
             raise EOFError(str(reason)) from reason
         except OSError as reason:
             raise EOFError(str(reason)) from reason
-        if not size:
+        if not data:
             raise EOFError("end of file")
-        with memoryview(self._room) as view:
-            self._decoder.feed(view[:size])
-        return size == READ_BYTES
+        self._decoder.feed(data)
+        return len(data) == READ_BYTES
 
     def message(self) -> list[bytes] | None:
         """The next complete message. Raises ProtocolError."""

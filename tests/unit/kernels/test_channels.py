@@ -7,6 +7,7 @@ import platform
 import re
 import socket
 import tempfile
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,13 @@ import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels import channels as module
-from kernel_mcp.kernels.channels import MAX_WAITING_BYTES, Channel, Channels, Connection
+from kernel_mcp.kernels.channels import (
+    MAX_WAITING_BYTES,
+    READ_BYTES,
+    Channel,
+    Channels,
+    Connection,
+)
 from kernel_mcp.kernels.wire import Message, Overload, Wire
 from kernel_mcp.launch.base import ConnectionInfo
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, encode, ready
@@ -97,6 +104,26 @@ async def test_requests_wait_for_the_handshake_and_keep_their_order(peer: Peer) 
     assert connection.message() is None
     connection.send([b"three"])
     assert [await peer.receive() for _ in range(3)] == [[b"one"], [b"two", b"parts"], [b"three"]]
+    connection.close()
+
+
+async def test_a_connection_that_has_taken_in_a_flood_keeps_no_room_for_one(peer: Peer) -> None:
+    tracemalloc.start()
+    try:
+        connection = Connection(
+            peer.path, b"DEALER", max_bytes=2 * READ_BYTES, loop=asyncio.get_running_loop()
+        )
+        peer.accept()
+        peer.greet()
+        assert peer.end is not None
+        connection.read()
+        connection.message()
+        peer.end.send(encode([bytes(READ_BYTES // 2)]))
+        connection.read()
+        assert connection.message() == [bytes(READ_BYTES // 2)]
+        assert tracemalloc.get_traced_memory()[0] < READ_BYTES // 4
+    finally:
+        tracemalloc.stop()
     connection.close()
 
 
