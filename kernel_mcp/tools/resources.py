@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import anyio
@@ -16,6 +16,7 @@ from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.server.mcpserver.tools import Tool
+from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
 from mcp_types import CallToolResult, InputRequiredResult, ResourceTemplate
 
 from kernel_mcp.barriers import explained, log_failure
@@ -107,6 +108,18 @@ def file_of(uri: str) -> tuple[str, str] | None:
     return (match["session"], unquote(match["path"])) if match and match["path"] else None
 
 
+class NoRequestState:
+    """Seals nothing: no tool leaves a state with its client. The SDK's own codec takes 1 MB."""
+
+    def seal(self, payload: bytes) -> NoReturn:
+        """Raise NotImplementedError."""
+        raise NotImplementedError("a tool that leaves a state with the client needs another codec")
+
+    def unseal(self, token: str) -> NoReturn:
+        """Raise InvalidRequestState."""
+        raise InvalidRequestState("this server gave no state away")
+
+
 class ResourceServer(MCPServer[Any]):
     """An MCP server whose resources are those of sessions: each has a MIME type of its own."""
 
@@ -119,7 +132,8 @@ class ResourceServer(MCPServer[Any]):
         **kwargs: Any,
     ) -> None:
         """Without `files` cells are the only resources."""
-        super().__init__(*args, tools=list(tools), **kwargs)
+        state = RequestStateSecurity(codec=NoRequestState())
+        super().__init__(*args, tools=list(tools), request_state_security=state, **kwargs)
         self._names = tuple(tool.name for tool in tools)
         self._documents = Documents(manager, files=files)
         self._more = "; read_file reads on in pages" if files else ""

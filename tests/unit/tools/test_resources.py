@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_types import BlobResourceContents, TextResourceContents
+from mcp_types import (
+    BlobResourceContents,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    TextResourceContents,
+)
 
 from kernel_mcp.tools import resources
 from kernel_mcp.tools.resources import TEMPLATES
@@ -86,3 +92,12 @@ async def test_a_failure_of_the_server_is_told_without_its_details(
         await server.opened()
         with pytest.raises(MCPError, match="The server failed while reading a resource"):
             await read(server, "notebook")
+
+
+async def test_a_state_that_a_client_claims_to_have_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        request = CallToolRequest(
+            params=CallToolRequestParams(name="execute", arguments={"code": "1"}, request_state="x")
+        )
+        with pytest.raises(MCPError, match="requestState"):
+            await server.agent.client.session.send_request(request, CallToolResult)
