@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
-import platformdirs
 import uv
 
 from benchmarks.results import BenchmarkError
+from kernel_mcp.environments.store import default_cache
 
 PACKAGES = ("numpy", "pandas", "matplotlib")
 """What cells use; every environment has them."""
@@ -25,7 +25,7 @@ async def environment(name: str, packages: Sequence[str]) -> Path:
     """The folder of an environment with these packages. Raises BenchmarkError."""
     wanted = [sys.version, *packages]
     digest = hashlib.sha256("\n".join(wanted).encode()).hexdigest()[:12]
-    folder = platformdirs.user_cache_path("kernel-mcp") / "benchmarks" / f"{name}-{digest}"
+    folder = default_cache() / "benchmarks" / f"{name}-{digest}"
     complete = anyio.Path(folder / "complete")
     if not await complete.exists():
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))

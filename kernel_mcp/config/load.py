@@ -12,7 +12,6 @@ more are left out and told.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import sys
@@ -31,13 +30,8 @@ from kernel_mcp.config.settings import (
     Settings,
     variable_of,
 )
-from kernel_mcp.config.values import entries, never, places, python
+from kernel_mcp.config.values import close_to, entries, never, parse_toml, places, python
 from kernel_mcp.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CONFIG_NAME = "kernel-mcp.toml"
 TABLE = "kernel-mcp"
@@ -93,7 +87,7 @@ def spellings(form: Callable[[str], str], value: str) -> dict[str, str]:
 
 def nearest(name: str, known: Mapping[str, str]) -> str:
     """`; did you mean X?` for what is `known` by a name close to this one, else nothing."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
+    close = close_to(name, known, cutoff=0.55)
     return f"; did you mean {known[close[0]]}?" if close else ""
 
 
@@ -168,7 +162,7 @@ def _table(file: Path) -> dict[str, Any] | None:
             text = opened.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
             raise ConfigError(f"{file}: larger than the {MAX_FILE_BYTES} bytes that are read of it")
-        content = tomllib.loads(text.decode())
+        content = parse_toml(text.decode())
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # of numbers with too many digits, too

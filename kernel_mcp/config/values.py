@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -236,6 +237,26 @@ def format_bytes(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.2f}".rstrip("0").rstrip(".") + f" {name}"
     return f"{size} bytes"
+
+
+def close_to(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """At most `most` of the names that `name` is a slip of, the nearest first.
+
+    `cutoff` is the least `difflib.SequenceMatcher.ratio` of two such names.
+    """
+    from difflib import get_close_matches
+
+    return get_close_matches(name, list(known), most, cutoff)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """A TOML document. Raises ValueError, with the place, and RecursionError."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    document: dict[str, Any] = tomllib.loads(text)
+    return document
 
 
 def parse_entry(entry: str) -> Requirement:

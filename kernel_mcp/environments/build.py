@@ -6,7 +6,6 @@ kept beside the environment for `KEPT_S`, so that a server that starts again kno
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import time
@@ -14,12 +13,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
-from packaging.requirements import Requirement
 
-from kernel_mcp.config.values import MIB
+from kernel_mcp.config.values import MIB, close_to
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.interpreters import Interpreter
@@ -28,6 +26,9 @@ from kernel_mcp.environments.uv import ProgressCallback, UvResult
 from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 logger = logging.getLogger(__name__)
 
@@ -264,8 +265,10 @@ def brief(package: str, why: str) -> str:
 
 
 def _meant(package: str, why: str) -> str:
+    from packaging.requirements import Requirement
+
     name = Requirement(package).name
-    close = difflib.get_close_matches(name, FAMILIAR, 1, _LIKENESS) if "no package" in why else []
+    close = close_to(name, FAMILIAR, cutoff=_LIKENESS) if "no package" in why else []
     return f" Was {close[0]} meant?" if close and close[0] != name else ""
 
 

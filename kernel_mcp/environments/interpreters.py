@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
-from packaging.version import Version
 
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.environments.progress import Milestones
@@ -98,6 +97,8 @@ class Interpreters:
 
     async def versions(self) -> list[str]:
         """Installed versions that kernels can run on, newest first."""
+        from packaging.version import Version
+
         listed = await self._uv.query(
             ["python", "list", "--only-installed", "--output-format", "json"]
         )
@@ -119,6 +120,7 @@ class Interpreters:
         return result.output
 
     async def _missing(self, version: str) -> EnvironmentBuildError:
+
         listed = await self._uv.query(
             ["python", "list", "--only-installed", "--output-format", "json"]
         )

@@ -15,13 +15,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from packaging.requirements import Requirement
+from typing import TYPE_CHECKING
 
 from kernel_mcp.config.values import parse_entry
 from kernel_mcp.environments.metadata import installed_modules, installed_versions, note_file
 from kernel_mcp.linux.safe_tree import empty_tree, remove_tree
 from kernel_mcp.linux.walk import everything
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # Scripts of packages: their first line is rewritten to start the kernels' interpreter.
 MAX_BYTES = 1024 * 1024

@@ -17,15 +17,15 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from typing import TYPE_CHECKING
 
 from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy.missing import GONE
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # Well-known modules whose distribution has another name. No library offers this as data: pipreqs
 # pins an old IPython and stops at Python 3.12, pigar's index is 40 MB. Rows up to `_SOURCE_ONLY`
@@ -187,7 +187,12 @@ def distribution_for(name: str) -> str | None:
             return known
     if parts[0] in _STDLIB:
         return None
-    return str(canonicalize_name(name if shared else parts[0]))
+    return normalised(name if shared else parts[0])
+
+
+def normalised(name: str) -> str:
+    """The name of a distribution as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def modules_of(packages: Iterable[str]) -> tuple[str, ...]:
@@ -281,13 +286,15 @@ def installed_versions(site_packages: Path) -> tuple[str, ...]:
 
 def _distributions(site_packages: Path) -> dict[str, Path]:
     return {
-        str(canonicalize_name(folder.stem.rpartition("-")[0])): folder
+        normalised(folder.stem.rpartition("-")[0]): folder
         for folder in sorted(site_packages.glob("*.dist-info"))
         if _is_distribution(folder.stem)
     }
 
 
 def _is_distribution(stem: str) -> bool:
+    from packaging.version import InvalidVersion, Version
+
     name, _, version = stem.rpartition("-")
     try:
         Version(version)

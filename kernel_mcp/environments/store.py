@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -89,7 +90,7 @@ class EnvironmentStore:
         Without a `builder` the machine's best confines uv. Agents' environments and uv's cache take
         at most `most_bytes` (0 for no limit) beyond what is in use.
         """
-        self._root = _writable(cache_dir or _default_cache())
+        self._root = _writable(cache_dir or default_cache())
         self._envs = self._root / "envs"
         self.workshop = Workshop(uv or Uv.installed(self._root, sources), builder)
         self.interpreters = Interpreters(self.workshop.uv)
@@ -246,10 +247,16 @@ class EnvironmentStore:
                 yield folder
 
 
-def _default_cache() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("kernel-mcp")
+def default_cache() -> Path:
+    """The folder of the XDG base directory specification. Raises EnvironmentBuildError."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        return (base if base.is_absolute() else Path.home() / ".cache") / "kernel-mcp"
+    except RuntimeError as error:
+        raise EnvironmentBuildError(
+            "this user has no home folder to keep kernel environments in; name a folder with "
+            "--cache-dir"
+        ) from error
 
 
 def _writable(root: Path) -> Path:

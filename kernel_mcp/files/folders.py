@@ -13,10 +13,10 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from kernel_mcp.barriers import reason_of
+from kernel_mcp.config.values import close_to
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.linux.safe_tree import Opener, open_beneath
 from kernel_mcp.output.text import one_line
@@ -156,7 +156,7 @@ def not_found(path: str, folder: str, missing: str, listing: Listing) -> Workspa
     """The error for a path whose part `missing` is not in `folder`, the nearest one that exists."""
     names = [entry.path for entry in listing.entries]
     text = f"There is no file {path!r} in the workspace. "
-    if close := get_close_matches(missing, names[:200], n=3):
+    if close := close_to(missing, names[:200], most=3):
         text += f"Did you mean {' or '.join(map(repr, close))}? "
     more = len(names) + listing.omitted - _SHOWN
     shown = ", ".join(map(repr, names[:_SHOWN])) + (f" and {more:,} more" if more > 0 else "")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
-from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
@@ -30,6 +29,8 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.policy.profiles import profile_entries
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from kernel_mcp.kernels.kernel import Kernel
 
 

@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
-from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT
@@ -30,6 +30,9 @@ from kernel_mcp.packages.result import Outcome, Present, principal
 from kernel_mcp.packages.verify import try_imports, verify_live
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.session import Session
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 PINNED = (
     "cloudpickle", "ipykernel", "ipython", "jupyter-client", "jupyter-core", "pyzmq", "tornado",

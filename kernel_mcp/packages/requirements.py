@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.config.values import python as read_python
@@ -23,6 +20,9 @@ from kernel_mcp.policy import ScriptMetadata, script_metadata
 from kernel_mcp.policy.profiles import profile_entries
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
     from kernel_mcp.sessions.session import Session
 
 
@@ -228,6 +228,8 @@ class ScriptReader:
 
     async def _fitting(self, requires: str, wanted: str, progress: ProgressCallback) -> str:
         """The Python for a script with `requires-python`; empty for the server's own."""
+        from packaging.specifiers import SpecifierSet
+
         fits = SpecifierSet(requires)
         if wanted.strip():
             version = await self.python(wanted, progress)

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from typing import TYPE_CHECKING, TypeAlias
 
 from kernel_mcp.environments.layer import Generation, Layer, versions
-from kernel_mcp.environments.metadata import DISTRIBUTIONS, provided_modules
+from kernel_mcp.environments.metadata import DISTRIBUTIONS, normalised, provided_modules
 from kernel_mcp.launch.base import KernelEnvironment
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,7 @@ def principal(package: str, modules: Iterable[str]) -> tuple[str, ...]:
     """The modules that show whether a package works: those with its name, else the public ones."""
     known = [name for name in modules if name.split(".")[0].lower() not in _NOT_THE_POINT]
     exact = [
-        name
-        for name in known
-        if canonicalize_name(name) == package or DISTRIBUTIONS.get(name) == package
+        name for name in known if normalised(name) == package or DISTRIBUTIONS.get(name) == package
     ]
     public = [name for name in known if not name.startswith("_")]
     return tuple((exact or public or known)[:_MOST_MODULES])

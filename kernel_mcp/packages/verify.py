@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from packaging.requirements import Requirement
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.environments.layer import Generation, versions
@@ -25,6 +24,8 @@ from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sessions.session import Session
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from kernel_mcp.kernels.kernel import Kernel
 
 

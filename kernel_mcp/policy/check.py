@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import dis
 import itertools
 import os
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
 
+from kernel_mcp.config.values import close_to
 from kernel_mcp.policy import magics
 from kernel_mcp.policy.magics import Magic
 from kernel_mcp.policy.model import Diagnostic, ImportUse, Policy, Report
@@ -234,7 +234,7 @@ def _remark(
         column = match.start() + 1 if match is not None else 1
     else:
         column = source.column_of_byte(line, offset)
-    close = difflib.get_close_matches(name, candidates, n=1)
+    close = close_to(name, candidates)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     message = f"name {name!r} is not defined in this cell or in the session{hint}"
     return source.diagnostic("name", "warning", message, line, column)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kernel_mcp.config.values import close_to
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy.model import Policy
 from kernel_mcp.policy.profiles import HINTS, words
@@ -59,7 +59,7 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
         return policy.step(wanted, once=policy.once)  # it is there, and not on the list
     if policy.has(wanted) or policy.has(wanted.replace("-", "_")):
         return ""
-    near = difflib.get_close_matches(root, policy.installed or (), n=1, cutoff=0.8)
+    near = close_to(root, policy.installed or (), cutoff=0.8)
     sentences = [
         f"{root} is neither installed nor a module of the workspace.",
         f"Did you mean {near[0]}?" if near else "",

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-from kernel_mcp.config.values import parse_entry
+from kernel_mcp.config.values import parse_entry, parse_toml
 from kernel_mcp.errors import InputError
 from kernel_mcp.policy.model import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 _START = re.compile(r"# /// (?P<type>[a-zA-Z0-9-]+)\s*$")
 _COMMENT = re.compile(r"#(?: .*)?$")
@@ -118,19 +112,15 @@ def _metadata(block: _Block) -> ScriptMetadata:
 
 def _toml(block: _Block) -> dict[str, Any]:
     try:
-        table: dict[str, Any] = tomllib.loads("\n".join(block.lines))
-    except tomllib.TOMLDecodeError as error:
-        place = _TOML_PLACE.match(str(error))
-        line = block.start
-        reason = str(error)
-        if place is not None:
-            reason = place["reason"]
-            line += int(place["line"] or len(block.lines))
-        raise ScriptMetadataError(line, f"the metadata is not valid TOML: {reason}") from None
+        return parse_toml("\n".join(block.lines))
     except (RecursionError, ValueError) as error:
-        reason = f"the metadata cannot be read: {type(error).__name__}"
-        raise ScriptMetadataError(block.start, reason) from None
-    return table
+        place = _TOML_PLACE.match(str(error))
+        if place is None:
+            reason = f"the metadata cannot be read: {type(error).__name__}"
+            raise ScriptMetadataError(block.start, reason) from None
+        line = block.start + int(place["line"] or len(block.lines))
+        reason = f"the metadata is not valid TOML: {place['reason']}"
+        raise ScriptMetadataError(line, reason) from None
 
 
 def _requirement(block: _Block, entry: object) -> Requirement:
@@ -151,6 +141,8 @@ def _check_python(block: _Block, requires: object) -> None:
     line = _line_of_key(block, "requires-python")
     if not isinstance(requires, str):
         raise ScriptMetadataError(line, '`requires-python` must be a string such as ">=3.11"')
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
     try:
         SpecifierSet(requires)
     except InvalidSpecifier:

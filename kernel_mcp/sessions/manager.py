@@ -12,11 +12,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
-from packaging.requirements import Requirement
 
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.config.settings import Settings
@@ -33,6 +32,9 @@ from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.quota import SessionQuota
 from kernel_mcp.sessions.records import ClosedRecords
 from kernel_mcp.sessions.session import Clock, Preparation, Session
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from mcp.server.mcpserver.tools import Tool
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from kernel_mcp.config.values import close_to
 from kernel_mcp.errors import InputError
 from kernel_mcp.tools.results import refusal
 
@@ -85,7 +85,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     for each in plainly:
         if min(len(each), len(given)) > 2 and (each in given or given in each):
             return plainly[each]
-    close = difflib.get_close_matches(given, plainly, n=1, cutoff=NEAR)
+    close = close_to(given, plainly, cutoff=NEAR)
     return plainly[close[0]] if close else ""
 
 

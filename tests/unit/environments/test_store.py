@@ -12,6 +12,7 @@ import pytest
 
 from kernel_mcp.environments import EnvironmentSpec, import_names
 from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments.store import default_cache
 from kernel_mcp.errors import EnvironmentBuildError
 from tests.unit.environments.kit import SPEC, Gate, Kit
 
@@ -217,3 +218,14 @@ async def test_a_path_to_an_interpreter_is_remembered_until_it_changes(
     link.chmod(0o755)
     with pytest.raises(EnvironmentBuildError, match="does not run as a Python"):
         await kit.store().ensure(spec)
+
+
+def test_the_cache_is_where_xdg_says_or_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert default_cache() == tmp_path / "x/kernel-mcp"
+    for given in ("", "relative/folder"):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert default_cache() == tmp_path / ".cache/kernel-mcp"
