@@ -1,9 +1,4 @@
-"""`kernel-mcp env list
-
-build
-
-prune`: manages the cache of kernel environments.
-"""
+"""`kernel-mcp env list`, `env build`, `env prune`: the cache of kernel environments."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from kernel_mcp.config.load import read_settings, settings_from, settings_parser
+from kernel_mcp.config.load import HELP, OTHERS, read_settings, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import GIB, MIB, duration
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
@@ -22,24 +17,45 @@ from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.policy.profiles import profile_entries
 
-_USAGE = "env: expected one of list, build, prune; see kernel-mcp env build --help"
+_USAGE = "env: expected one of list, build, prune; see kernel-mcp env --help"
+_HELP = """\
+usage: kernel-mcp env list|build|prune [flags]
+
+The cache of kernel environments.
+
+  list     what is in it: packages, size, last use
+  build    build the environment of --allow and --python now
+  prune    remove what nobody used for 30 days, and the remains of killed builds
+
+Each has its own flags: kernel-mcp env build --help"""
+_ABOUT_BUILD = """\
+Build the environment that a server with these flags needs, so that it starts at once. Packages
+that cannot be had are left out and named; the exit code is 1 then.
+"""
+_CACHE = ("cache-dir",)
+_BUILDING = (
+    "allow", "profile", "python", "index-url", "find-links", "offline", "cache-dir",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one `env` command; its exit code. Raises KernelMcpError."""
     command, rest = (argv[0], argv[1:]) if argv else ("", ())
+    if command in HELP:
+        print(_HELP)
+        return 0
     if command == "list":
-        return _list(_settings("list", "Environments in the cache.", rest))
+        return _list(_settings("list", "Environments in the cache.", rest, _CACHE))
     if command == "build":
-        about = "Build the environment that these settings need, so that a server starts at once."
-        return anyio.run(_build, _settings("build", about, rest))
+        return anyio.run(_build, _settings("build", _ABOUT_BUILD, rest, _BUILDING))
     if command == "prune":
         return _prune(rest)
     raise ConfigError(_USAGE)
 
 
-def _settings(name: str, about: str, argv: Sequence[str]) -> Settings:
-    return read_settings(settings_parser(f"kernel-mcp env {name}", about, ""), argv)
+def _settings(name: str, about: str, argv: Sequence[str], shown: Sequence[str]) -> Settings:
+    parser = settings_parser(f"kernel-mcp env {name}", about, OTHERS, shown=shown)
+    return read_settings(parser, argv)
 
 
 def _list(settings: Settings) -> int:
@@ -72,7 +88,8 @@ def _prune(argv: Sequence[str]) -> int:
     parser = settings_parser(
         "kernel-mcp env prune",
         "Remove environments that nobody used for a while, and the remains of killed builds.",
-        "",
+        OTHERS,
+        shown=_CACHE,
     )
     parser.add_argument("--older-than", metavar="TIME", help="unused for so long (default: 30d)")
     flags = vars(parser.parse_args(list(argv)))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_mcp.config.load import settings_from, settings_parser
+from kernel_mcp.config.load import HELP, OTHERS, settings_from, settings_parser
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.linux.process import foreign_environment
 from kernel_mcp.sandbox.base import ContainerOptions
@@ -28,13 +28,23 @@ examples:
   kernel-mcp image build --from root.tar
 """
 _USAGE = "image: expected build; see kernel-mcp image build --help"
+_HELP = """\
+usage: kernel-mcp image build [flags]
+
+  build    make the image that the kernels of --sandbox container run in
+
+Its flags: kernel-mcp image build --help"""
+_SHOWN = ("container-engine", "container-image", "container-runtime")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `image build`; its exit code. Raises ConfigError, SandboxUnavailable."""
+    if argv and argv[0] in HELP:
+        print(_HELP)
+        return 0
     if not argv or argv[0] != "build":
         raise ConfigError(_USAGE)
-    parser = settings_parser("kernel-mcp image build", ABOUT, EPILOG)
+    parser = settings_parser("kernel-mcp image build", ABOUT, f"{EPILOG}\n{OTHERS}", shown=_SHOWN)
     group = parser.add_argument_group("the image")
     group.add_argument(
         "--engine", dest="container-engine", metavar="podman|docker", help="--container-engine"

@@ -15,7 +15,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,6 +39,9 @@ MAX_FILE_BYTES = 1024 * 1024
 """Of a configuration file: those of projects have some KiB."""
 MAX_SHOWN = 100
 """Characters of a key or a value in an error, which is one line."""
+
+HELP = ("-h", "--help", "help")
+OTHERS = "The other flags of the server are taken too, and change nothing here."
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _LIMITS = frozenset(entry.name for entry in fields(Limits))
@@ -236,11 +239,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 def settings_parser(
-    prog: str, description: str, epilog: str, commands: Sequence[str] = ()
+    prog: str,
+    description: str,
+    epilog: str,
+    commands: Sequence[str] = (),
+    shown: Collection[str] = tuple(_BY_NAME),
 ) -> argparse.ArgumentParser:
     """A parser of every setting's flag, grouped; values stay text for `load`.
 
-    `commands` are other first words, one of which was perhaps meant by an unknown one.
+    `commands` are other first words, one of which was perhaps meant by an unknown one. The help
+    has the flags that are `shown`; the rest of a server's command line is taken, too.
     """
     parser = _Parser(
         prog=prog,
@@ -256,24 +264,25 @@ def settings_parser(
     for option in OPTIONS:
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group.lower())
-        _add_flag(groups[option.group], option)
+        _add_flag(groups[option.group], option, hidden=option.name not in shown)
     group = groups["Running the server"]
     group.add_argument("--config", metavar="FILE", help="read settings from this TOML file")
     group.add_argument("--version", action="version", version=f"kernel-mcp {__version__}")
     return parser
 
 
-def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add_flag(group: argparse._ArgumentGroup, option: Option, *, hidden: bool) -> None:
+    shown = argparse.SUPPRESS if hidden else _help(option)
     if not option.metavar:
         group.add_argument(
-            option.flag, dest=option.name, action="store_const", const="true", help=_help(option)
+            option.flag, dest=option.name, action="store_const", const="true", help=shown
         )
         return
     group.add_argument(
         option.flag,
         dest=option.name,
         metavar=option.metavar,
-        help=_help(option),
+        help=shown,
         action="append" if option.read in (entries, places) else "store",
     )
 

@@ -68,7 +68,8 @@ class GroupTree:
                 reasons.append(reason)
         if not tree._tops:
             record.unlink(missing_ok=True)
-            raise GroupsUnavailable("; ".join(reasons))
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            raise GroupsUnavailable(f"{reasons[0]}{more}")
         for text in reasons:
             logger.info("a cgroup hierarchy cannot be used: %s", text)
         return tree

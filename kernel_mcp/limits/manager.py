@@ -125,7 +125,8 @@ class ResourceManager:
     def warn(self, limits: Limits) -> None:
         """Log the limits that are enforced in a weaker form."""
         if weak := _listed(self._without_group(limits)):
-            logger.warning("no cgroup limits %s of kernels: %s", weak, self._refusal)
+            logger.warning("no cgroup limits %s: see kernel-mcp doctor", weak)
+            logger.info("no cgroup: %s", self._refusal)
 
     def open(
         self, limits: Limits, workspace: Path, sockets: Path, session: str = ""

@@ -20,10 +20,16 @@ _INSTALL = {
 }
 AT_OWN_RISK = "`--sandbox none` runs kernels without any confinement, at your own risk."
 
-AS_ORDINARY_USER = (
-    "Run the server as an ordinary user first of all (in a container: --user 1000, or USER in its "
-    "file): a root server needs rights over the machine that containers withhold. "
-)
+_MARKS = {"podman": Path("/run/.containerenv"), "docker": Path("/.dockerenv")}
+_OPTIONS = {
+    "podman": "--user 1000 --security-opt unmask=ALL",
+    "docker": "--user 1000 --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined",
+}
+"""With these an ordinary user can make namespaces in a container; root takes far more rights."""
+_SYSTEMD = Path("/run/systemd/system")
+_UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
+_OSRELEASE = Path("/proc/sys/kernel/osrelease")
 
 _RESTRICTED_BY_APPARMOR = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 _USERNS_CLONE = Path("/proc/sys/kernel/unprivileged_userns_clone")
@@ -36,6 +42,31 @@ _APPARMOR_PROFILE = (
 )
 
 
+def container() -> str:
+    """`podman` or `docker` when this process runs in a container of theirs, else empty."""
+    return next((engine for engine, mark in _MARKS.items() if mark.exists()), "")
+
+
+def surroundings() -> str:
+    """Who runs this and where, in words."""
+    user = "root" if os.geteuid() == 0 else f"user {os.geteuid()}, without privileges"
+    if engine := container():
+        return f"{user}, in a container of {engine}"
+    return f"{user}, under WSL" if "microsoft" in _setting(_OSRELEASE).lower() else user
+
+
+def for_cgroups() -> str:
+    """How this server could have control groups, or why that is nothing to worry about."""
+    if container():
+        return "nothing has to be done: the container's own limits hold, and a watchdog's"
+    if os.geteuid() and _UNIFIED.exists() and _SYSTEMD.exists():
+        return (
+            "for limits by control groups start the server with: systemd-run --user --scope "
+            "--quiet -p Delegate=yes kernel-mcp"
+        )
+    return "nothing has to be done: limits of processes and a watchdog stand in"
+
+
 def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
     """The command that installs a package on this distribution, and the way round it."""
     found = _release() if release is None else release
@@ -43,7 +74,7 @@ def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:
     command = next((_INSTALL[name] for name in names if name in _INSTALL), None)
     if command is None:
         return f"Install the package {package} of your distribution. {AT_OWN_RISK}"
-    return f"Install it with: sudo {command.format(package)}. {AT_OWN_RISK}"
+    return f"Install it with: {_as_root(command.format(package))}. {AT_OWN_RISK}"
 
 
 def cannot_start(name: str, said: str) -> str:
@@ -53,11 +84,14 @@ def cannot_start(name: str, said: str) -> str:
 
 def diagnose(said: str) -> str:
     """Why bubblewrap starts no process, and the remedy; `said` is its output."""
-    first = AS_ORDINARY_USER if os.geteuid() == 0 else ""
     return (
-        f"bubblewrap cannot start a process here (it said: {_end(said)}). {first}{_remedy(said)} "
+        f"bubblewrap cannot start a process here (it said: {_end(said)}). {_remedy(said)} "
         f"{AT_OWN_RISK}"
     )
+
+
+def _as_root(command: str) -> str:
+    return command if os.geteuid() == 0 else f"sudo {command}"
 
 
 def _end(said: str) -> str:
@@ -65,33 +99,30 @@ def _end(said: str) -> str:
 
 
 def _remedy(stderr: str) -> str:
-    if _setting(_RESTRICTED_BY_APPARMOR) == "1":
+    where = " on the host" if container() else ""
+    if _setting(_RESTRICTED_BY_APPARMOR) == "1" and os.geteuid():
         return (
             "AppArmor forbids unprivileged user namespaces on this system; allow them for "
-            f"bubblewrap with: {_APPARMOR_PROFILE} (or for everything with: "
+            f"bubblewrap{where} with: {_APPARMOR_PROFILE} (or for everything with: "
             "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0)."
         )
-    if _setting(_USERNS_CLONE) == "0":
+    if _setting(_USERNS_CLONE) == "0" and os.geteuid():
         return (
-            "Unprivileged user namespaces are switched off; allow them with: "
+            f"Unprivileged user namespaces are switched off; allow them{where} with: "
             "sudo sysctl -w kernel.unprivileged_userns_clone=1."
         )
-    if _setting(_MAX_USERNS) == "0":
+    if _setting(_MAX_USERNS) == "0" and os.geteuid():
         return (
-            "No user namespaces may be created; allow them with: "
+            f"No user namespaces may be created; allow them{where} with: "
             "sudo sysctl -w user.max_user_namespaces=15000."
         )
-    if "proc" in stderr and "ermitted" in stderr:
+    if engine := container():
+        return f"Start the container with {_OPTIONS[engine]}."
+    if any(word in stderr for word in ("namespace", "ermission", "ermitted")):
+        options = "; ".join(f"with {engine}: {words}" for engine, words in _OPTIONS.items())
         return (
-            "The container this runs in hides parts of /proc; start it with "
-            "--security-opt systempaths=unconfined (docker) or --security-opt unmask=ALL (podman)."
-        )
-    if "namespace" in stderr or "ermission" in stderr or "ermitted" in stderr:
-        return (
-            "The container or service manager this runs in forbids new namespaces; with docker or "
-            "podman start it with --security-opt seccomp=unconfined --security-opt "
-            "apparmor=unconfined --security-opt systempaths=unconfined, with systemd remove "
-            "RestrictNamespaces=."
+            "What this runs in forbids new namespaces. A service of systemd must not have "
+            f"RestrictNamespaces=; a container has to be started, {options}."
         )
     return "Try the same as another user or update bubblewrap."
 

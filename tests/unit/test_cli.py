@@ -35,6 +35,54 @@ def test_help_names_every_flag_and_command(capsys: pytest.CaptureFixture[str]) -
     assert "KERNEL_MCP_IDLE_TIMEOUT" in text
 
 
+@pytest.mark.parametrize(
+    ("command", "own", "others"),
+    [
+        ("doctor", ("--json", "--sandbox", "--allow", "--cache-dir"), ("--wait", "--audit-log")),
+        ("env", ("list", "build", "prune"), ("--allow NAMES",)),
+        ("env list", ("--cache-dir",), ("--allow", "--wait")),
+        ("env build", ("--allow", "--python", "--offline"), ("--wait", "--older-than")),
+        ("env prune", ("--older-than", "--cache-dir"), ("--allow",)),
+        ("image", ("build",), ("--allow",)),
+        ("image build", ("--engine", "--from", "--container-image"), ("--allow", "--memory")),
+    ],
+)
+def test_the_help_of_a_command_has_its_own_flags(
+    command: str,
+    own: tuple[str, ...],
+    others: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    try:
+        code = cli.main([*command.split(), "--help"])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    text = capsys.readouterr().out
+    assert code == 0
+    assert text.startswith(f"usage: kernel-mcp {command}")
+    for word in own:
+        assert word in text
+    for word in others:
+        assert word not in text
+
+
+def test_a_command_takes_the_other_flags_of_a_server_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "env",
+        "list",
+        "--cache-dir",
+        str(tmp_path / "c"),
+        "--memory",
+        "4G",
+        "--sandbox",
+        "none",
+    ]
+    assert cli.main(words) == 0
+    assert "0 environments" in capsys.readouterr().out
+
+
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])

@@ -17,8 +17,12 @@ from kernel_mcp.config.load import settings_from, settings_parser
 
 ABOUT = """\
 Start a sandboxed kernel with every backend this machine has, or with those of --sandbox, and
-report what holds, what does not, and what to do about it. Takes the flags of the server.
+report what holds, what does not, and what to do about it. Give it the flags of your server.
 """
+SHOWN = (
+    "allow", "profile", "python", "index-url", "find-links", "offline", "cache-dir", "sandbox",
+    "container-engine", "container-image", "container-runtime", "no-template", "memory", "cpus",
+)  # fmt: skip
 EPILOG = """\
 exit code: 0 when the sandbox holds that a server with these flags would use, else 1
 """
@@ -26,7 +30,7 @@ exit code: 0 when the sandbox holds that a server with these flags would use, el
 
 def main(argv: Sequence[str]) -> int:
     """Run `doctor`; its exit code. Raises ConfigError."""
-    parser = settings_parser("kernel-mcp doctor", ABOUT, EPILOG)
+    parser = settings_parser("kernel-mcp doctor", ABOUT, EPILOG, shown=SHOWN)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     flags = vars(parser.parse_args(list(argv)))
     as_json = bool(flags.pop("json", False))

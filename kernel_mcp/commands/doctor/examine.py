@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from kernel_mcp import __version__
 from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Patient, Trial, killed_server
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
+from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.uv import ProgressCallback, sources
 from kernel_mcp.errors import (
     EnvironmentBuildError,
@@ -35,9 +36,10 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy
-from kernel_mcp.policy.profiles import in_words
+from kernel_mcp.policy.profiles import in_words, profile_entries
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
 from kernel_mcp.sandbox.probe import REFUSED_CALL, Check, thorough_checks
+from kernel_mcp.sandbox.remedies import for_cgroups, surroundings
 from kernel_mcp.sandbox.select import AUTOMATIC, BACKENDS, WEAKER, proven_sandbox, select_sandbox
 
 UNCONFINED = "none"
@@ -81,6 +83,19 @@ class Diagnosis:
     refusal: str = ""
     problem: str = ""
     policy: str = ""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def advice(self) -> list[str]:
+        """What the user can do about what is not as it could be."""
+        found = list(self.missing)
+        report = next(
+            (each.report for each in self.examinations if each.backend == self.used), None
+        )
+        if report is not None and any(gap.startswith("no cgroup") for gap in report.gaps):
+            found.append(for_cgroups())
+        told = [line for each in self.examinations for line in each.problem.splitlines()]
+        return [*found, *(line for line in self.refusal.splitlines() if line not in told)]
 
     @property
     def holds(self) -> bool:
@@ -93,8 +108,12 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     """Examine the backends of `--sandbox`, or all but `none`."""
     used, refusal = await anyio.to_thread.run_sync(_used, settings)
     environment, problem = None, ""
+    store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
+    store.forget_unfit()
+    wanted = EnvironmentSpec.for_allow(profile_entries(settings), python=settings.python)
+    fitting = Fitting(store, wanted)
     try:
-        environment = await _environment(settings, progress)
+        environment = await fitting.ensure(progress)
     except EnvironmentBuildError as error:
         problem = f"no kernel could be started: {error}"
     names = list(settings.sandbox)
@@ -106,8 +125,9 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
         await progress(f"examining {name} …")
         found.append(await examine(name, settings, environment))
     versions = await anyio.to_thread.run_sync(_versions, environment)
+    missing = tuple(remark(name, why) for name, why in fitting.unfit.items())
     policy = in_words(settings, used)
-    return Diagnosis(versions, tuple(found), used, refusal, problem, policy)
+    return Diagnosis(versions, tuple(found), used, refusal, problem, policy, missing)
 
 
 async def examine(
@@ -227,11 +247,6 @@ def _used(settings: Settings) -> tuple[str, str]:
     return sandbox.name, ""
 
 
-async def _environment(settings: Settings, progress: ProgressCallback) -> KernelEnvironment:
-    store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
-    return await store.ensure(EnvironmentSpec(python=settings.python), progress)
-
-
 def _summed_up(checks: list[Check]) -> list[Check]:
     """Merge the checks of single system calls into one, unless they fail."""
     calls = [check for check in checks if check.name.endswith(REFUSED_CALL)]
@@ -252,6 +267,7 @@ def _versions(environment: KernelEnvironment | None) -> dict[str, str]:
         "python": platform.python_version(),
         "linux": f"{platform.release()} {platform.machine()}",
         "bubblewrap": _bubblewrap(),
+        "you": surroundings(),
         "landlock": f"version {version()}" if version() else "not available",
     }
     if environment is not None:
@@ -282,6 +298,8 @@ def as_text(diagnosis: Diagnosis, *, colour: bool) -> str:
     for examination in diagnosis.examinations:
         lines += ["", *_section(examination, colour=colour)]
     lines += ["", *_verdict(diagnosis)]
+    if diagnosis.advice:
+        lines += ["", "What you can do:", *_bullets(diagnosis.advice)]
     return "\n".join(lines)
 
 
@@ -293,6 +311,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "refusal": diagnosis.refusal,
         "problem": diagnosis.problem,
         "policy": diagnosis.policy,
+        "advice": diagnosis.advice,
         "versions": diagnosis.versions,
         "backends": [_backend(item) for item in diagnosis.examinations],
     }
@@ -343,13 +362,13 @@ def _section(examination: Examination, *, colour: bool) -> list[str]:
 def _verdict(diagnosis: Diagnosis) -> list[str]:
     lines = [diagnosis.problem] if diagnosis.problem else []
     if not diagnosis.used:
-        return [*lines, "A server with these flags would not start:", *_indented(diagnosis.refusal)]
+        return [*lines, "A server with these flags would not start, as none of these can be used."]
     holds = "which holds" if diagnosis.holds else "which does not hold"
     lines.append(f"A server with these flags uses {diagnosis.used}, {holds}.")
     return [*lines, *([f"Policy {diagnosis.policy}"] if diagnosis.policy else [])]
 
 
-def _bullets(texts: tuple[str, ...]) -> list[str]:
+def _bullets(texts: Sequence[str]) -> list[str]:
     return [f"    - {text}" for text in texts]
 
 

@@ -29,6 +29,7 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.probe import Check, listeners
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, FILTER_MODE, read_facts
+from kernel_mcp.sandbox.remedies import for_cgroups
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sessions.cell import Cell, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell
@@ -37,11 +38,6 @@ LIMITS = Limits(memory_bytes=512 * MIB, pids=64, disk_bytes=64 * MIB, tmp_bytes=
 CELL_TIMEOUT_S = 30.0
 PROMPT_S = 2.0
 """Seconds within which an interrupt has to work."""
-USE_CGROUPS = (
-    "give the server a cgroup of its own (systemd-run --user --scope -p Delegate=yes kernel-mcp …),"
-    " or see `info` for what stands in for it"
-)
-
 _RUN = "import json\ndef tell(**facts): print(json.dumps(facts))\n"
 _REACH = """
 import socket
@@ -203,7 +199,7 @@ async def memory(patient: Patient) -> list[Check]:
     )
     if "mib" in facts:
         found = f"got {facts['mib']} MiB, the limit is {LIMITS.memory_bytes // MIB}"
-    return [Check("memory limit enforced", ended or "refused" in facts, found, USE_CGROUPS)]
+    return [Check("memory limit enforced", ended or "refused" in facts, found, for_cgroups())]
 
 
 async def memory_of_all(patient: Patient) -> list[Check]:
@@ -217,7 +213,7 @@ async def memory_of_all(patient: Patient) -> list[Check]:
             "memory limit holds for several processes",
             ended or ("alive" in facts and alive < 4),
             found if ended else f"{found} processes of 256 MiB lived",
-            USE_CGROUPS,
+            for_cgroups(),
         )
     ]
 
@@ -235,7 +231,7 @@ async def processes(patient: Patient) -> list[Check]:
     if "started" in facts:
         found = f"{facts['started']} threads started, the limit is {LIMITS.pids}"
     held = ended or (refused is not None and refused <= LIMITS.pids + _OTHERS_ENDED)
-    return [Check("pids limit enforced", held, found, USE_CGROUPS)]
+    return [Check("pids limit enforced", held, found, for_cgroups())]
 
 
 TRIALS = (

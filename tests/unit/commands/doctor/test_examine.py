@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from kernel_mcp.commands.doctor.examine import Diagnosis, Examination, _summed_up, as_json, as_text
+from kernel_mcp.sandbox import remedies
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.probe import Check
 
@@ -47,10 +52,28 @@ def test_the_table_says_what_fails_and_what_to_do() -> None:
 
 
 def test_a_backend_that_cannot_be_used_says_why() -> None:
-    broken = Diagnosis({}, (Examination("bwrap", problem="not installed\nDo that"),), "", "Do that")
+    refusal = "not installed\nDo this instead"
+    broken = Diagnosis({}, (Examination("bwrap", problem="not installed\nDo that"),), "", refusal)
     text = as_text(broken, colour=False)
     assert "bwrap: cannot be used\n  not installed\n  Do that" in text
-    assert "would not start:\n  Do that" in text
+    assert "would not start" in text
+    assert text.endswith("What you can do:\n    - Do this instead")
+
+
+def test_what_can_be_done_is_said_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remedies, "_MARKS", {})
+    monkeypatch.setattr(remedies, "_SYSTEMD", Path("/"))
+    monkeypatch.setattr(remedies, "_UNIFIED", Path("/"))
+    weak = SandboxReport("bwrap", ("everything",), ("no cgroup limits memory",))
+    found = replace(diagnosis(GOOD, report=weak), missing=("--allow x is left out: why",))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert found.advice[0] == "--allow x is left out: why"
+    assert "systemd-run --user --scope" in found.advice[1]
+    assert as_text(found, colour=False).endswith(found.advice[1])
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert "nothing has to be done" in found.advice[1]
+    assert as_json(found)["advice"] == found.advice
+    assert "What you can do" not in as_text(diagnosis(GOOD), colour=False)
 
 
 def test_the_json_form_is_complete() -> None:
