@@ -31,7 +31,7 @@ PLOT = Path("demo-output/plot.png")
 SERVER = Path(sys.executable).with_name("kernel-mcp")
 FLAGS = ("--allow", "numpy,pandas,matplotlib")
 LIMIT_S = 600
-BUILDING = ("Building", "Resolved", "Downloading", "Prepared", "Installed", "Bytecode")
+BUILDING = ("Building", "Resolv", "Downloading", "Unpacking", "Compiling", "Preloading")
 
 
 class DemoError(Exception):
