@@ -159,6 +159,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             installer=installer,
             scripts=ScriptReader(settings, rules, environments.interpreters),
             sandbox=sandbox,
+            resources=resources,
             report=report,
             audit=audit,
             clock=time.monotonic,

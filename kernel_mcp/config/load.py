@@ -74,7 +74,11 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
 def _settings(values: Mapping[str, Any]) -> Settings:
     limits = Limits(**{name: value for name, value in values.items() if name in _LIMITS})
     rest = {name: value for name, value in values.items() if name not in _LIMITS}
-    return replace(Settings(limits=limits), **rest)
+    settings = replace(Settings(limits=limits), **rest)
+    most = settings.max_timeout_s
+    if "timeout_s" in values and "max_timeout_s" not in values:
+        most = settings.timeout_s
+    return replace(settings, max_timeout_s=most, timeout_s=min(settings.timeout_s, most))
 
 
 def spellings(form: Callable[[str], str], value: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from kernel_mcp.config.values import (
     MIB,
     Narrows,
     among,
+    characters,
     choice,
     choices_in_order,
     count,
@@ -28,6 +29,7 @@ from kernel_mcp.config.values import (
     entries,
     idle_duration,
     limit_duration,
+    memory,
     never,
     no_further,
     no_more,
@@ -130,20 +132,22 @@ class Limits:
     """
 
     memory_bytes: int = _flag(
-        "memory", size, _USE, "SIZE", "2G",
-        "memory of one session: more is a `MemoryError`, or the end of its kernel when its "
-        "processes together go a fifth beyond",
+        "memory", memory, _USE, "SIZE", "2G",
+        "memory of one session, and the most that one may ask for: more is a `MemoryError`, or the "
+        "end of its kernel when its processes together go a fifth beyond",
         narrows=no_more_or_unlimited,
     )
     cpu_seconds: float = _flag(
         "cpu", limit_duration, _USE, "SECONDS", "no limit",
-        "processor time of one cell, all its threads and processes together",
+        "processor time of one cell, all its threads and processes together, and the most that a "
+        "session may ask for",
         value=0.0, narrows=no_more_or_unlimited,
     )
     cpus: float = _flag(
-        "cpus", number, _USE, "N", "no limit",
-        "processors that one session may keep busy, such as 1.5; takes a cgroup",
-        value=0.0, narrows=no_more_or_unlimited,
+        "cpus", number, _USE, "N", "2",
+        "processors that one session may keep busy, such as 1.5, and the most that one may ask "
+        "for; takes a cgroup (0 for no limit)",
+        narrows=no_more_or_unlimited,
     )
     pids: int = _flag(
         "pids", count, _USE, "N", "512", "processes and threads of one session",
@@ -239,7 +243,13 @@ class Settings:
     limits: Limits = dataclasses.field(default_factory=Limits)
     timeout_s: float = _flag(
         "timeout", duration, _TIMES, "TIME", "10m",
-        "hard limit of a cell: it is interrupted, then its kernel is killed", narrows=no_more,
+        "limit of a cell whose call names none: it is interrupted, then its kernel is killed",
+        narrows=no_more,
+    )
+    max_timeout_s: float = _flag(
+        "max-timeout", duration, _TIMES, "TIME", "1h, or `--timeout` where that is set",
+        "longest limit that a call or a session may ask for; `--timeout` is never above it",
+        value=3600.0, narrows=no_more,
     )
     wait_s: float = _flag(
         "wait", duration, _TIMES, "TIME", "50s",
@@ -299,6 +309,10 @@ class Settings:
         "tools that clients see: `core` runs code and keeps sessions, `packages` has `install` and "
         "`list_packages`, `files` reads and writes files and exports notebooks",
         narrows=among,
+    )
+    max_output: int = _flag(
+        "max-output", characters, _SERVER, "CHARS", "30000",
+        "text of one answer; what is left out is counted and can be read on", narrows=no_more,
     )
     audit_log: Path | None = _flag(
         "audit-log", path, _SERVER, "FILE", "none kept",

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +26,9 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[smhd]?)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)(?:i?b)?")
 _VERSION = re.compile(r"(?:python)?(\d+)(?:\.(\d+))?(?:\.(\d+))?")
 
+LEAST_CHARACTERS = 1000
+LEAST_CPUS = 0.01
+"""Of a control group: a millisecond in every tenth of a second."""
 OLDEST_PYTHON = (3, 10)
 NEWEST_PYTHON = (3, 14)
 
@@ -52,14 +56,31 @@ def idle_duration(given: object) -> float:
         raise ValueError("expected a time such as 30s, 5m or 2h, or never") from None
 
 
+LEAST_BARE_BYTES = MIB
+"""Below it a number without a unit lacks one."""
+LEAST_MEMORY = 16 * MIB
+
+
 def size(given: object) -> int:
-    """Bytes: `512M`, `2G`, `1.5 GiB`, or a number of bytes; 0 means no limit."""
+    """Bytes: `512M`, `2G`, `1.5 GiB`, or a large number of bytes; 0 means no limit."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
-        return given
+        given = str(given)
     match = _SIZE.fullmatch(given.strip().lower()) if isinstance(given, str) else None
     if match is None:
         raise ValueError("expected a size such as 512M or 2G (0 for no limit)")
-    return int(float(match[1]) * _UNITS_BYTES[match[2]])
+    found = int(float(match[1]) * _UNITS_BYTES[match[2]])
+    if not match[2] and 0 < found < LEAST_BARE_BYTES:
+        meant = f"{match[1]}G" if found < 64 else f"{match[1]}M"
+        raise ValueError(f"{found} without a unit is {found} bytes; write {meant} if you mean that")
+    return found
+
+
+def memory(given: object) -> int:
+    """As `size`, and enough for a kernel."""
+    found = size(given)
+    if 0 < found < LEAST_MEMORY:
+        raise ValueError(f"a kernel needs {format_bytes(LEAST_MEMORY)} at least")
+    return found
 
 
 def count(given: object) -> int:
@@ -79,6 +100,36 @@ def number(given: object) -> float:
     elif isinstance(given, str) and re.fullmatch(r"\d{1,6}(\.\d{1,6})?", given.strip()):
         return float(given)
     raise ValueError("expected a number such as 2 or 1.5 (0 for no limit)")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of the processors: how many at a time, or seconds for one cell; 0 where not said."""
+
+    cpus: float = 0.0
+    seconds: float = 0.0
+
+
+def share(given: object) -> Share:
+    """Processors as in `number`, or with a unit a time as in `duration`; more than zero."""
+    try:
+        cpus = number(given)
+    except ValueError:
+        try:
+            return Share(seconds=duration(given))
+        except ValueError:
+            cpus = 0.0
+    if cpus < LEAST_CPUS:
+        raise ValueError("expected processors such as 1.5, or a time such as 30s")
+    return Share(cpus=cpus)
+
+
+def characters(given: object) -> int:
+    """A number of characters that an answer can be told in."""
+    found = count(given)
+    if found < LEAST_CHARACTERS:
+        raise ValueError(f"expected a number of {LEAST_CHARACTERS} or more")
+    return found
 
 
 def choice(*words: str) -> Callable[[object], str]:

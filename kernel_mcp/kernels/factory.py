@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
 from kernel_mcp.environments.build import Fitting, Terms
 from kernel_mcp.environments.layer import Layer
@@ -39,7 +39,7 @@ class KernelRequest:
     """What a session asks of its kernels; python and packages are empty for the server's own.
 
     `beside` allows a workspace that another kernel uses; `layer` is the folder of the session's own
-    packages, None where it can add none.
+    packages, None where it can add none; `limits` are its own, None for the server's.
     """
 
     session: str
@@ -48,11 +48,17 @@ class KernelRequest:
     packages: tuple[Requirement, ...] = ()
     beside: bool = False
     layer: Path | None = None
+    limits: Limits | None = None
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the server's own environment satisfies it."""
+        return not (self.python or self.packages)
 
     @property
     def ordinary(self) -> bool:
         """Whether any of the server's kernels satisfies it."""
-        return not (self.python or self.packages or self.beside)
+        return self.at_home and not self.beside and self.limits is None
 
 
 async def log_progress(text: str) -> None:
@@ -153,9 +159,9 @@ class KernelFactory:
             policy = self._policy.with_modules(names).with_installed(present)
             first = built is None
             built = self._built[spec] = _Built(environment, names, policy)
-            if first and built.whole and self._templates is not None and request.ordinary:
+            if first and built.whole and self._templates is not None and request.at_home:
                 await progress(f"Preloading {', '.join(built.whole)}; starting a kernel")
-        if self._templates is not None and request.ordinary:
+        if self._templates is not None and request.at_home:
             self._templates.prepare(built.environment, built.whole)
         return built.environment, _fitting(built.policy, request)
 
@@ -230,7 +236,7 @@ class KernelFactory:
                 session=request.session,
                 environment=environment,
                 policy=policy,
-                limits=self._settings.limits,
+                limits=request.limits or self._settings.limits,
                 workspace=request.workspace,
                 layers=() if request.layer is None else (request.layer,),
             )

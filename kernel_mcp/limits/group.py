@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +80,7 @@ class KernelGroup:
         if limits.pids and "pids" in self._folders:
             cgroupfs.write(self._folders["pids"] / "pids.max", limits.pids)
         if limits.cpus and "cpu" in self._folders:
-            folder, quota = self._folders["cpu"], max(int(limits.cpus * PERIOD_US), 1000)
-            if "cpu" in self._unified:
-                cgroupfs.write(folder / "cpu.max", f"{quota} {PERIOD_US}")
-            else:
-                cgroupfs.write(folder / "cpu.cfs_period_us", PERIOD_US)
-                cgroupfs.write(folder / "cpu.cfs_quota_us", quota)
+            self._limit_processors(max(int(limits.cpus * PERIOD_US), 1000))
 
     def admit(self, pids: Iterable[int]) -> None:
         """Move processes with all their threads into the group; their children stay in it.
@@ -161,6 +157,18 @@ class KernelGroup:
             cgroupfs.write(folder / "memory.swappiness", 0)
         with contextlib.suppress(OSError):  # a system without IP, or one that has given this up
             cgroupfs.write(folder / "memory.kmem.tcp.limit_in_bytes", min(size, MOST_TCP))
+
+    def _limit_processors(self, quota: int) -> None:
+        folder = self._folders["cpu"]
+        if "cpu" in self._unified:
+            cgroupfs.write(folder / "cpu.max", f"{quota} {PERIOD_US}")
+            return
+        cgroupfs.write(folder / "cpu.cfs_period_us", PERIOD_US)
+        try:
+            cgroupfs.write(folder / "cpu.cfs_quota_us", quota)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a group above this one may keep fewer busy
+                raise
 
     def _weigh(self, part: float) -> None:
         if "cpu" in self._unified:

@@ -190,6 +190,11 @@ class ResourceManager:
             gaps=(*sandbox.gaps, *self._gaps(limits)),
         )
 
+    @property
+    def limits_processors(self) -> bool:
+        """Whether `Limits.cpus` is enforced here."""
+        return bool(self._by("cpu"))
+
     def _discard(self, group: KernelGroup) -> None:
         if self._groups is not None:
             self._executor.submit(self._groups.discard, group)

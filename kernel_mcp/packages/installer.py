@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT
 from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.environments.progress import cancel_on
@@ -142,7 +142,9 @@ class Installer:
             ]
             if tried:
                 await progress(f"Trying import {', '.join(tried)}")
-                await self._try(environment, [staging, *present.folders], tried, brought)
+                limits = session.request.limits or self._settings.limits
+                places = [staging, *present.folders]
+                await self._try(environment, places, tried, brought, limits)
             with anyio.CancelScope(shield=True):
                 if present.lacks(generation):
                     await anyio.to_thread.run_sync(layer.commit, generation)
@@ -205,6 +207,7 @@ class Installer:
         paths: Sequence[Path],
         modules: Sequence[str],
         brought: Mapping[str, str],
+        limits: Limits,
     ) -> None:
         scratch = self._folder()
         scratch.mkdir(mode=0o700)
@@ -214,7 +217,7 @@ class Installer:
                 environment,
                 paths=paths,
                 modules=modules,
-                limits=self._settings.limits,
+                limits=limits,
                 scratch=scratch,
             )
         finally:

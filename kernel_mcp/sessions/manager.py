@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 
 from kernel_mcp.barriers import Barrier, surely
-from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
@@ -158,25 +158,35 @@ class SessionManager:
         name: str = "",
         packages: tuple[Requirement, ...] = (),
         python: str = "",
+        limits: Limits | None = None,
+        timeout_s: float = 0.0,
     ) -> Session:
         """Open a session, for which the longest idle one may have to hibernate.
+
+        `limits` and `timeout_s` are those of the settings where it has none of its own.
 
         Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
         self._check_name(caller, name)
         async with self._quota.reserve():
-            return await self._open(caller, name, packages, python)
+            self._check_name(caller, name)  # again: a session may have had to make room
+            handle = "s-" + secrets.token_urlsafe(9)
+            request = KernelRequest(
+                handle,
+                self._folders.workspaces / handle,
+                python,
+                packages,
+                layer=self._folders.layers / handle,
+                limits=limits,
+            )
+            return await self._open(caller, name, request, timeout_s)
 
     async def _open(
-        self, caller: Caller, name: str, packages: tuple[Requirement, ...], python: str
+        self, caller: Caller, name: str, request: KernelRequest, timeout_s: float
     ) -> Session:
-        self._check_name(caller, name)  # again: a session may have had to make room
-        handle = "s-" + secrets.token_urlsafe(9)
-        folder = self._folders.workspaces / handle
+        handle, folder = request.session, request.workspace
+        limits = request.limits or self._settings.limits
         records = self._folders.records / handle
-        request = KernelRequest(
-            handle, folder, python, packages, layer=self._folders.layers / handle
-        )
         for path in (folder, records):
             make_private(path)
         Layer(self._folders.layers / handle).make()
@@ -189,7 +199,8 @@ class SessionManager:
             source=self._source,
             admit=self._quota.admit,
             grace_s=self._settings.grace_s,
-            cpu_s=self._settings.limits.cpu_seconds,
+            cpu_s=limits.cpu_seconds,
+            timeout_s=timeout_s or self._settings.timeout_s,
             hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
             clock=self._clock,
             journal=self._audit.journal(caller.principal, handle),
@@ -200,7 +211,9 @@ class SessionManager:
             for former in [each for each in self._ended.values() if each.name == name]:
                 if former.owner == caller.principal:
                     self._ended[former.handle] = replace(former, name="")
-        session.journal.opened(name=name, packages=map(str, packages), python=python)
+        session.journal.opened(
+            name=name, packages=map(str, request.packages), python=request.python
+        )
         assert self._tasks is not None
         await self._tasks.start(self._serve, session)
         return session

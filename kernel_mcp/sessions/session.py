@@ -72,13 +72,18 @@ class Session:
         admit: Callable[[Session], Awaitable[None]],
         grace_s: float,
         cpu_s: float,
+        timeout_s: float,
         hibernate_bytes: int,
         clock: Clock,
         journal: Journal = SILENT,
         preparation: Preparation | None = None,
     ) -> None:
-        """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`."""
+        """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
+
+        `timeout_s` is the limit of cells whose calls name none.
+        """
         self.request = request
+        self.timeout_s = timeout_s
         self.handle = request.session
         self.owner = owner
         self.name = name

@@ -17,13 +17,15 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
 from mcp_types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import Share, duration, memory, share
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import guarded
 from kernel_mcp.packages.installer import Installer
@@ -117,9 +119,33 @@ def _listed(names: Sequence[str], between: str = ", ") -> str:
 P = ParamSpec("P")
 AnyContext = Context[Any, Any]
 
-SessionArg = Annotated[str, Field(description="Handle or name of a session; empty for the default")]
+SessionArg = Annotated[str, Field(description="Handle or name, if not the default")]
 CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
 PathArg = Annotated[str, Field(description="Path in the workspace, such as data/sales.csv")]
+TimeoutArg = Annotated[
+    float | None,
+    BeforeValidator(duration),
+    WithJsonSchema({"type": "number"}),
+    Field(description="Hard limit of the cell in seconds; it is interrupted then"),
+]
+LimitArg = Annotated[
+    float | None,
+    BeforeValidator(duration),
+    WithJsonSchema({"type": "string"}),
+    Field(description="Hard limit of a cell, such as 30s or 5m"),
+]
+MemoryArg = Annotated[
+    int | None,
+    BeforeValidator(memory),
+    WithJsonSchema({"type": "string"}),
+    Field(description="Memory, such as 512M or 2G"),
+]
+CpuArg = Annotated[
+    Share | None,
+    BeforeValidator(share),
+    WithJsonSchema({"type": "string"}),
+    Field(description="Processors, such as 1.5, or their time for a cell, such as 30s"),
+]
 WaitArg = Annotated[float, Field(description="Seconds to wait before answering `running`")]
 
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -131,7 +157,9 @@ ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the tools of one server work with. `report` is what is in force, resources included."""
+    """What the tools of one server work with. `report` is what is in force, resources included;
+    `resources` says it of other limits.
+    """
 
     settings: Settings
     manager: SessionManager
@@ -139,6 +167,7 @@ class Services:
     installer: Installer
     scripts: ScriptReader
     sandbox: Sandbox
+    resources: ResourceManager
     report: SandboxReport
     audit: Audit
     clock: Clock

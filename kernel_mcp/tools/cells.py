@@ -37,8 +37,12 @@ from kernel_mcp.tools import (
     READS,
     AnyContext,
     CodeArg,
+    CpuArg,
+    LimitArg,
+    MemoryArg,
     Services,
     SessionArg,
+    TimeoutArg,
     Toolbox,
     WaitArg,
     progress_of,
@@ -55,7 +59,7 @@ from kernel_mcp.tools.results import (
     say,
     with_notices,
 )
-from kernel_mcp.tools.sessions import open_session
+from kernel_mcp.tools.sessions import open_session, own_limits, own_timeout
 
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
@@ -65,19 +69,14 @@ MOST_FILES = 10
 def register(box: Toolbox, services: Services) -> None:
     """Add these tools to `box`."""
     tool, settings = box.tool, services.settings
-
-    def check_timeout(timeout: float) -> None:
-        if timeout != settings.timeout_s or timeout < 0:
-            check_seconds("timeout", timeout, least=0.001)
+    told = partial(answer, settings=settings)
 
     @tool(annotations=CHANGES, meta=ALWAYS_LOADED, structured_output=False)
     async def execute(
         code: CodeArg,
         ctx: AnyContext,
         session: SessionArg = "",
-        timeout: Annotated[
-            float, Field(description="Hard limit of the cell in seconds; it is interrupted then")
-        ] = settings.timeout_s,
+        timeout: TimeoutArg = None,
         wait: WaitArg = settings.wait_s,
     ) -> CallToolResult:
         """Run Python code in a persistent notebook session and return its output.
@@ -88,16 +87,16 @@ def register(box: Toolbox, services: Services) -> None:
         stop it. Every answer says so when variables were lost.
         """
         check_code(code)
-        check_timeout(timeout)
+        limit_s = own_timeout(settings, timeout)
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
-        cell = found.submit(code, timeout)
+        cell = found.submit(code, limit_s or found.timeout_s)
         try:
             await found.follow(cell, wait, progress_of(ctx))
         except anyio.get_cancelled_exc_class():
             found.queue.abandon(cell)
             raise
-        return await answer(found, cell, caller.reply, since=Position())
+        return await told(found, cell, caller.reply, since=Position())
 
     @tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
     async def wait(
@@ -114,7 +113,7 @@ def register(box: Toolbox, services: Services) -> None:
         if cell is None:
             return say(_nothing_runs(found))
         await found.follow(cell, wait, progress_of(ctx))
-        result = await answer(found, cell, caller.reply, since=cell.reported)
+        result = await told(found, cell, caller.reply, since=cell.reported)
         if cell is not found.cells[-1]:
             result.content.insert(0, said(_earlier(found, cell)))
         return result
@@ -123,23 +122,19 @@ def register(box: Toolbox, services: Services) -> None:
     async def interrupt(ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
         """Stop the running cell (KeyboardInterrupt) and return what it had printed.
 
-        Variables are kept. Code that does not react is killed with its kernel after a short
-        grace; the answer then says that variables are lost.
+        Variables are kept, unless code does not react and is killed: the answer says so.
         """
         caller, found = await box.resolve(ctx, session)
         cell = await found.interrupt()
         if cell is None:
             return say(_nothing_runs(found))
-        return await answer(found, cell, caller.reply, since=cell.reported)
+        return await told(found, cell, caller.reply, since=cell.reported)
 
     @tool(annotations=READS)
     async def check_syntax(
         code: CodeArg, ctx: AnyContext, session: SessionArg = ""
     ) -> SyntaxReport:
-        """Check code without running it: syntax errors, imports the policy refuses, unknown names.
-
-        Every finding has its position and source line.
-        """
+        """Check code without running it: syntax errors, refused imports, unknown names."""
         _, found = await box.resolve(ctx, session)
         planned = plan(code, services.installer.rules)
         look = partial(
@@ -185,30 +180,29 @@ def register(box: Toolbox, services: Services) -> None:
             str, Field(description="A whole Python script; may begin with a PEP 723 block")
         ],
         ctx: AnyContext,
-        dependencies: Annotated[
-            list[str], Field(description="Packages (PEP 508) beside those the script names")
-        ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        dependencies: Annotated[list[str], Field(description="Further packages (PEP 508)")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
         python: Annotated[str, Field(description="Python version; empty for one that fits")] = "",
-        timeout: Annotated[
-            float, Field(description="Hard limit of the script in seconds")
-        ] = settings.timeout_s,
+        memory: MemoryArg = None,
+        cpu: CpuArg = None,
+        timeout: LimitArg = None,
     ) -> CallToolResult:
-        """Run a script once, in a fresh session that is closed afterwards.
+        """Run a script once in a fresh session, of which nothing stays, files neither.
 
-        For work that needs no state: nothing of it stays, files neither. Dependencies are taken
-        from the script's `# /// script` block and from `dependencies`.
+        Dependencies are those of its `# /// script` block and of `dependencies`.
         """
         caller, report = box.caller(ctx), progress_of(ctx) or silence
         script = plain(script)
         try:
             check_code(script)
-            check_timeout(timeout)
+            limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
             needs = await services.scripts.needs(script, dependencies, python, report)
         except KernelMcpError as error:
             return not_begun(error, Phase.CHECK)
         try:
-            opened = await open_session(services, caller, SCRIPT, needs, report)
-            return await _run_once(services, opened, script, timeout, caller.reply, report)
+            opened = await open_session(
+                services, caller, SCRIPT, needs, report, limits=limits, timeout_s=limit_s
+            )
+            return await _run_once(services, opened, script, caller.reply, report)
         except EnvironmentBuildError as error:
             return not_begun(error, Phase.INSTALL)
         except KernelMcpError as error:
@@ -216,21 +210,22 @@ def register(box: Toolbox, services: Services) -> None:
 
 
 async def _run_once(
-    services: Services,
-    opened: Session,
-    script: str,
-    timeout: float,
-    reply: Reply,
-    report: ProgressCallback,
+    services: Services, opened: Session, script: str, reply: Reply, report: ProgressCallback
 ) -> CallToolResult:
     """Run a script in a session that is closed then; its record stays for a while."""
     try:
         await expect_script(opened, report)
-        cell = opened.submit(script, timeout)
+        cell = opened.submit(script, opened.timeout_s)
         await opened.follow(cell, float("inf"), report)
         cell.state_as_of = None
-        closing = _script_end(opened, cell)
-        result = await answer(opened, cell, reply, since=Position(), closing=closing)
+        result = await answer(
+            opened,
+            cell,
+            reply,
+            since=Position(),
+            settings=services.settings,
+            closing=_script_end(opened, cell),
+        )
         streams, _ = await anyio.to_thread.run_sync(apart, cell.log)
         files = await anyio.to_thread.run_sync(_files, opened)
     finally:

@@ -15,7 +15,7 @@ from kernel_mcp.errors import InputError
 from kernel_mcp.files.contents import Page, page_of
 from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
-from kernel_mcp.output.render import OUTPUT_CHARS, PICTURE_BYTES
+from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
@@ -64,7 +64,7 @@ def register(box: Toolbox, services: Services) -> None:
         """
         if offset < 0 or limit < 0:
             raise InputError("offset and limit count lines from 0 and cannot be negative.")
-        part = _Part(offset=offset, limit=limit, characters=OUTPUT_CHARS)
+        part = _Part(offset=offset, limit=limit, characters=services.settings.max_output)
         named = file_of(path)
         if path.startswith("kernel://") and named is None:
             document = await documents.find(box.caller(ctx), path)

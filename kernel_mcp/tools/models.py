@@ -122,6 +122,8 @@ class LimitsModel(Result):
     processes: int
     disk_mb: int
     cell_timeout_s: float
+    max_cell_timeout_s: float
+    output_chars: int
     max_sessions: int
     idle_timeout_s: float
 

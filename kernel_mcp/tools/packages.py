@@ -38,11 +38,9 @@ def register(box: Toolbox, services: Services) -> None:
         ctx: AnyContext,
         session: SessionArg = "",
     ) -> Annotated[CallToolResult, Installed]:
-        """Add packages to a session without losing its variables.
+        """Add packages to a session without losing its variables: all of them, or none.
 
-        They are imported in the live session before this answers, so that the answer says what
-        works there. Either all are installed or nothing changes. Which packages may be added is
-        the operator's decision; list_packages tells.
+        The answer says what works in the live session; list_packages what may be added.
         """
         _, found = await box.resolve(ctx, session)
         started = time.monotonic()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from mcp_types import CallToolResult, ContentBlock, ImageContent, ResourceLink, TextContent
 from pydantic import BaseModel
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError, SessionGone
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.output.render import STREAMS, Budget, Rendered, render
@@ -65,6 +66,7 @@ async def answer(
     reply: Reply,
     *,
     since: Position,
+    settings: Settings,
     closing: str | None = None,
 ) -> CallToolResult:
     """What `cell` has put out after `since`, and where it stands now: in the words of `closing`.
@@ -75,7 +77,7 @@ async def answer(
     ended, unsaid = cell.finished.is_set(), cell.unsaid
     items, position = cell.log.since(since), cell.log.position()
     if closing is None:
-        closing = closing_line(session, cell)
+        closing = closing_line(session, cell, settings.max_timeout_s)
     remarks = len(cell.notices)
     notices = [*(each.text for each in unsaid), *cell.notices, *([closing] if closing else [])]
     said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]
@@ -84,7 +86,7 @@ async def answer(
         rendered = Rendered([TextContent(text=str(cell.error))], 0, [])
     else:
         show = partial(render, items, session=session.handle, cell=cell.number)
-        rendered = await show()
+        rendered = await show(budget=Budget(settings.max_output))
         failed = cell.status not in GOOD and not _has_picture(rendered.content)
         if failed and _length(rendered.content) > FAILED_OUTPUT.characters:
             rendered = await show(budget=FAILED_OUTPUT)
@@ -104,8 +106,11 @@ async def answer(
     )
 
 
-def closing_line(session: Session, cell: Cell) -> str:
-    """The sentence that says how things stand; empty when the output says it all."""
+def closing_line(session: Session, cell: Cell, most_s: float) -> str:
+    """The sentence that says how things stand; empty when the output says it all.
+
+    `most_s` is the longest time that a call may ask for.
+    """
     match cell.status:
         case Status.QUEUED:
             before = session.queue.place(cell)
@@ -128,10 +133,8 @@ def closing_line(session: Session, cell: Cell) -> str:
         case Status.INTERRUPTED:
             return f"interrupted: {_cause(cell)}.{_kept(cell)}"
         case Status.TIMEOUT:
-            return (
-                f"timeout: {_cause(cell)} and was interrupted.{_kept(cell)} Pass a larger timeout "
-                "if it needs longer"
-            )
+            longer = _longer(cell, most_s)
+            return f"timeout: {_cause(cell)} and was interrupted.{_kept(cell)}{longer}"
         case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
             return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
         case Status.KILLED if _run_since(session, cell):
@@ -158,6 +161,14 @@ def next_step(session: Session, cell: Cell) -> str:
     if not cell.missing or kernel is None:
         return ""
     return advice(cell.missing, cell.code, kernel.policy, kernel.environment.version)
+
+
+def _longer(cell: Cell, most_s: float) -> str:
+    if cell.stop_reason is StopReason.CPU:
+        return ""
+    if cell.timeout_s >= most_s:
+        return " No call may ask for more (--max-timeout): do it in several cells"
+    return f" Pass a larger timeout if it needs longer, at most {most_s:g}"
 
 
 def _cause(cell: Cell) -> str:

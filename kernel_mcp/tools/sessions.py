@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -10,8 +11,10 @@ import anyio
 from pydantic import Field
 
 from kernel_mcp import __version__
-from kernel_mcp.config.values import MIB
+from kernel_mcp.config.settings import Limits, Settings
+from kernel_mcp.config.values import MIB, Share, format_bytes, no_more_or_unlimited
 from kernel_mcp.environments.uv import ProgressCallback, silence
+from kernel_mcp.errors import InputError
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy.profiles import in_words
@@ -22,6 +25,9 @@ from kernel_mcp.tools import (
     DESTROYS,
     READS,
     AnyContext,
+    CpuArg,
+    LimitArg,
+    MemoryArg,
     Services,
     SessionArg,
     Toolbox,
@@ -57,20 +63,27 @@ def register(box: Toolbox, services: Services) -> None:
             list[str], Field(description="Further packages (PEP 508) for its environment")
         ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
         python: Annotated[str, Field(description="Python version, such as 3.12")] = "",
+        memory: MemoryArg = None,
+        cpu: CpuArg = None,
+        timeout: LimitArg = None,
     ) -> SessionHandle:
         """Open a further session with its own kernel, variables and workspace.
 
         Not needed for ordinary work: tools called without `session` share a default session.
         """
         report, scripts = progress_of(ctx) or silence, services.scripts
+        limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
         needs = Needs(scripts.packages(packages), await scripts.python(python, report))
-        opened = await open_session(services, box.caller(ctx), name, needs, report)
+        opened = await open_session(
+            services, box.caller(ctx), name, needs, report, limits=limits, timeout_s=limit_s
+        )
         if services.factory.prepared(opened.request):
             opened.begin()
             with anyio.move_on_after(HEAD_START_S):
                 await opened.begun.wait()
         which = "handle or the name" if name else "handle"
         note = f"Pass the {which} as `session`: it has its own kernel, variables and workspace."
+        note += _own_words(limits, limit_s)
         return SessionHandle(session=opened.handle, name=name, note=note)
 
     @tool(annotations=READS)
@@ -122,14 +135,81 @@ def register(box: Toolbox, services: Services) -> None:
         return await _info(services, found, progress_of(ctx) or silence)
 
 
+def _own_words(limits: Limits | None, timeout_s: float) -> str:
+    """What a session has asked for, to add to what is said of it."""
+    words = [f"{timeout_s:g} s for a cell"] if timeout_s else []
+    if limits is not None:
+        time = f"{limits.cpu_seconds:g} s of their time for a cell" if limits.cpu_seconds else ""
+        cpus = f"{limits.cpus:g} processors" if limits.cpus else ""
+        memory = f"memory {format_bytes(limits.memory_bytes)}" if limits.memory_bytes else ""
+        words = [*filter(None, (memory, cpus, time)), *words]
+    return f" Limits: {', '.join(words)}." if words else ""
+
+
+def own_timeout(settings: Settings, timeout_s: float | None) -> float:
+    """Seconds that a call has asked for, 0 for none. Raises InputError beyond `--max-timeout`."""
+    if timeout_s is not None and timeout_s > settings.max_timeout_s:
+        raise _too_much(
+            "timeout", f"{timeout_s:g} s", f"{settings.max_timeout_s:g} s", "max-timeout"
+        )
+    return timeout_s or 0.0
+
+
+def own_limits(services: Services, memory: int | None, cpu: Share | None) -> Limits | None:
+    """The limits of a session that asks for these, None for the server's own.
+
+    Raises InputError for more than the operator's, and for what cannot be enforced.
+    """
+    own = services.settings.limits
+    cpu = cpu or Share()
+    wanted = replace(
+        own,
+        memory_bytes=own.memory_bytes if memory is None else memory,
+        cpus=cpu.cpus or own.cpus,
+        cpu_seconds=cpu.seconds or own.cpu_seconds,
+    )
+    if not no_more_or_unlimited(wanted.memory_bytes, own.memory_bytes):
+        asked = format_bytes(wanted.memory_bytes) if memory else "no limit"
+        raise _too_much("memory", asked, format_bytes(own.memory_bytes), "memory")
+    if not no_more_or_unlimited(wanted.cpus, own.cpus):
+        raise _too_much("cpu", f"{cpu.cpus:g} processors", f"{own.cpus:g}", "cpus")
+    if not no_more_or_unlimited(wanted.cpu_seconds, own.cpu_seconds):
+        raise _too_much("cpu", f"{cpu.seconds:g} s", f"{own.cpu_seconds:g} s", "cpu")
+    if cpu.cpus and not services.resources.limits_processors:
+        raise InputError(
+            f"cpu={cpu.cpus:g} cannot be enforced: no control group limits processors here. Leave "
+            "it out, or limit the processor time of a cell, such as cpu='30s'."
+        )
+    return None if wanted == own else wanted
+
+
+def _too_much(name: str, asked: str, most: str, flag: str) -> InputError:
+    return InputError(
+        f"{name}: {asked} is more than the operator permits. Ask for at most {most} (--{flag}), or "
+        "leave it out."
+    )
+
+
 async def open_session(
-    services: Services, caller: Caller, name: str, needs: Needs, report: ProgressCallback
+    services: Services,
+    caller: Caller,
+    name: str,
+    needs: Needs,
+    report: ProgressCallback,
+    *,
+    limits: Limits | None,
+    timeout_s: float,
 ) -> Session:
     """A session whose environment is there, or none. Raises EnvironmentBuildError."""
     session = await services.manager.create(
-        caller, name=name, packages=needs.packages, python=needs.python
+        caller,
+        name=name,
+        packages=needs.packages,
+        python=needs.python,
+        limits=limits,
+        timeout_s=timeout_s,
     )
-    if not session.request.ordinary:
+    if not session.request.at_home:
         try:
             await services.factory.environment(session.request, report)
         except BaseException:
@@ -175,7 +255,9 @@ def _last_cell(session: Session) -> str:
 
 async def _info(services: Services, session: Session, progress: ProgressCallback) -> ServerInfo:
     factory, report, settings = services.factory, services.report, services.settings
-    request, limits = session.request, settings.limits
+    request, limits = session.request, session.request.limits or settings.limits
+    if request.limits is not None:
+        report = services.resources.report(services.sandbox.report(), limits)
     environment, policy = await factory.environment(request, progress)
     packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
     found = list(session.kernel.handle.boundary) if session.kernel is not None else []
@@ -201,7 +283,9 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
             cpus=limits.cpus,
             processes=limits.pids,
             disk_mb=limits.disk_bytes // MIB,
-            cell_timeout_s=settings.timeout_s,
+            cell_timeout_s=session.timeout_s,
+            max_cell_timeout_s=settings.max_timeout_s,
+            output_chars=settings.max_output,
             max_sessions=settings.max_sessions,
             idle_timeout_s=settings.idle_timeout_s,
         ),

@@ -202,7 +202,7 @@ class ContainerSandbox(KernelUsers):
         try:
             options = [
                 *self._confinement(user),
-                *_resources(request.limits),
+                *_resources(request.limits, self.engine.processors),
                 *self._ceilings(request.limits, alone=identity is not None),
                 *self._tree(request, user),
             ]
@@ -331,13 +331,13 @@ class ContainerSandbox(KernelUsers):
         return ["--mount", words + copy]
 
 
-def _resources(limits: Limits) -> list[str]:
-    """What the engine's control group limits."""
+def _resources(limits: Limits, processors: int) -> list[str]:
+    """What the engine's control group limits; it takes fewer processors than there are."""
     options = ["--shm-size", str(limits.tmp_bytes or DEFAULT_SCRATCH)]
     if limits.memory_bytes:
         memory = str(limits.memory_bytes + FIRST_PROCESS_BYTES)
         options += ["--memory", memory, "--memory-swap", memory]
-    if limits.cpus:
+    if 0 < limits.cpus < processors:
         options += ["--cpus", f"{limits.cpus:g}"]
     pids = limits.pids + FIRST_PROCESS_PIDS if limits.pids else -1
     return [*options, "--pids-limit", str(pids)]

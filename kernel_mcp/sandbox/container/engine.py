@@ -50,6 +50,13 @@ class Engine:
         """Whether containers belong to an ordinary user, in a user namespace of theirs."""
         return self.kind == "podman" and os.geteuid() != 0
 
+    @property
+    def processors(self) -> int:
+        """Containers can be limited to fewer than these; 0 where the engine may not limit them."""
+        if self.rootless and "cpu" not in _delegated(os.geteuid()):
+            return 0
+        return os.cpu_count() or 1
+
     def command(self, *words: str) -> list[str]:
         """A command line of this engine."""
         runtime = ["--runtime", self.runtime] if self.runtime and self.kind == "podman" else []
@@ -113,6 +120,14 @@ def mount(source: Path | str, target: str, *, writable: bool = False) -> Sequenc
     return ("--mount", f"type=bind,src={source},dst={target}{'' if writable else ',readonly'}")
 
 
+def _delegated(user: int) -> list[str]:
+    """The controllers that systemd leaves to a user, those of podman without root."""
+    try:
+        return Path(_USERS.format(user)).read_text().split()
+    except OSError:
+        return []
+
+
 def _left_by_a_dead_server(name: str) -> bool:
     parts = _NAME.fullmatch(name.strip())
     if parts is None or int(parts[1]) != _namespace():
@@ -133,6 +148,7 @@ def _began(pid: int) -> int:
     return int(stat.rpartition(b")")[2].split()[19])
 
 
+_USERS = "/sys/fs/cgroup/user.slice/user-{0}.slice/user@{0}.service/cgroup.controllers"
 _UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 _SELINUX = Path("/sys/fs/selinux/enforce")
 
@@ -158,7 +174,8 @@ def container_report(engine: Engine, *, own_user: bool) -> SandboxReport:
     if engine.rootless and not _UNIFIED.exists():
         gaps.append("no control group of podman: without root it takes cgroup version 2")
     else:
-        enforced.append("memory, processes and processors limited by control groups")
+        limited = "memory, processes and processors" if engine.processors else "memory, processes"
+        enforced.append(f"{limited} limited by control groups")
     if not own_user:
         gaps.append("kernels run under the server's user id; only namespaces separate them")
         gaps.append("the folder of a kernel's sockets is kept small by a watchdog only")

@@ -121,6 +121,8 @@ WIDER = {
     "pids": "513",
     "disk": '"2G"',
     "timeout": '"11m"',
+    "max-timeout": '"2h"',
+    "max-output": "30001",
     "wait": '"51s"',
     "grace": '"4s"',
     "idle-timeout": '"never"',
@@ -144,6 +146,8 @@ NARROWER = {
     "pids": ("7", 7),
     "disk": ('"64M"', 64 * MIB),
     "timeout": ('"1m"', 60),
+    "max-timeout": ('"30m"', 1800),
+    "max-output": ("5000", 5000),
     "wait": ("5", 5),
     "grace": ("1", 1),
     "idle-timeout": ('"1m"', 60),
@@ -298,3 +302,22 @@ def test_a_config_file_that_is_missing_or_has_no_table_is_reported(tmp_path: Pat
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n')
     with pytest.raises(ConfigError, match=r"no table \[tool.kernel-mcp\]"):
         load({"config": "pyproject.toml"}, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "timeout_s", "most_s"),
+    [
+        ({}, 600, 3600),
+        ({"timeout": "2s"}, 2, 2),
+        ({"timeout": "2h"}, 7200, 7200),
+        ({"timeout": "2s", "max-timeout": "1m"}, 2, 60),
+        ({"timeout": "2m", "max-timeout": "1m"}, 60, 60),
+        ({"max-timeout": "1m"}, 60, 60),
+        ({"max-timeout": "1d"}, 600, 86400),
+    ],
+)
+def test_the_longest_time_is_that_of_cells_unless_it_is_set(
+    tmp_path: Path, flags: dict[str, str | list[str]], timeout_s: float, most_s: float
+) -> None:
+    settings = load(flags, {}, tmp_path)
+    assert (settings.timeout_s, settings.max_timeout_s) == (timeout_s, most_s)

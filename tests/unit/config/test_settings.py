@@ -16,6 +16,7 @@ FIXED = {"limits", "refusal", "tmp_bytes", "open_files"}
 """Fields that nobody sets."""
 SAMPLES = {
     "GROUPS": "core,files",
+    "CHARS": "2000",
     "": "true",
     "DIR": "/d",
     "DIR|URL": "/w",

@@ -58,7 +58,8 @@ def test_an_idle_time_can_be_never() -> None:
         ("64 K", 64 * KIB),
         ("100b", 100),
         ("0", 0),
-        (4096, 4096),
+        (4 * MIB, 4 * MIB),
+        (str(MIB), MIB),
     ],
 )
 def test_a_size_counts_in_powers_of_1024(given: object, size: int) -> None:
@@ -69,6 +70,37 @@ def test_a_size_counts_in_powers_of_1024(given: object, size: int) -> None:
 def test_a_size_that_is_none_says_what_one_looks_like(given: object) -> None:
     with pytest.raises(ValueError, match="512M or 2G"):
         values.size(given)
+
+
+@pytest.mark.parametrize(("given", "meant"), [(2, "2G"), ("2", "2G"), (" 200", "200M"), (1.0, "")])
+def test_a_number_that_lacks_its_unit_is_no_size(given: object, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"write {meant} if" if meant else "512M or 2G"):
+        values.size(given)
+
+
+def test_memory_is_enough_for_a_kernel_or_unlimited() -> None:
+    assert (values.memory("200M"), values.memory("0")) == (200 * MIB, 0)
+    for given in ("2k", "15M", "1b"):
+        with pytest.raises(ValueError, match="a kernel needs 16 MiB at least"):
+            values.memory(given)
+
+
+def test_a_share_is_of_processors_or_with_a_unit_of_their_time() -> None:
+    for text in (1.5, "1.5", " 1.5 "):
+        assert values.share(text) == values.Share(cpus=1.5)
+    assert values.share("30s") == values.Share(seconds=30)
+    assert values.share("500 ms") == values.Share(seconds=0.5)
+    wrong: list[object] = ["", "0", 0, "-1", "x", True, None, "0s", "0.001", math.nan, math.inf, []]
+    for given in wrong:
+        with pytest.raises(ValueError, match=r"processors such as 1\.5, or a time such as 30s"):
+            values.share(given)
+
+
+def test_an_answer_has_room_for_a_thousand_characters() -> None:
+    assert values.characters("1000") == 1000
+    for given in ("999", 0):
+        with pytest.raises(ValueError, match="1000 or more"):
+            values.characters(given)
 
 
 @pytest.mark.parametrize("given", ["", "x", "1.5", "-3", True, 1.5, -1])

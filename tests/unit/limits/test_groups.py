@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree, remove_recorded
+from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from tests.unit.fake_cgroups import FakeGroups
 
@@ -55,6 +57,22 @@ def test_version_1_limits_every_controller_in_its_own_tree(groups: FakeGroups) -
     assert tree.versions == {"memory": 1, "pids": 1, "cpu": 1, "cpuacct": 1}
     sample = group.sample()
     assert (sample.cpu_s, sample.memory_bytes) == (1.5, 1200)
+
+
+def test_where_a_group_above_may_keep_fewer_processors_busy_that_holds(
+    groups: FakeGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups.mount_v1("cpu", "cpuacct")
+    plain_write = cgroupfs.write
+
+    def write(file: Path, value: int | str) -> None:
+        if file.name == "cpu.cfs_quota_us":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        plain_write(file, value)
+
+    monkeypatch.setattr(cgroupfs, "write", write)
+    tree_of(groups).kernel("k-1").make(LIMITS)
+    assert (groups.root / "cpu,cpuacct" / NAME / "k-1").exists()
 
 
 def test_without_swap_accounting_nothing_is_swapped(groups: FakeGroups) -> None:

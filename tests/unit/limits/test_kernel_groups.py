@@ -168,7 +168,9 @@ def test_the_report_says_what_is_only_weakly_so() -> None:
 
 def test_the_weaker_form_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     ResourceManager(refusal="it is not mounted").warn(Limits())
-    assert caplog.messages == ["no cgroup limits memory and processes: see kernel-mcp doctor"]
+    assert caplog.messages == [
+        "no cgroup limits memory, processes and processors: see kernel-mcp doctor"
+    ]
 
 
 def test_time_that_has_passed_counts_where_processor_time_is_not_told(groups: FakeGroups) -> None:

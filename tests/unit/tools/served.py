@@ -16,6 +16,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.packages.result import Outcome, PackageOutcome, State
@@ -128,6 +129,7 @@ async def served(
         installer=cast(Installer, installer),
         scripts=ScriptReader(settings, installer.rules, NOWHERE),
         sandbox=sandbox,
+        resources=ResourceManager(refusal="this is a test", grouped=True),
         report=sandbox.report(),
         audit=Audit(),
         clock=clock,

@@ -40,8 +40,12 @@ async def test_execute_answers_with_what_the_cell_has_put_out(tmp_path: Path) ->
     [
         ("execute", {"code": " \n"}, "The code is empty"),
         ("execute", {"code": "1" * (MAX_CODE_CHARS + 1)}, "takes at most 1,000,000"),
-        ("execute", {"code": "1", "timeout": 0}, "timeout=0 is not usable"),
-        ("execute", {"code": "1", "timeout": -1}, "timeout=-1 is not usable"),
+        (
+            "execute",
+            {"code": "1", "timeout": 0},
+            "`timeout` is the number 0: expected a time above zero",
+        ),
+        ("execute", {"code": "1", "timeout": -1}, "`timeout` is the number -1: expected a time"),
         ("execute", {"code": "1", "wait": 1e9}, "wait=1e+09 is not usable"),
         ("execute", {"code": "1", "wait": "long"}, "has to be a number"),
         ("execute", {}, "execute needs `code`"),
@@ -49,7 +53,11 @@ async def test_execute_answers_with_what_the_cell_has_put_out(tmp_path: Path) ->
         ("reset", {"files": "perhaps"}, "has to be true or false"),
         ("check_syntax", {}, "check_syntax needs `code`"),
         ("run_script", {"script": ""}, "The code is empty"),
-        ("run_script", {"script": "1", "timeout": -1}, "timeout=-1 is not usable"),
+        (
+            "run_script",
+            {"script": "1", "timeout": -1},
+            "`timeout` is the number -1: expected a time",
+        ),
         ("run_script", {"script": "1", "dependencies": ["rich"]}, "--allow-install rich"),
         ("run_script", {"script": "1", "python": "2.7"}, "python='2.7'"),
         ("run_script", {"script": "# /// script\n# dependencies = 1\n# ///"}, "dependencies"),

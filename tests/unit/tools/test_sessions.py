@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kernel_mcp import __version__
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.sessions.manager import Reaper
 from tests.unit.tools.served import BESIDE, served
@@ -56,6 +59,30 @@ async def test_a_name_is_as_good_as_a_handle_for_every_tool(tmp_path: Path) -> N
         unknown = "There is no session 'b': it was never yours"
         assert unknown in await server.agent.refused("close_session", session="b")
         assert not (await server.call("create_session", name="b")).failed
+
+
+async def test_a_session_has_the_limits_that_it_asks_for(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        made = (
+            await server.call("create_session", name="b", memory="200M", cpu="0.5", timeout="30s")
+        ).data
+        assert made["note"].endswith("Limits: memory 200 MiB, 0.5 processors, 30 s for a cell.")
+        session = server.session
+        assert session.request.limits == replace(Limits(), memory_bytes=200 * MIB, cpus=0.5)
+        assert session.timeout_s == 30
+        await server.call("execute", code="x = 1", session="b")
+        await server.call("execute", code="x = 1", session="b", timeout=5)
+        assert [cell.timeout_s for cell in session.cells] == [30, 5]
+        told = (await server.call("info", session="b")).data
+        limits = {name: told["limits"][name] for name in ("memory_mb", "cpus", "cell_timeout_s")}
+        assert limits == {"memory_mb": 200, "cpus": 0.5, "cell_timeout_s": 30}
+        assert "memory 200 MiB by RLIMIT_AS and the sandbox's cgroup" in told["sandbox_enforces"]
+
+        made = (await server.call("create_session", memory="2G", cpu="1m")).data
+        assert made["note"].endswith("2 processors, 60 s of their time for a cell.")
+        await server.call("create_session", memory="2G", cpu=2)
+        assert server.session.request.limits is None, "any spare kernel has these"
+        assert server.session.request.ordinary
 
 
 async def test_a_kernel_is_started_ahead_where_its_environment_is_there(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_limits_are_the_engines_too(tmp_path: Path) -> None:
     words = started("docker", tmp_path, Limits(memory_bytes=1 * GIB, pids=10, cpus=1.5))
     memory = 1 * GIB + 32 * 1024 * 1024
     assert f"--memory {memory} --memory-swap {memory} --cpus 1.5 --pids-limit 11" in words
+    assert "--cpus" not in started("docker", tmp_path, Limits(cpus=99999))
     unlimited = started("docker", tmp_path, Limits(memory_bytes=0, pids=0))
     assert "--memory" not in unlimited
     assert "--pids-limit -1" in unlimited
