@@ -13,10 +13,11 @@ import selectors
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.compilerop import CachingCompiler
+from IPython.core.error import StdinNotImplementedError
 from tornado.ioloop import IOLoop
 from traitlets import Any as AnyTrait
 from traitlets import Type
@@ -247,6 +248,16 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         shell.payload_manager.clear_payload()
         return reply
 
+    def raw_input(self, prompt: str = "") -> str:
+        """Ask the client, where it can be asked."""
+        return str(super().raw_input(prompt)) if self._allow_stdin else _nobody("input()")
+
+    def getpass(self, prompt: str = "", stream: Any = None, **options: Any) -> str:
+        """Ask the client for a secret, where it can be asked."""
+        if not self._allow_stdin:
+            return _nobody("getpass()")
+        return str(super().getpass(prompt, stream, **options))
+
     async def run_task(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run an awaiting cell as a task that SIGINT cancels at once."""
         loop = asyncio.get_running_loop()
@@ -315,3 +326,10 @@ def _exit_code(error: BaseException | None) -> int:
     if not isinstance(error, SystemExit):
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+
+
+def _nobody(what: str) -> NoReturn:
+    raise StdinNotImplementedError(  # no EOFError: debuggers would end without a word
+        f"{what} has nobody to ask in this session: put the value into the code instead, as in "
+        "name = 'value'"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import atexit
 import contextlib
 import os
@@ -27,7 +26,6 @@ class Script:
         """`file` becomes `__file__`; the script is written there."""
         self._shell = shell
         self._file = file
-        self._loops = _Loops()
         self._exits = _ExitCalls(shell._cell_name)
         self._threads: frozenset[threading.Thread] = frozenset()
         self._show = shell.showtraceback
@@ -49,8 +47,6 @@ class Script:
         self._shell.showtraceback = self._show_unless_ended
         self._threads = frozenset(threading.enumerate())
         self._exits.record()
-        if self._shell.gate.cancel is None:  # else the script awaits by itself
-            self._loops.hide()
 
     def _end(self, result: Any) -> None:
         """Do what Python does at exit, in its order."""
@@ -71,7 +67,6 @@ class Script:
             self._shell.showtraceback()
         finally:
             self._exits.restore()
-            self._loops.show()
             self._shell.showtraceback = self._show
             sys.argv = [""]
 
@@ -79,36 +74,6 @@ class Script:
         """Publish the current exception, except `sys.exit(0)`."""
         if not _is_success(sys.exc_info()[1]):
             self._show(*args, **options)
-
-
-class _Loops:
-    """Hides the kernel's event loop, so that `asyncio.run` works in a cell."""
-
-    def __init__(self) -> None:
-        self._kernel: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._own: asyncio.AbstractEventLoop | None = None
-
-    def hide(self) -> None:
-        """No loop runs from here on; `get_event_loop` finds an idle one."""
-        self._kernel, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        if self._task is not None:
-            asyncio.tasks._leave_task(self._kernel, self._task)
-        asyncio._set_running_loop(None)
-        self._own = asyncio.new_event_loop()
-        asyncio.set_event_loop(self._own)
-
-    def show(self) -> None:
-        """The kernel's loop runs again."""
-        if self._kernel is None:
-            return
-        asyncio.set_event_loop(self._kernel)
-        asyncio._set_running_loop(self._kernel)
-        if self._task is not None:
-            asyncio.tasks._enter_task(self._kernel, self._task)
-        if self._own is not None:
-            with contextlib.suppress(RuntimeError):  # a thread of the script runs it
-                self._own.close()
 
 
 class _ExitCalls:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import mmap
-import resource
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from asyncio import _set_running_loop
+from asyncio.tasks import _enter_task, _leave_task  # as they are: user code may replace them
+from collections.abc import Coroutine, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -31,40 +32,57 @@ from kernel_specs.restricted.config import (
     is_harmless,
     refuse_installation,
 )
-from kernel_specs.restricted.confine import renew_memory_budget
+from kernel_specs.restricted.confine import Reserve
 from kernel_specs.restricted.console import tracebacks
 
-BALLAST_BYTES = 4 * 1024 * 1024
-"""Address space let go before the limit is raised, which needs a little memory itself."""
 
+class Loops:
+    """Hides the kernel's event loop while a cell runs that awaits nothing itself.
 
-class Reserve:
-    """Opened when a MemoryError surfaces, closed once the request is answered."""
+    So `asyncio.run` and all that refuses to work beside a running loop work there. `get_event_loop`
+    finds an idle loop, the same one in each cell; `create_task` leaves tasks to the kernel's loop,
+    which goes on between cells.
+    """
 
     def __init__(self) -> None:
-        self._ballast: mmap.mmap | None = None
-        self._opened = False
+        self._kernel: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._idle: asyncio.AbstractEventLoop | None = None
+        self._create_task = asyncio.create_task
+        asyncio.create_task = asyncio.tasks.create_task = self.create_task  # type: ignore[assignment]
 
-    def renew(self) -> None:
-        """Give the next cell what is left of the budget."""
-        self._opened = False
-        if self._ballast is None:  # before the limit is lowered again
-            with contextlib.suppress(MemoryError, OSError):
-                self._ballast = mmap.mmap(-1, BALLAST_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        renew_memory_budget()
+    def hide(self) -> None:
+        """No loop runs in this thread from here on."""
+        self._kernel, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self._idle is None or self._idle.is_closed():
+            self._idle = asyncio.new_event_loop()
+        if self._task is not None:
+            _leave_task(self._kernel, self._task)
+        _set_running_loop(None)
+        asyncio.set_event_loop(self._idle)
 
-    def open(self) -> None:
-        """Raise the soft limit of the address space to the hard one."""
-        self._opened = True
-        self._ballast = None  # first: from here on small objects can be had
-        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    def show(self) -> None:
+        """The kernel's loop runs again."""
+        loop, self._kernel = self._kernel, None
+        if loop is None:
+            return
+        _set_running_loop(loop)  # first: user code may have replaced what the rest needs
+        if self._task is not None:
+            _enter_task(loop, self._task)
+        asyncio.set_event_loop(loop)
 
-    def close(self) -> None:
-        """Renew the budget if the reserve was opened."""
-        if self._opened:
-            self.renew()
+    def cancel_tasks(self) -> None:
+        """Cancel what an interrupt has left in the idle loop."""
+        if self._idle is not None and not self._idle.is_closed():
+            for task in asyncio.all_tasks(self._idle):
+                task.cancel()
+
+    def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+        """Schedule a coroutine, as asyncio.create_task."""
+        hidden = self._kernel is not None and asyncio._get_running_loop() is None
+        if hidden and threading.current_thread() is threading.main_thread():
+            return self._kernel.create_task(coro, **options)
+        return self._create_task(coro, **options)
 
 
 GOES_ON = (
@@ -92,6 +110,7 @@ class Shell(ZMQInteractiveShell):
     gate = AnyTrait()
     reserve = Instance(Reserve, ())
     """The kernel closes it once the request is answered."""
+    loops = Instance(Loops, ())
 
     commands_allowed = Bool(True)
     own_builtins: ModuleType | None = None
@@ -128,6 +147,7 @@ class Shell(ZMQInteractiveShell):
             if self.should_run_async(code, transformed_cell=cell, preprocessing_exc_tuple=failure):
                 result = await self.kernel.run_task(coroutine)
             else:
+                self.loops.hide()
                 result = _run_to_end(coroutine)
         except BaseException as error:  # noqa: BLE001  # an interrupt between two steps of IPython
             if isinstance(error, MemoryError):
@@ -139,6 +159,9 @@ class Shell(ZMQInteractiveShell):
             if not silent:
                 self.events.trigger("post_run_cell", result)
             self.gate.close()
+            self.loops.show()
+        if isinstance(result.error_in_exec, KeyboardInterrupt):
+            self.loops.cancel_tasks()
         if self._interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
             result.error_in_exec = KeyboardInterrupt()
         return result

@@ -19,7 +19,9 @@ BROKEN = {
     "the channel": "type(get_ipython().kernel.shell_stream).receive = None",
     "the output": "type(get_ipython().kernel.iopub)._pump = lambda *a: 1/0",
     "IPython": "get_ipython().events.trigger = None",
-    "the loop's tasks": "import asyncio\nfor task in asyncio.all_tasks(): task.cancel()",
+    "the loop's tasks": (
+        "import asyncio\nawait asyncio.sleep(0)\nfor task in asyncio.all_tasks(): task.cancel()"
+    ),
 }
 HELD = "holds Python's lock"
 HARMLESS = {

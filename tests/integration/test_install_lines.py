@@ -13,7 +13,7 @@ from tests.unit.packages.wheels import wheel
 
 pytestmark = [pytest.mark.anyio]
 
-OPEN = ("--profile", "open")
+OPEN = ("--allow", "*")
 RUNNING = """
 import os, subprocess, sys
 done = [

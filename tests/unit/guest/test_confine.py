@@ -43,7 +43,7 @@ def test_environment_is_small_fixed_and_points_into_tmp() -> None:
 
 def test_address_space_has_a_reserve_that_is_opened_and_closed() -> None:
     seen = in_child(f"""
-from kernel_specs.restricted.shell import Reserve
+from kernel_specs.restricted.confine import Reserve
 confine.apply_limits(config.Limits(memory_bytes={300 * MIB}))
 seen = [resource.getrlimit(resource.RLIMIT_AS)]
 reserve = Reserve()
@@ -64,7 +64,7 @@ print(json.dumps(seen))
 
 def test_without_a_memory_limit_the_reserve_changes_nothing() -> None:
     seen = in_child("""
-from kernel_specs.restricted.shell import Reserve
+from kernel_specs.restricted.confine import Reserve
 confine.apply_limits(config.Limits())
 before = resource.getrlimit(resource.RLIMIT_AS)
 reserve = Reserve()

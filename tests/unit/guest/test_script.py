@@ -11,6 +11,7 @@ import weakref
 import pytest
 
 from kernel_specs.restricted import script
+from kernel_specs.restricted.shell import Loops
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ async def test_a_coroutine_may_run_another_loop_while_its_own_is_hidden() -> Non
         return 5
 
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    loops = script._Loops()
+    loops = Loops()
     loops.hide()
     found = asyncio.run(inner())
     loops.show()
