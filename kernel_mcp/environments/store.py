@@ -161,6 +161,10 @@ class EnvironmentStore:
         if lease is not None:
             lease.close()
 
+    async def uv_version(self) -> str:
+        """The version of uv that builds them; empty where it does not tell."""
+        return await self.workshop.uv.version()
+
     def size(self, environment: KernelEnvironment) -> int:
         """Bytes on disk of an environment."""
         note = folders.read_note(environment.python.parent.parent)

@@ -196,6 +196,7 @@ class Uv:
     ) -> None:
         """Uv's cache is a folder in `root`."""
         self.executable = executable
+        self._version = ""
         self.cache = root / CACHE
         self.sources = sources or Sources()
         self._env = {name: text for name, text in environ.items() if name not in _DROPPED}
@@ -226,6 +227,13 @@ class Uv:
         """A digest of all that decides which packages uv finds."""
         settings = sorted(item for item in self._env.items() if item[0].startswith("UV_"))
         return sha256(repr((settings, self.sources)).encode()).hexdigest()
+
+    async def version(self) -> str:
+        """The version of uv; empty where it does not tell."""
+        if not self._version:
+            told = (await self.query(["--version"])).output.split()
+            self._version = told[1] if told[:1] == ["uv"] and len(told) > 1 else ""
+        return self._version
 
     async def query(self, args: Sequence[str]) -> UvResult:
         """Run uv for its stdout."""

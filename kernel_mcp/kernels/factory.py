@@ -214,6 +214,10 @@ class KernelFactory:
         """What a model is told of each package of the operator's that cannot be had."""
         return self._own.remarks
 
+    async def uv_version(self) -> str:
+        """The version of uv that builds environments; empty where it does not tell."""
+        return await self._environments.uv_version()
+
     def prepared(self, request: KernelRequest) -> bool:
         """Whether a kernel can start without building an environment."""
         return self.spec(request) in self._built

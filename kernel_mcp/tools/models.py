@@ -134,6 +134,8 @@ class ServerInfo(Told):
     session: str
     server_version: str
     python: str
+    interpreter: str = Field(description="Path of the Python that runs code")
+    uv_version: str = Field(description="Of the uv that builds environments and installs")
     platform: str
     packages: list[str]
     policy: str = Field(description="The profile in force and what it lets code do")

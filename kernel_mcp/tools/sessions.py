@@ -268,6 +268,8 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         session=session.handle,
         server_version=__version__,
         python=environment.version,
+        interpreter=str(environment.python),
+        uv_version=await factory.uv_version(),
         platform=f"{platform.system()} {platform.machine()}",
         packages=[f"{name}=={version}" for name, version in packages.items()],
         policy=in_words(settings, report.backend),

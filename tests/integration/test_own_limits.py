@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 
 import pytest
 from mcp import StdioServerParameters
@@ -111,5 +112,8 @@ async def test_no_call_gets_more_than_the_operator_permits() -> None:
         assert "No call may ask for more (--max-timeout)" in stopped.text
         long = await notebook.run("print('x' * 5000)")
         assert len(long.text) < 2500
-        told = (await notebook.call("info")).data["limits"]
-        assert (told["max_cell_timeout_s"], told["output_chars"]) == (2, 2000)
+        told = (await notebook.call("info")).data
+        limits = told["limits"]
+        assert (limits["max_cell_timeout_s"], limits["output_chars"]) == (2, 2000)
+        assert (await notebook.run("import sys; print(sys.executable)")).text == told["interpreter"]
+        assert told["uv_version"] == version("uv")

@@ -299,6 +299,9 @@ class FakeStore:
     def release(self, spec: EnvironmentSpec) -> None:
         self.released.append(tuple(map(str, spec.packages)))
 
+    async def uv_version(self) -> str:
+        return "0.9.0"
+
     def size(self, environment: KernelEnvironment) -> int:
         return 1000
 

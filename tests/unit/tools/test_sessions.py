@@ -215,6 +215,10 @@ async def test_the_list_of_variables_repeats_a_loss_once_and_remarks_on_hibernat
 async def test_info_describes_server_environment_and_kernel(tmp_path: Path) -> None:
     async with served(tmp_path, timeout_s=7.0) as server:
         found = (await server.call("info")).data
+        assert found["interpreter"] == str(server.store.python)
+        assert found["uv_version"] == "0.9.0"
+        limits = {name: found["limits"][name] for name in ("max_cell_timeout_s", "output_chars")}
+        assert limits == {"max_cell_timeout_s": 3600, "output_chars": 30_000}
         assert found["server_version"] == __version__
         assert (found["sandbox"], found["sandbox_enforces"]) == ("none", [])
         assert "nothing is enforced" in found["sandbox_gaps"][0]
