@@ -62,11 +62,12 @@ async def render(
     session: str,
     cell: int,
     budget: Budget | None = None,
+    silence: str = "(no output)",
 ) -> Rendered:
     """What a client shows for `items` of one cell.
 
     Pictures are checked and shrunk in a thread. Text beyond the budget is left out in the middle,
-    with its exact length and a link to the whole.
+    with its exact length and a link to the whole. `silence` stands where there is none.
     """
     budget = budget or Budget()
     uri = cell_uri(session, cell)
@@ -79,7 +80,7 @@ async def render(
         pictures = await anyio.to_thread.run_sync(
             _prepare, wanted, budget.picture_bytes, abandon_on_cancel=True
         )
-    content = _content(layout, pictures, uri)
+    content = _content(layout, pictures, uri, silence)
     return Rendered(content, layout.omitted, mime_types(items))
 
 
@@ -161,6 +162,7 @@ def _content(
     layout: Layout,
     pictures: dict[PictureAt, Picture | str],
     uri: str,
+    silence: str,
 ) -> list[ContentBlock]:
     page = _Page()
     pointed = False
@@ -179,7 +181,7 @@ def _content(
         else:
             page.line(unit.text)
     if page.empty:
-        page.line("(no output)")
+        page.line(silence)
     return [*page.blocks(), *map(_resource, [*links, *layout.links])]
 
 

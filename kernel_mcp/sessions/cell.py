@@ -15,7 +15,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.output.items import Event, Failure
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.policy.missing import missing_module
-from kernel_mcp.sessions.losses import Loss, Notice
+from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 
 
 class Status(str, Enum):
@@ -81,6 +81,8 @@ class Cell:
     `since` is the number of the last notice when the cell was submitted. `before` are the losses it
     ran after, `unsaid` those of them in no delivered answer, `own` is the loss it caused. `told`
     says that an answer about its end was delivered, `reported` how much output such answers had.
+    `calls` wait for it, `called` says that one has, `telling` that an answer about its end is on
+    its way, and `abandoned` that its call was cancelled.
     `state_as_of` is the last cell whose work the variables held when it ended, or began.
     `missing` is a module that it wanted and that was not there.
     `plain` is the code without the installations it began with, `installed` what came of those.
@@ -105,6 +107,8 @@ class Cell:
         self.notices: list[str] = []
         self.steps: list[str] = []
         self.told = False
+        self.calls = 0
+        self.called = self.telling = self.abandoned = False
         self.listens = False
         self.reported = Position()
         self.unsaid: list[Notice] = []
@@ -191,6 +195,7 @@ class Cell:
     def delivered(self, *, ended: bool, to: Position, notices: int, said: Sequence[Notice]) -> None:
         """Record a delivered answer: output up to `to`, the end or not, and so many notices."""
         self.told = self.told or ended
+        self.abandoned = self.abandoned and not ended
         self.reported = to
         del self.notices[:notices]
         self.unsaid = [notice for notice in self.unsaid if notice not in said]
@@ -244,6 +249,49 @@ class Cell:
             "omitted": omitted,
             "outputs": outputs,
         }
+
+
+SHOWN_ENDS = 5
+
+
+class News:
+    """Tells of cells that ended after their calls had gone, in one notice of `ledger` for all."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._cells: list[Cell] = []
+        self._notice: Notice | None = None
+
+    def ended(self, cell: Cell) -> None:
+        """Tell of `cell` if it has ended and no call will; a loss that it caused does so too."""
+        elsewhere = cell.calls or cell.telling or not cell.called or cell.own is not None
+        known = cell.told and not cell.abandoned
+        if cell.finished.is_set() and not (elsewhere or known):
+            self._tell([*(each for each in self._untold() if each is not cell), cell])
+
+    def retract(self, cell: Cell) -> None:
+        """Do not tell of `cell`: an answer does."""
+        if cell in (cells := self._untold()):
+            self._tell([each for each in cells if each is not cell])
+
+    def _untold(self) -> list[Cell]:
+        return self._cells if self._notice in self._ledger.pending else []
+
+    def _tell(self, cells: list[Cell]) -> None:
+        self._ledger.withdraw(self._notice)
+        self._cells = cells
+        self._notice = self._ledger.add(_ends(cells)) if cells else None
+
+
+def _ends(cells: list[Cell]) -> str:
+    parts = []
+    if (more := len(cells) - SHOWN_ENDS) > 0:
+        parts.append(f"{more} other cell{'s have' if more > 1 else ' has'} ended")
+    for cell in cells[-SHOWN_ENDS:]:
+        which = "whose call was cancelled" if cell.abandoned else "which was running"
+        parts.append(f"cell {cell.number}, {which}, has ended: {cell.status.value}")
+    number = cells[0].number if len(cells) == 1 else "N"
+    return f"{'; '.join(parts)}; `wait` with cell={number} shows it"
 
 
 EVERY_S = 0.1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +19,11 @@ from kernel_mcp.output.items import Failure
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy, Report, check, own_modules
 from kernel_mcp.sessions.audit import Journal
-from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Phase, Status, StopReason
+from kernel_mcp.sessions.cell import AT_ONCE, Cell, News, Outcome, Phase, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
-from kernel_mcp.sessions.losses import Notice
+from kernel_mcp.sessions.losses import Ledger, Notice
 
 RECORD_BYTES = 512 * MIB
 """Most bytes of one session's record on disk; the oldest outputs are removed first."""
@@ -34,7 +35,8 @@ class CellQueue:
     Their outputs go to files in `folder`; `clock` is the session's.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float], ledger: Ledger) -> None:
+        self.news = News(ledger)
         self._displays: DisplayIndex[OutputLog] = DisplayIndex()
         self.cells = History(folder, self._displays)
         self.current: Cell | None = None
@@ -74,6 +76,7 @@ class CellQueue:
     def end(self, cell: Cell) -> None:
         """Clear `current` and keep the record within `RECORD_BYTES`."""
         self.current = None
+        self.news.ended(cell)
         self.cells.ended(cell, RECORD_BYTES)
 
     def place(self, cell: Cell) -> int:
@@ -82,9 +85,21 @@ class CellQueue:
             return 0
         return self._waiting.index(cell) + (self.current is not None)
 
-    def withdraw(self, cause: str) -> Cell | None:
-        """End the first waiting cell; None when there is none."""
-        return self._drop(self._waiting[0], cause) if self._waiting else None
+    def withdraw(self, cause: str, cell: Cell | None = None) -> Cell | None:
+        """End `cell` if it waits, or the first waiting one; None when there is none."""
+        cell = cell or self.first
+        return self._drop(cell, cause) if cell is not None and cell in self._waiting else None
+
+    @contextmanager
+    def attending(self, cell: Cell) -> Iterator[None]:
+        """Inside this block a call waits for `cell`, whose end it tells if it can."""
+        cell.called = True
+        cell.calls += 1
+        try:
+            yield
+        finally:
+            cell.calls -= 1
+            self.news.ended(cell)
 
     def abandon(self, cell: Cell) -> None:
         """Stop a cell whose call was cancelled: at once when waiting, by interrupt when running."""
@@ -92,7 +107,7 @@ class CellQueue:
             self._drop(cell, "it was cancelled before it began")
         else:
             cell.stop(StopReason.CANCEL)
-        cell.told = True  # its call is over; the next answer reports a loss
+        cell.told = cell.abandoned = True  # its call is over; the next answer reports a loss
 
     def halt(self, reason: StopReason, lost: Notice | None) -> None:
         """End every cell, because the session is reset or closed; `lost` is the loss."""
@@ -112,6 +127,7 @@ class CellQueue:
         ended = [cell for cell in self.cells.untold if cell.finished.is_set()]
         for cell in ended:
             cell.told = True
+            self.news.retract(cell)
         self.cells.settle()
         return [cell.number for cell in ended]
 

@@ -98,7 +98,7 @@ class Session:
         self.spared_until = 0.0
         self._spared_s = 0.0
         self.ledger = Ledger()
-        self.queue = CellQueue(cells_dir, clock)
+        self.queue = CellQueue(cells_dir, clock, self.ledger)
         self.cells = self.queue.cells
         self.lifecycle = KernelLifecycle(
             request,
@@ -209,11 +209,16 @@ class Session:
         finally:
             self.last_used = self._clock()
 
-    async def interrupt(self) -> Cell | None:
-        """Interrupt the running cell and wait for its end; None when nothing runs."""
-        cell = self.queue.current
-        if cell is None and self._ahead is not None:
+    async def interrupt(self, cell: Cell | None = None) -> Cell | None:
+        """Interrupt `cell` or the running one and wait for its end; None when nothing runs.
+
+        A cell that waits is not run.
+        """
+        if cell is None and self.queue.current is None and self._ahead is not None:
             return self.queue.withdraw("it was stopped while its kernel was starting")
+        if cell is not None and self.queue.withdraw("it was stopped before it began", cell):
+            return cell
+        cell = cell or self.queue.current
         if cell is not None:
             cell.stop(StopReason.INTERRUPT)
             await cell.finished.wait()

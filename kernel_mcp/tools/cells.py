@@ -48,6 +48,7 @@ from kernel_mcp.tools import (
     progress_of,
 )
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
+from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import (
     CELL_KEY,
     LOST_KEY,
@@ -61,6 +62,7 @@ from kernel_mcp.tools.results import (
 )
 from kernel_mcp.tools.sessions import open_session, own_limits, own_timeout
 
+NumberArg = Annotated[int, Field(description="Number of a cell; 0 for the running one")]
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
 MOST_FILES = 10
@@ -91,44 +93,58 @@ def register(box: Toolbox, services: Services) -> None:
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
         cell = found.submit(code, limit_s or found.timeout_s)
-        try:
-            await found.follow(cell, wait, progress_of(ctx))
-        except anyio.get_cancelled_exc_class():
-            found.queue.abandon(cell)
-            raise
-        return await told(found, cell, caller.reply, since=Position())
+        with found.queue.attending(cell):
+            try:
+                await found.follow(cell, wait, progress_of(ctx))
+            except anyio.get_cancelled_exc_class():
+                found.queue.abandon(cell)
+                raise
+            return await told(found, cell, caller.reply, since=Position())
 
     @tool(annotations=READS, meta=ALWAYS_LOADED, structured_output=False)
     async def wait(
-        ctx: AnyContext, session: SessionArg = "", wait: WaitArg = settings.wait_s
+        ctx: AnyContext,
+        session: SessionArg = "",
+        wait: WaitArg = settings.wait_s,
+        cell: NumberArg = 0,
     ) -> CallToolResult:
         """Follow a running or queued cell: return the output since the last answer.
 
         Answers as soon as the cell ends, at the latest after `wait` seconds. Giving up on this
-        call does not stop the cell.
+        call does not stop the cell. Of one that has ended the result is shown again.
         """
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
-        cell = next(iter(found.cells.untold), None)
-        if cell is None:
+        chosen = cell_of(found.cells, cell) if cell else _next_to_tell(found)
+        if chosen is None:
             return say(_nothing_runs(found))
-        await found.follow(cell, wait, progress_of(ctx))
-        result = await told(found, cell, caller.reply, since=cell.reported)
-        if cell is not found.cells[-1]:
-            result.content.insert(0, said(_earlier(found, cell)))
+        with found.queue.attending(chosen):
+            await found.follow(chosen, wait, progress_of(ctx))
+            since = Position() if chosen.told else chosen.reported
+            result = await told(found, chosen, caller.reply, since=since)
+        if chosen.number != len(found.cells):
+            result.content.insert(0, said(_earlier(found, chosen)))
         return result
 
     @tool(annotations=CHANGES, structured_output=False)
-    async def interrupt(ctx: AnyContext, session: SessionArg = "") -> CallToolResult:
+    async def interrupt(
+        ctx: AnyContext, session: SessionArg = "", cell: NumberArg = 0
+    ) -> CallToolResult:
         """Stop the running cell (KeyboardInterrupt) and return what it had printed.
 
         Variables are kept, unless code does not react and is killed: the answer says so.
         """
         caller, found = await box.resolve(ctx, session)
-        cell = await found.interrupt()
-        if cell is None:
+        chosen = cell_of(found.cells, cell) if cell else found.queue.current or found.queue.first
+        if chosen is None:
             return say(_nothing_runs(found))
-        return await told(found, cell, caller.reply, since=cell.reported)
+        if chosen.finished.is_set():
+            return say(f"Cell {cell} is not running: it ended with {chosen.status.value}.")
+        with found.queue.attending(chosen):
+            stopped = await found.interrupt(chosen if cell else None)
+            if stopped is None:
+                return say(_nothing_runs(found))
+            return await told(found, stopped, caller.reply, since=stopped.reported)
 
     @tool(annotations=READS)
     async def check_syntax(
@@ -216,7 +232,8 @@ async def _run_once(
     try:
         await expect_script(opened, report)
         cell = opened.submit(script, opened.timeout_s)
-        await opened.follow(cell, float("inf"), report)
+        with opened.queue.attending(cell):
+            await opened.follow(cell, float("inf"), report)
         cell.state_as_of = None
         result = await answer(
             opened,
@@ -262,6 +279,13 @@ def _earlier(session: Session, cell: Cell) -> str:
     others = [f"cell {other.number}" for other in later]
     more = f". Call wait again for {', '.join(others)}" if others else ""
     return f"This is cell {cell.number}, which an earlier call had started{more}"
+
+
+def _next_to_tell(session: Session) -> Cell | None:
+    """The running cell, the one that runs next, or the first whose end was in no answer."""
+    untold = session.cells.untold
+    going = (cell for cell in untold if not cell.finished.is_set())
+    return next(going, None) or next(iter(untold), None)
 
 
 def _nothing_runs(session: Session) -> str:

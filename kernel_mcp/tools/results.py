@@ -32,11 +32,10 @@ LOST_KEY = "kernel-mcp/lost"
 ERROR_CHARS = 10_000
 """An answer that is an error, links included: Claude Code 2.1.197 cuts the middle out of longer
 ones (measured), and leaves out their pictures."""
-FAILED_OUTPUT = Budget(characters=7500)
+FAILED_OUTPUT_CHARS = 7500
 """Output in such an answer; the rest is for notices and links."""
 OMISSION_CHARS = 60
 """Room for the line that stands for what is left out."""
-GOOD = (Status.OK, Status.RUNNING, Status.QUEUED)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -86,15 +85,21 @@ async def answer(
         rendered = Rendered([TextContent(text=str(cell.error))], 0, [])
     else:
         show = partial(render, items, session=session.handle, cell=cell.number)
+        if not ended:
+            show = partial(show, silence="")
         rendered = await show(budget=Budget(settings.max_output))
-        failed = cell.status not in GOOD and not _has_picture(rendered.content)
-        if failed and _length(rendered.content) > FAILED_OUTPUT.characters:
-            rendered = await show(budget=FAILED_OUTPUT)
+        failed = ended and cell.status is not Status.OK and not _has_picture(rendered.content)
+        if failed and settings.max_output > FAILED_OUTPUT_CHARS < _length(rendered.content):
+            rendered = await show(budget=Budget(FAILED_OUTPUT_CHARS))
     reply.carry(session.ledger, said)
     if (own := cell.own) is not None and own in said:
         reply.receipt.then(lambda: session.ledger.told_by_its_cell(own))
+    if ended:
+        cell.telling = True
+        session.queue.news.retract(cell)
     reply.receipt.then(
-        lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid)
+        lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid),
+        partial(_untold, session, cell) if ended else None,
     )
     meta = cell.meta(session.handle, omitted=rendered.omitted, outputs=rendered.mime_types)
     anew = _made_anew(session, cell)
@@ -104,6 +109,12 @@ async def answer(
         is_error=failed,
         _meta={CELL_KEY: meta},
     )
+
+
+def _untold(session: Session, cell: Cell) -> None:
+    """The client had given up the call whose answer told the end of `cell`."""
+    cell.told = cell.telling = False
+    session.queue.news.ended(cell)
 
 
 def closing_line(session: Session, cell: Cell, most_s: float) -> str:

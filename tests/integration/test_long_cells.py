@@ -155,6 +155,8 @@ async def test_a_cancelled_call_interrupts_its_cell_and_delays_nobody() -> None:
     async with agent() as notebook:
         await notebook.run("import time; x = 5")
         await cancelled(notebook, "print('begun', flush=True)\ntime.sleep(1000)")
+        answer = await notebook.run("x")
+        assert answer.text.startswith("5\n[kernel-mcp] cell 2, whose call was cancelled, has ended")
         assert (await notebook.run("x")).text == "5"
 
 
@@ -249,14 +251,15 @@ async def test_wait_does_not_tell_of_a_cell_that_a_reset_has_stopped() -> None:
 async def test_an_answer_about_an_earlier_cell_says_so() -> None:
     async with agent() as notebook:
         await notebook.call("execute", code="import time; time.sleep(0.2); 'A'", wait=0)
-        await notebook.run("'short'")
-        await notebook.call("execute", code="time.sleep(0.5); 'C'", wait=0)
-        first = await notebook.call("wait")
-        assert first.text == (
-            "[kernel-mcp] This is cell 1, which an earlier call had started. Call wait again for "
-            "cell 3\n'A'"
+        second = await notebook.run("'short'")
+        assert second.text == (
+            "'short'\n[kernel-mcp] cell 1, which was running, has ended: ok; `wait` with cell=1 "
+            "shows it"
         )
+        await notebook.call("execute", code="time.sleep(0.5); 'C'", wait=0)
         assert (await notebook.call("wait")).text == "'C'"
+        first = await notebook.call("wait")
+        assert first.text == "[kernel-mcp] This is cell 1, which an earlier call had started\n'A'"
 
 
 @pytest.mark.parametrize("end", ["reset", "close_session"])

@@ -15,6 +15,7 @@ from kernel_mcp.linux import process
 from kernel_mcp.output.items import Stream
 from kernel_mcp.sessions import quota as bounds
 from kernel_mcp.sessions.cell import Outcome, Status
+from kernel_mcp.sessions.losses import Ledger
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.quota import OwnMemory, ServerBounds, relieve, size_of
 from kernel_mcp.sessions.runner import CellQueue
@@ -171,7 +172,7 @@ def test_records_are_levelled_so_that_small_ones_are_kept(tmp_path: Path) -> Non
     for number, size in enumerate((20 * KIB, 600 * KIB, 900 * KIB)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        holders.append(Holder(f"s-{number}", queue=CellQueue(folder, lambda: 0.0)))
+        holders.append(Holder(f"s-{number}", queue=CellQueue(folder, lambda: 0.0, Ledger())))
         _print(holders[-1].queue, size)
     server = Server(*holders, records=700 * KIB)
     server.bounds.check_records()
@@ -204,7 +205,7 @@ def test_the_level_leaves_what_is_below_it() -> None:
 
 
 def test_what_hangs_on_a_session_is_weighed_whatever_it_is_made_of(tmp_path: Path) -> None:
-    queue = CellQueue(tmp_path, lambda: 0.0)
+    queue = CellQueue(tmp_path, lambda: 0.0, Ledger())
     empty = size_of(queue, None)
     assert empty < 100 * KIB
     cell = queue.add("x = 1 # \U0001f600" + "a" * 100_000, 0.0)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio]
 
 @pytest.fixture
 def cells(tmp_path: Path) -> CellQueue:
-    return CellQueue(tmp_path, FakeClock())
+    return CellQueue(tmp_path, FakeClock(), Ledger())
 
 
 async def test_cells_begin_in_the_order_they_came(cells: CellQueue) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from kernel_mcp.environments.uv import ProgressCallback
@@ -15,10 +16,12 @@ from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.sessions import cell as cells
 from kernel_mcp.sessions import records
 from kernel_mcp.sessions.cell import Status, StopReason
+from kernel_mcp.tools import results
 from kernel_mcp.tools.cells import MAX_CODE_CHARS
+from tests.integration.agent import Answer
 from tests.unit.fake_kernels import FakeSource
 from tests.unit.packages.wheels import requirements
-from tests.unit.tools.served import BESIDE, served
+from tests.unit.tools.served import BESIDE, Served, served
 
 pytestmark = [pytest.mark.anyio]
 
@@ -124,6 +127,114 @@ async def test_a_call_that_is_given_up_stops_the_cell_it_has_started_and_no_othe
         else:
             await cell.finished.wait()
             assert cell.status is Status.INTERRUPTED
+
+
+async def let_go(server: Served, number: int) -> None:
+    """Have the running cell end by itself."""
+    server.source.kernels[-1].interrupt()
+    cell = server.session.cells[number - 1]
+    await cell.finished.wait()
+    while server.session.queue.current is cell:
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_the_end_of_a_cell_whose_call_has_gone_is_told_once_by_any_tool(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as server:
+        await server.hanging()
+        assert "has ended" not in (await server.call("list_files")).text
+        await let_go(server, 1)
+        told = await server.call("list_files")
+        (word,) = told.data["notices"]
+        assert word.endswith(
+            "cell 1, which was running, has ended: ok; `wait` with cell=1 shows it"
+        )
+        assert word in told.text
+        assert "has ended" not in (await server.call("execute", code="say next")).text
+        shown = await server.call("wait")
+        assert (shown.cell["cell"], shown.status) == (1, "ok")
+        await server.call("execute", code="wait", wait=0)
+        await server.running()
+        await let_go(server, 3)
+        assert "has ended" not in (await server.call("wait", cell=3)).text
+        assert "has ended" not in (await server.call("list_files")).text
+        await server.call("execute", code="wait", wait=0)
+        await server.running()
+        for number in range(7):
+            await server.call("execute", code=f"say {number}", wait=0)
+        await let_go(server, 4)
+        await server.session.cells[10].finished.wait()
+        (word,) = (await server.call("list_files")).data["notices"]
+        assert "3 other cells have ended; cell 7, which was running, has ended: ok; cell 8," in word
+        assert word.endswith("`wait` with cell=N shows it")
+
+
+async def test_the_end_of_a_cell_whose_call_was_cancelled_is_told(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(lambda: server.call("execute", code="wait"))
+            cell = await server.running()
+            calls.cancel_scope.cancel()
+        await cell.finished.wait()
+        answer = await server.call("execute", code="say next")
+        assert "cell 1, whose call was cancelled, has ended: interrupted" in answer.text
+        assert "has ended" not in (await server.call("list_files")).text
+        assert "Nothing is running" in (await server.call("wait")).text
+        shown = await server.call("wait", cell=1)
+        assert (shown.cell["cell"], shown.status) == (1, "interrupted")
+
+
+async def test_while_a_call_waits_for_a_cell_no_other_tells_its_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        answers: list[Answer] = []
+
+        async def execute() -> None:
+            answers.append(await server.call("execute", code="wait"))
+
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(execute)
+            await server.running()
+            server.source.kernels[-1].interrupt()
+            assert "has ended" not in (await server.call("list_files")).text
+        assert "has ended" not in (await server.call("list_files")).text
+        assert answers[0].status == "ok"
+
+
+async def test_an_answer_that_was_revoked_has_told_no_end(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="say one")
+        session = server.session
+        results._untold(session, session.cells[0])
+        assert "cell 1, which was running, has ended: ok" in (await server.call("list_files")).text
+
+
+async def test_wait_and_interrupt_take_the_number_of_a_cell(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        assert "has run none so far" in await server.agent.refused("wait", cell=1)
+        await server.call("execute", code="say one")
+        for _ in range(2):
+            again = await server.call("wait", cell=1)
+            assert (again.text.splitlines()[-1], again.status) == ("one", "ok")
+        await server.call("execute", code="wait", wait=0)
+        await server.running()
+        queued = await server.call("execute", code="say three", wait=0)
+        assert queued.text.startswith("[kernel-mcp] queued")
+        for tool in ("wait", "interrupt"):
+            for number in (9, -1):
+                assert f"no cell {number}: it has cells 1 to 3" in await server.agent.refused(
+                    tool, cell=number
+                )
+        over = await server.call("interrupt", cell=1)
+        assert "Cell 1 is not running: it ended with ok." in over.text
+        dropped = await server.call("interrupt", cell=3)
+        assert (dropped.cell["cell"], dropped.status) == (3, "interrupted")
+        assert "it was stopped before it began" in dropped.text
+        running = await server.call("wait", wait=0)
+        assert (running.cell["cell"], running.status) == (2, "running")
+        assert "(no output)" not in running.text
+        stopped = await server.call("interrupt", cell=2)
+        assert (stopped.cell["cell"], stopped.status) == (2, "interrupted")
 
 
 async def test_output_is_reported_to_whoever_asks_for_progress(tmp_path: Path) -> None:
