@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Share, duration, memory, share
+from kernel_mcp.config.values import Share, duration, limit_duration, memory, share
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelFactory
@@ -146,7 +146,12 @@ CpuArg = Annotated[
     WithJsonSchema({"type": "string"}),
     Field(description="Processors, such as 1.5, or their time for a cell, such as 30s"),
 ]
-WaitArg = Annotated[float, Field(description="Seconds to wait before answering `running`")]
+WaitArg = Annotated[
+    float,
+    BeforeValidator(limit_duration),
+    WithJsonSchema({"type": "number"}),
+    Field(description="Seconds to wait before answering `running`"),
+]
 
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)

@@ -39,7 +39,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("execute", {"code": ["1"]}, "`code` has to be a string, not a list."),
     ("execute", {"code": {"a": 1}}, "`code` has to be a string, not an object."),
     ("execute", {"code": True}, "`code` has to be a string, not true."),
-    ("execute", {"code": "1", "wait": "long"}, "`wait` has to be a number, not the string 'long'."),
+    ("execute", {"code": "1", "wait": "long"}, "`wait` is the string 'long': expected a time such"),
     ("read_file", {"path": "a", "limit": 1.5}, "a whole number, not the number 1.5."),
     ("reset", {"files": "maybe"}, "`files` has to be true or false, not the string 'maybe'."),
     ("execute", {"code": "1", "timeout": 4000}, "Ask for at most 3600 s (--max-timeout)"),
@@ -76,7 +76,7 @@ async def test_wrong_arguments_are_told_in_words_and_nothing_is_done(tmp_path: P
 
 async def test_what_a_client_means_by_other_types_is_taken(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
-        answer = await server.call("execute", code="say 1", timeout="5", wait=5)
+        answer = await server.call("execute", code="say 1", timeout="5", wait="5s")
         assert not answer.failed
         assert not (await server.call("reset", files="true")).failed
         assert not (await server.call("create_session", packages="[]")).failed
