@@ -32,7 +32,11 @@ _CHARS = 32 * 1024
 """Characters that are searched: a kernel may send more."""
 _NOT_FOUND = re.compile(r"No module named '([A-Za-z_][\w.]*)'", re.ASCII)
 _NOT_ALLOWED = re.compile(r"NotAllowedError: import of '([A-Za-z_][\w.]*)'", re.ASCII)
-_TOLD = re.compile(r"\b(?:pip|conda) install (?:-\S+ )*['\"`]?([A-Za-z_][\w.-]*\w)", re.ASCII)
+_TOLD = re.compile(
+    r"\b(?:(?:pip|conda) install (?:-\S+ )*['\"`]?|requires '|dependency ')"
+    r"([A-Za-z_][\w.-]*\w)(?![\w+/:]|\.\w)(?<!\.txt)",
+    re.ASCII,
+)
 """How libraries name what they lack."""
 _NAME_CHARS = 100
 
@@ -44,8 +48,7 @@ def missing_module(failure: Failure) -> str:
     """
     text = "\n".join(failure.traceback)[-_CHARS:] or f"{failure.name}: {failure.value}"[:_CHARS]
     found = [*_NOT_FOUND.findall(text), *_NOT_ALLOWED.findall(text)]
-    if not found and failure.name in ("ImportError", "ModuleNotFoundError"):
-        found = _TOLD.findall(text)
+    found = found or _TOLD.findall(failure.value[:_CHARS])
     return str(found[-1])[:_NAME_CHARS] if found else ""
 
 
@@ -53,7 +56,7 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     """What to do about a module that `code` wanted on this Python; empty where nothing helps."""
     wanted = _whole_name(missing, code)
     root = wanted.partition(".")[0]
-    if root in sys.stdlib_module_names or root in GONE:
+    if root == missing and (root in sys.stdlib_module_names or root in GONE):
         return _of_python(root, policy, python)
     if not policy.allow_all and (policy.has(wanted) or root in (policy.installed or ())):
         return policy.step(wanted, once=policy.once)  # it is there, and not on the list
@@ -72,11 +75,10 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
 def _whole_name(missing: str, code: str) -> str:
     """As code wrote it: of `google.cloud.storage` Python says that there is no `google`."""
     name = re.escape(missing)
-    match = re.search(rf"^\s*(?:from|import)\s+({name}\.[\w.]+)", code, re.MULTILINE | re.ASCII)
+    flags = re.MULTILINE | re.ASCII
+    match = re.search(rf"(?:^\s*(?:from|import)\s+|['\"])({name}\.[\w.]+)", code, flags)
     whole = match[1] if match else missing
-    part = re.search(
-        rf"^\s*from\s+{re.escape(whole)}\s+import\s+\(?\s*(\w+)", code, re.MULTILINE | re.ASCII
-    )
+    part = re.search(rf"^\s*from\s+{re.escape(whole)}\s+import\s+\(?\s*(\w+)", code, flags)
     return f"{whole}.{part[1]}" if part else whole
 
 
@@ -85,7 +87,9 @@ def _of_python(root: str, policy: Policy, python: str) -> str:
         return ""  # the refusal says it all
     last = GONE.get(root)
     running = ".".join(python.split(".")[:2])
-    if last is None or not running or _numbers(running) <= _numbers(last):
+    if last is None:
+        return f"{root} is not part of the Python that runs here."
+    if not running or _numbers(running) <= _numbers(last):
         return ""
     call = f'run_script(python="{last}")' if policy.once else f'create_session(python="{last}")'
     return f"{root} is no longer part of Python {running}: {call} opens a session that has it."
