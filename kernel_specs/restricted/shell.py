@@ -128,6 +128,8 @@ class Shell(ZMQInteractiveShell):
         self.last_error = None
         self._interrupted = False
         self.reserve.renew()
+        if "_oh" not in self.user_ns:  # `globals().clear()`: results could not be shown any more
+            self.init_user_ns()
         failure = None
         try:
             cell = self.transform_cell(code)
@@ -283,6 +285,8 @@ class Shell(ZMQInteractiveShell):
             return self.system_piped(f"{magic_name} {line}")
         if not is_harmless(magic_name, line):
             self._require_commands(f"%{magic_name}")
+        if magic_name == "store" and self.find_line_magic("store") is None:
+            self.extension_manager.load_extension("storemagic")
         return super().run_line_magic(magic_name, line, _stack_depth + 1)
 
     def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
@@ -299,6 +303,7 @@ class Shell(ZMQInteractiveShell):
     def init_user_ns(self) -> None:
         """Fill the namespace of cells, at the start and after a reset of it."""
         super().init_user_ns()
+        self.user_ns.setdefault("__name__", "__main__")
         self._give_builtins()
 
     def _give_builtins(self) -> None:
