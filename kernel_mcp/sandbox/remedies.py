@@ -56,15 +56,21 @@ def surroundings() -> str:
 
 
 def for_cgroups() -> str:
-    """How this server could have control groups, or why that is nothing to worry about."""
+    """How this server could have control groups, and what holds without them."""
     if container():
-        return "nothing has to be done: the container's own limits hold, and a watchdog's"
+        return (
+            "for limits by control groups start the container with --memory, --cpus and "
+            "--pids-limit; those of each session are held by a watchdog"
+        )
     if os.geteuid() and _UNIFIED.exists() and _SYSTEMD.exists():
         return (
             "for limits by control groups start the server with: systemd-run --user --scope "
             "--quiet -p Delegate=yes kernel-mcp"
         )
-    return "nothing has to be done: limits of processes and a watchdog stand in"
+    return (
+        "control groups take a server that root runs, or systemd with cgroups of version 2; "
+        "without them limits of processes and a watchdog hold"
+    )
 
 
 def install_hint(package: str, release: Mapping[str, str] | None = None) -> str:

@@ -12,7 +12,7 @@ class Result(BaseModel):
 
 
 class Told(Result):
-    """A result about one session, which may have something to tell."""
+    """A result that may have something to tell besides."""
 
     notices: list[str] = Field(default=[], description="What the server has to tell besides")
 
@@ -43,14 +43,14 @@ class SessionState(Told):
     lost: list[str] = Field(default=[], description="Variables that `notices` call lost")
 
 
-class SessionList(Result):
+class SessionList(Told):
     """The caller's sessions, oldest first."""
 
     sessions: list[SessionState]
     limit: int
 
 
-class Closed(Result):
+class Closed(Told):
     """A session that has ended."""
 
     session: str

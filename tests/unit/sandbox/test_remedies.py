@@ -56,7 +56,7 @@ def test_a_container_is_told_how_it_has_to_be_started(
     assert said in text
     assert f"Start the container with {options}" in text
     assert f"in a container of {engine}" in remedies.surroundings()
-    assert "nothing has to be done" in remedies.for_cgroups()
+    assert "start the container with --memory" in remedies.for_cgroups()
 
 
 def test_where_no_container_is_recognised_all_ways_are_named(

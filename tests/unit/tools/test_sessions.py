@@ -135,7 +135,8 @@ async def test_more_sessions_than_the_operator_lets_run_are_refused(tmp_path: Pa
 
 async def test_the_list_says_what_each_session_does(tmp_path: Path) -> None:
     async with served(tmp_path, max_sessions=8) as server:
-        assert (await server.call("list_sessions")).data == {"sessions": [], "limit": 8}
+        nothing = {"notices": [], "sessions": [], "limit": 8}
+        assert (await server.call("list_sessions")).data == nothing
         await server.call("execute", code=f"say {'long ' * 30}\nand more")
         server.clock.now += 5
         (idle,) = (await server.call("list_sessions")).data["sessions"]

@@ -71,7 +71,7 @@ def test_what_can_be_done_is_said_at_the_end(monkeypatch: pytest.MonkeyPatch) ->
     assert "systemd-run --user --scope" in found.advice[1]
     assert as_text(found, colour=False).endswith(found.advice[1])
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    assert "nothing has to be done" in found.advice[1]
+    assert "a watchdog hold" in found.advice[1]
     assert as_json(found)["advice"] == found.advice
     assert "What you can do" not in as_text(diagnosis(GOOD), colour=False)
 
