@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 from contextlib import ExitStack
 
@@ -55,7 +56,8 @@ STATUS_WAIT_S = 1.0
 class Spawned:
     """A running `SandboxCommand`: the started process, the sandbox's first one, the kernel.
 
-    They are one process where the sandbox has none of its own. The start raises LaunchError.
+    They are one process where the sandbox has none of its own. A detached sandbox goes on without
+    the started process, and its connection tells the end. The start raises LaunchError.
     """
 
     def __init__(self, command: SandboxCommand) -> None:
@@ -63,6 +65,7 @@ class Spawned:
         self._status_fd = command.status_fd
         self.wrapped = command.status_fd >= 0
         self._detached = command.detached
+        self._link: socket.socket | None = None
         self._first: Watched | None = None
         self.kernel: Watched | None = None
         self._status = b""
@@ -85,7 +88,7 @@ class Spawned:
     @property
     def pids(self) -> list[int]:
         """Those that are known: what was started first, the kernel last."""
-        known = (self._outer, self._first, self.kernel)
+        known = (None if self._link else self._outer, self._first, self.kernel)
         return [watched.pid for watched in known if watched is not None]
 
     def begin(self, on_end: OnEnd) -> None:
@@ -141,13 +144,16 @@ class Spawned:
         for watched in (self._outer, self._first, self.kernel):
             if watched is not None:
                 watched.close()
+        if self._link is not None:
+            self._loop.remove_reader(self._link)
+            self._link.close()
         self.tail.close()
         self._close_status()
 
     def _on_status(self) -> None:
-        """Read bubblewrap's report, which arrives in pieces, up to the first process's id."""
+        """Read the report, which arrives in pieces, up to the first process's id."""
         try:
-            piece = os.read(self._status_fd, 4096)
+            piece = self._receive() if self._detached else os.read(self._status_fd, 4096)
         except BlockingIOError:
             return
         self._status += piece
@@ -159,6 +165,28 @@ class Spawned:
             with contextlib.suppress(ProcessLookupError):
                 self._watch_first(json.loads(first)["child-pid"])
         self._status_known.set()
+
+    def _receive(self) -> bytes:
+        status = socket.socket(fileno=self._status_fd)
+        try:
+            piece, given, _, _ = socket.recv_fds(status, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+        finally:
+            status.detach()
+        if given:
+            self._link = socket.socket(fileno=given[0])
+            self._link.setblocking(False)
+            self._loop.add_reader(self._link, self._on_link)
+        return piece
+
+    def _on_link(self) -> None:
+        assert self._link is not None
+        self._loop.remove_reader(self._link)
+        try:
+            said = self._link.recv(64)
+        except OSError:
+            said = b""
+        # without a word: the first process was killed, and with it all others
+        self._end(int(said or 128 + signal.SIGKILL))
 
     def _watch_first(self, pid: int) -> None:
         """Hold the sandbox's first process. Raises ProcessLookupError when it is gone."""
@@ -174,8 +202,16 @@ class Spawned:
         # what the kernel left behind; before the wait, which gives the group's number free
         if self._first is None and not self.wrapped:
             self._kill_group()
-        self._code = self._popen.wait()
-        self._on_end(self._code)
+        if self._detached and not self._status_known.is_set():
+            self._on_status()
+        code = self._popen.wait()
+        if code or self._link is None:
+            self._end(code)
+
+    def _end(self, code: int) -> None:
+        if self._code is None:
+            self._code = code
+            self._on_end(code)
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -97,7 +98,10 @@ class SandboxCommand:
     `pass_fds` stay open in the child and close in the parent, `SandboxRequest.inherit` among them.
     `status_fd` is the read end of a pipe that tells the host pid of the sandbox's first process as
     JSON, `{"child-pid": 123, ...}`; -1 when the started process is itself the confined one.
-    With `detached` that first process is not a child of the started one.
+
+    With `detached` the first process is no child of the started one, which ends: `status_fd` is a
+    socket that gives with the pid a connection, and over that comes the kernel's exit code. Only if
+    `status_fd` was closed before does the started process stay, and exit with that code.
     """
 
     argv: Sequence[str]
@@ -224,6 +228,13 @@ class Passed:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._undo.callback(os.close, read)
         return read, str(self.add(write))
+
+    def link(self) -> tuple[int, str]:
+        """As `status`, but connected sockets, which descriptors can be sent over."""
+        read, write = socket.socketpair()
+        read.setblocking(False)
+        self._undo.callback(os.close, read.fileno())
+        return read.detach(), str(self.add(write.detach()))
 
     def add(self, fd: int) -> int:
         """Take over a descriptor."""

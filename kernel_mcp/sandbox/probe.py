@@ -59,6 +59,8 @@ def run_confined(
             )
             paths = sandbox.guest_paths(workspace, sockets)
             fed = stdin if isinstance(stdin, str) else stdin(paths)
+            if command.detached:  # then what is started waits for the end
+                os.close(command.status_fd)
             try:
                 return subprocess.run(
                     command.argv,
@@ -78,7 +80,7 @@ def run_confined(
                 ) from late
             finally:
                 command.close_passed()
-                if command.status_fd >= 0:
+                if command.status_fd >= 0 and not command.detached:
                     os.close(command.status_fd)
         finally:
             sandbox.release(identity)

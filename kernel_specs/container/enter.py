@@ -3,8 +3,9 @@
     enter.py SOCKET
 
 What to run, its descriptors and its system call filter come over SOCKET from the host. The
-connection stays open: when the host's end closes, whatever way the server has ended, this process
-ends, and as it is process 1 of the container everything in it does.
+connection stays open: the exit code of the kernel goes over it, 128 + n for signal n. When the
+host's end closes, whatever way the server has ended, this process ends, and as it is process 1 of
+the container everything in it does.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def main(path: str) -> int:
     """Run the task of the host; the exit code of this process."""
     host = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     host.connect(path)
+    received: list[int] = []
     try:
         task, received = _receive(host)
         woken, wake = socket.socketpair()
@@ -62,14 +64,17 @@ def main(path: str) -> int:
         if child == 0:
             _become(task, received)
     except Exception as error:  # noqa: BLE001  # the host is told, whatever it is
-        _tell(host, {"error": f"{type(error).__name__}: {error}"})
+        for stderr in received[2:3]:
+            os.write(stderr, f"the container could not be set up: {error!r}\n".encode())
+        _tell(host, EXIT_FAILED)
         return EXIT_FAILED
     os.closerange(0, 3)
     for fd in received:
         os.close(fd)
     status = _wait(host, woken, child)
     if status is not None:
-        _tell(host, {"status": status})
+        code = os.waitstatus_to_exitcode(status)
+        _tell(host, code if code >= 0 else 128 - code)
     return 0
 
 
@@ -139,9 +144,9 @@ def _noted(number: int, frame: object) -> None:
     """SIGCHLD: the wakeup descriptor has it."""
 
 
-def _tell(host: socket.socket, message: dict[str, Any]) -> None:
+def _tell(host: socket.socket, code: int) -> None:
     with contextlib.suppress(OSError):  # the host has closed
-        host.send(json.dumps(message).encode())
+        host.send(str(code).encode())
 
 
 def _filter_calls(program: bytes) -> None:

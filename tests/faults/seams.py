@@ -293,6 +293,8 @@ SEAMS = frozenset(
         "select.select",
         "signal.pidfd_send_signal",
         "socket.create_server",
+        "socket.recv_fds",
+        "socket.send_fds",
         "socket.socket",
         "socket.socketpair",
         "subprocess.Popen",

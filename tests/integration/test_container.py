@@ -32,6 +32,7 @@ from tests.integration import containers
 from tests.integration.kernel_contract import keeps_the_contract
 from tests.integration.landlock_kernel import notebook
 from tests.integration.limited_kernel import LimitedKernel, limited_kernel
+from tests.integration.processes import children
 
 pytestmark = [
     pytest.mark.anyio,
@@ -247,6 +248,20 @@ async def test_a_kernel_computes_is_interrupted_and_goes_on(sandbox: ContainerSa
         assert (await kernel.run(pool)).text == "[1, 2]\n"
         assert kernel.handle.usage().memory_bytes > 10 * MIB
     assert kernel.handle.exit is not None
+
+
+async def test_a_running_container_has_no_process_of_ours_beside_it(
+    sandbox: ContainerSandbox,
+) -> None:
+    async with kernel_in(sandbox) as kernel:
+        first = kernel.handle.process.pids[0]
+        assert "enter.py" in Path(f"/proc/{first}/cmdline").read_text()
+        beside = [Path(f"/proc/{pid}/cmdline").read_text() for pid in children(os.getpid())]
+        assert [words for words in beside if "shim" in words] == []
+        os.kill(first, signal.SIGKILL)
+        with anyio.fail_after(60):
+            ended = await kernel.handle.wait()
+        assert ended.signal == signal.SIGKILL
 
 
 async def test_the_process_of_a_kernel_keeps_the_contract_of_all(

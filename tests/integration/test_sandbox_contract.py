@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -123,12 +124,19 @@ def test_a_command_runs_where_guest_paths_say_as_whom_identity_says(
         )
     finally:
         command.close_passed()
-        if command.status_fd >= 0:
-            status = os.read(command.status_fd, 4096)
-            os.close(command.status_fd)
+    code = done.returncode
+    if command.detached:
+        assert code == 0, done.stderr
+        with socket.socket(fileno=command.status_fd) as end:
+            status, (link,), _, _ = socket.recv_fds(end, 4096, 1)
+        with socket.socket(fileno=link) as first:
+            code = int(first.recv(64))
+    elif command.status_fd >= 0:
+        status = os.read(command.status_fd, 4096)
+        os.close(command.status_fd)
     with open(read) as told:
         said = told.read()
-    assert done.returncode == 7, done.stderr
+    assert code == 7, done.stderr
     assert json.loads(said) == {
         "given": "by the server",
         "boot": True,

@@ -2,7 +2,7 @@
 
 The engine only makes the container. `shim.py` on the host hands the kernel's descriptors over a
 Unix socket to the first process inside, `kernel_specs/container/enter.py`, so that pipes, readiness
-and the end of a kernel need no engine.
+and the end of a kernel need no engine. It ends once the server has the connection.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class ContainerSandbox(KernelUsers):
         }
         with Passed() as passed:
             task_fd = passed.file(json.dumps(task).encode())
-            status_read, status = passed.status()
+            status_read, status = passed.link()
             return SandboxCommand(
                 argv=[
                     *(sys.executable, "-I", "-S", "-B", str(_SHIM)),

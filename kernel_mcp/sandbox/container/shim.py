@@ -1,10 +1,13 @@
-"""A program on the host beside each container: what the engine's command line cannot do.
+"""A program on the host that starts a container: what the engine's command line cannot do.
 
     shim.py --parent PID --status FD --task FD
 
 It listens beside the kernel's sockets, has the engine start the container and hands descriptors to
-its first process, whose pid on the host is in SO_PEERCRED. It exits as the kernel does, 128 + n for
-signal n. It dies with the server, and the container with it.
+its first process, whose pid on the host is in SO_PEERCRED. That pid and the connection, which tells
+the kernel's end, go over the socket `--status`, and this program is done. If nobody reads there, it
+stays and exits as the kernel does, 128 + n for signal n.
+
+It dies with the server. The container ends when the connection closes.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(argv: list[str]) -> int:
-    """Start the container and wait for its end."""
+    """Start the container; the exit code."""
     given = dict(zip(argv[::2], argv[1::2], strict=True))
     _die_with(int(given["--parent"]))
     status_fd, task = int(given["--status"]), _task(int(given["--task"]))
@@ -53,10 +56,10 @@ def main(argv: list[str]) -> int:
                 "engine maps users (userns-remap), which kernel-mcp cannot work with"
             )
     _bring_along(pid)
-    os.write(status_fd, json.dumps({"child-pid": pid}).encode() + b"\n")
-    os.close(status_fd)
+    with socket.socket(fileno=status_fd) as status:
+        watched = _told(status, pid, first)
     _hand_over(first, task)
-    return _outcome(first)
+    return 0 if watched else _outcome(first)
 
 
 def _task(fd: int) -> Task:
@@ -132,6 +135,15 @@ def _bring_along(pid: int) -> None:
             (tree.own / "cgroup.procs").write_text(str(pid))
 
 
+def _told(status: socket.socket, pid: int, first: socket.socket) -> bool:
+    """Give the first process and its connection to the server; False if nobody reads."""
+    try:
+        socket.send_fds(status, [json.dumps({"child-pid": pid}).encode() + b"\n"], [first.fileno()])
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
 def _hand_over(first: socket.socket, task: Task) -> None:
     """Send the task with standard input, output, error and what the kernel inherits."""
     numbers = [0, 1, 2, *task["inherit"]]
@@ -151,16 +163,11 @@ def _hand_over(first: socket.socket, task: Task) -> None:
 def _outcome(first: socket.socket) -> int:
     """Wait for the end of the kernel; its exit code, 128 + n for signal n."""
     try:
-        said = first.recv(1 << 16)
+        said = first.recv(64)
     except ConnectionResetError:
         said = b""
-    if not said:
-        return 128 + signal.SIGKILL  # the first process was killed, and with it all others
-    outcome = json.loads(said)
-    if "error" in outcome:
-        return _fail(f"the container could not be set up: {outcome['error']}")
-    code = os.waitstatus_to_exitcode(outcome["status"])
-    return code if code >= 0 else 128 - code
+    # without a word: the first process was killed, and with it all others
+    return int(said or 128 + signal.SIGKILL)
 
 
 def _fail(text: str) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.spawn import Spawned, spawn
-from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.sandbox.base import Passed, SandboxCommand
 
 
 def opened() -> set[str]:
@@ -76,3 +78,59 @@ async def test_what_a_sandbox_has_begun_before_it_told_of_it_ends_with_it(tmp_pa
     finally:
         os.close(child)
         spawned.close()
+
+
+DETACHED = """
+import os, socket, sys
+status, code = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+link, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+first = os.fork()
+if first == 0:
+    status.close()
+    link.close()
+    kept.recv(1)
+    kept.send(b"7")
+    os._exit(0)
+kept.close()
+socket.send_fds(status, [b'{"child-pid": %d}\\n' % first], [link.fileno()])
+if code == 0:
+    link.send(b"x")
+sys.exit(code)
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("code", "told"), [(0, 7), (3, 3)])
+async def test_a_detached_sandbox_tells_its_end_over_a_connection(code: int, told: int) -> None:
+    before = opened()
+    with Passed() as passed:
+        status_fd, status = passed.link()
+        command = SandboxCommand(
+            [sys.executable, "-I", "-S", "-c", DETACHED, status, str(code)],
+            passed.keep(),
+            {},
+            status_fd=status_fd,
+            detached=True,
+        )
+    ended = anyio.Event()
+    codes: list[int | None] = []
+    spawned = Spawned(command)
+    started = spawned.pids
+
+    def note(code: int | None) -> None:
+        codes.append(code)
+        spawned.kill()
+        ended.set()
+
+    spawned.begin(note)
+    try:
+        with anyio.fail_after(60):
+            await ended.wait()
+            await spawned.gone()
+        assert codes == [told]
+        assert spawned.pids
+        assert not set(spawned.pids) & set(started)
+    finally:
+        spawned.close()
+    await anyio.lowlevel.checkpoint()
+    assert opened() == before
