@@ -219,7 +219,6 @@ SEAMS = frozenset(
         ".read_text",
         ".readlink",
         ".recv",
-        ".recv_into",
         ".recvmsg",
         ".rename",
         ".rglob",
