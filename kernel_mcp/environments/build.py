@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +55,18 @@ BASE_PACKAGES = ("cloudpickle>=3,<4", "ipykernel>=7,<8")
 # Dependencies of ipykernel and IPython that a kernel here never uses: there is no debugger to
 # talk to and no completion. They are a fifth of the download.
 LEFT_OUT = ("debugpy", "jedi", "parso")
+_DRAWN_BY = {
+    "": "resvg-py",  # SVG, in every environment
+    "altair": "vl-convert-python",  # its charts; 35 MB, with a JavaScript engine
+}
+"""What draws pictures that else take a browser, by the package it comes with."""
 TRIALS_AT_ONCE = 4
 _EXCLUDES = "excludes.txt"
+
+
+def implied(names: Iterable[str]) -> list[str]:
+    """What comes with packages of these names where it can be had; `""` is the kernel itself."""
+    return sorted({_DRAWN_BY[name] for name in names if name in _DRAWN_BY})
 
 
 class Build:
@@ -72,7 +82,9 @@ class Build:
         self._workshop = workshop
         self._interpreter = interpreter
         self._packages = tuple(map(str, packages))
-        self._excludes = sorted(set(LEFT_OUT) - {each.name for each in packages})
+        names = {each.name for each in packages}
+        self._excludes = sorted(set(LEFT_OUT) - names)
+        self._implied = [each for each in implied(["", *names]) if each not in names]
         self._terms = terms
 
     async def run(self, folder: Path, progress: ProgressCallback, lock: int) -> None:
@@ -106,19 +118,13 @@ class Build:
         excludes.write_text("\n".join(self._excludes), encoding="utf-8")
         spending = Spending(self._terms.most_bytes, [folder])
         await progress("Resolving")
-        result = await self._workshop.run(
-            [
-                *("pip", "install", "--link-mode", "copy", "--no-compile-bytecode"),
-                *("--excludes", str(excludes)),
-                *("--python", interpreter.executable, "--prefix", str(folder)),
-                *("--", *BASE_PACKAGES, *self._packages),
-            ],
-            readonly=interpreter.readonly,
-            writable=[folder],
-            spending=spending,
-            progress=progress,
-            keep=lock,
-        )
+        result = await self._install(folder, self._implied, spending, progress, lock)
+        if (
+            result is not None
+            and result.code
+            and any(name in result.output for name in self._implied)
+        ):
+            result = await self._install(folder, (), spending, progress, lock)
         if result is None:
             raise self._too_big()
         if result.code:
@@ -135,6 +141,28 @@ class Build:
         )
         if await anyio.to_thread.run_sync(spending.exceeded):
             raise self._too_big()
+
+    async def _install(
+        self,
+        folder: Path,
+        implied: Sequence[str],
+        spending: Spending,
+        progress: ProgressCallback,
+        lock: int,
+    ) -> UvResult | None:
+        return await self._workshop.run(
+            [
+                *("pip", "install", "--link-mode", "copy", "--no-compile-bytecode"),
+                *("--excludes", str(folder / _EXCLUDES)),
+                *("--python", self._interpreter.executable, "--prefix", str(folder)),
+                *("--", *BASE_PACKAGES, *implied, *self._packages),
+            ],
+            readonly=self._interpreter.readonly,
+            writable=[folder],
+            spending=spending,
+            progress=progress,
+            keep=lock,
+        )
 
     async def _sort_out(self, folder: Path, result: UvResult, progress: ProgressCallback) -> None:
         """Raise UnfitPackages when packages of the operator's cannot be had even alone."""

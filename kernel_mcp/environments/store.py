@@ -31,6 +31,7 @@ from kernel_mcp.environments.build import (
     OPERATORS,
     Build,
     Terms,
+    implied,
     note_unfit,
     noted_unfit,
 )
@@ -285,7 +286,8 @@ def _unfit_file(folder: Path) -> Path:
 def _name(interpreter: Interpreter, spec: EnvironmentSpec) -> str:
     """Folder name: readable Python version, then a hash of all that shapes the environment."""
     packages = [str(each) for each in spec.packages]
-    shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, BASE_PACKAGES, LEFT_OUT])
+    own = [BASE_PACKAGES, LEFT_OUT, implied(["", *(each.name for each in spec.packages)])]
+    shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, *own])
     return f"python-{interpreter.version}-{sha256(shape.encode()).hexdigest()[:20]}"
 
 

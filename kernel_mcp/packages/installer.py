@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT
+from kernel_mcp.environments.build import BASE_PACKAGES, LEFT_OUT, implied
 from kernel_mcp.environments.layer import STAGING, Generation, Layer, versions
 from kernel_mcp.environments.progress import cancel_on
 from kernel_mcp.environments.uv import ProgressCallback
@@ -179,14 +179,24 @@ class Installer:
             source_builds=await self._builds_allowed(),
         )
         async with opened as pip:
-            resolved = await pip.resolve(
-                wanted=[*BASE_PACKAGES, *map(str, (*own, *earlier, *asked))],
-                earlier=[str(each) for each in earlier],
-                present=present.versions,
-                constraints=[*pins, *self.rules.constraints],
-                excludes=sorted(set(LEFT_OUT) - named),
-                progress=progress,
-            )
+
+            async def resolve(implied: Sequence[str]) -> Mapping[str, str]:
+                return await pip.resolve(
+                    wanted=[*BASE_PACKAGES, *implied, *map(str, (*own, *earlier, *asked))],
+                    earlier=[str(each) for each in earlier],
+                    present=present.versions,
+                    constraints=[*pins, *self.rules.constraints],
+                    excludes=sorted(set(LEFT_OUT) - named),
+                    progress=progress,
+                )
+
+            along = [each for each in implied(names) if each not in present.versions]
+            try:
+                resolved = await resolve(along)
+            except InstallError as error:
+                if not any(name in str(error) for name in along):
+                    raise
+                resolved = await resolve(())
             differing = {
                 name: version
                 for name, version in resolved.items()

@@ -24,6 +24,7 @@ class Kit:
     """A cache folder and the calls that reached the stand-in."""
 
     def __init__(self, root: Path) -> None:
+        root.mkdir(exist_ok=True)
         self.cache = root / "cache"
         self.log = root / "log"
         self.program = root / "uv"

@@ -77,6 +77,21 @@ async def test_packages_of_agents_are_all_or_none(kit: Kit) -> None:
     assert kit.calls() == ["pip install"]
 
 
+async def test_what_draws_pictures_comes_along_and_is_left_out_where_it_cannot_be_had(
+    kit: Kit,
+) -> None:
+    spec = EnvironmentSpec.for_allow(["altair"])
+    env = await kit.store().ensure(spec, silence)
+    assert {"resvg_py==1.0", "vl_convert_python==1.0"} <= {
+        each.replace("-", "_") for each in env.packages
+    }
+    other = Kit(kit.cache.parent / "other")
+    env = await other.store({"FAKE_UV_UNFIT": "resvg-py"}).ensure(spec, silence)
+    assert "altair==1.0" in env.packages
+    assert not any(each.startswith(("resvg", "vl")) for each in env.packages)
+    assert build.implied(["", "numpy"]) == ["resvg-py"]
+
+
 async def test_what_only_contradicts_each_other_is_no_reason_to_drop_one(kit: Kit) -> None:
     with pytest.raises(EnvironmentBuildError, match="contradict each other"):
         await Fitting(kit.store({"FAKE_UV_CONFLICT": "1"}), WANTED).ensure(silence)
