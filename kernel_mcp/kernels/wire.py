@@ -227,6 +227,6 @@ def _bundle(value: object) -> dict[str, Any]:
     if len(bundle) > MAX_ENTRIES:
         raise WireError("too many entries in a MIME bundle")
     for mime, data in bundle.items():
-        if not isinstance(data, str) and not (mime == "application/json" or mime.endswith("+json")):
+        if not isinstance(data, str) and not mime.endswith(("/json", "+json", ".json")):
             raise WireError(f"data of type {mime[:80]!r} is not a string")
     return bundle

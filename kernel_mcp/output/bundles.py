@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from kernel_mcp.config.values import KIB
-from kernel_mcp.output.markup import JSON_DEPTH, Shape, html_to_text, slices, utf8
+from kernel_mcp.output.markup import (
+    JSON_DEPTH,
+    Shape,
+    html_outline,
+    html_to_text,
+    slices,
+    utf8,
+)
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Cut, cut
 
@@ -47,7 +54,10 @@ _EXTENSIONS = {
     "text/csv": "csv",
 }
 _MIME = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,99}/[a-z0-9][a-z0-9!#$&^_.+-]{0,99}", re.I)
-_READABLE = ("text/plain", "text/markdown", "text/latex", "application/json", "text/html")
+_READABLE = (
+    *("text/plain", "text/markdown", "text/latex", "application/json", "application/geo+json"),
+    *("text/html", "image/svg+xml", "application/javascript"),
+)
 _RICH = (
     "text/html",
     "image/svg+xml",
@@ -59,7 +69,8 @@ _RICH = (
 )
 INLINE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Pictures that can be shown to a model, some of them after conversion."""
-_PLACEHOLDER = re.compile(r"<IPython\.core\.display\.\w+ object>|<Figure size .*>")
+_PLACEHOLDER = re.compile(r"<[\w.]+ object>|<[\w.<>]+(?: object)? at 0x[0-9a-f]+>|<Figure size .*>")
+"""What stands for an object whose other representation says more."""
 
 
 def is_binary(mime: str) -> bool:
@@ -247,17 +258,21 @@ def readable(parts: tuple[Part, ...], limit: int) -> Cut:
     Empty when only a picture stands for it.
     """
     by_type = {part.mime: part for part in parts}
+    pictured = any(mime in by_type for mime in INLINE_IMAGES)
     for mime in _READABLE:
         text = by_type[mime].read() if mime in by_type else ""
         if mime == "text/plain" and len(parts) > 1 and _PLACEHOLDER.fullmatch(text.strip()):
             continue
         if mime == "text/html":
-            text = html_to_text(text, HTML_CHARS)
+            words = html_to_text(text, HTML_CHARS)
+            text = words if words or pictured else html_outline(text, HTML_CHARS)
+        elif mime == "image/svg+xml":
+            text = html_to_text(text[text.find(">", text.find("<svg")) + 1 :], HTML_CHARS)
         if text.strip():
             ends = cut(text, limit // 2, limit - limit // 2)
             return Cut(clean(ends.head), clean(ends.tail), ends.omitted)
     shown = primary(parts)
-    if shown is None or shown.mime in INLINE_IMAGES:
+    if shown is None or pictured:
         return Cut("", "", 0)
     return Cut(f"[{shown.mime}, {shown.size:,} characters]", "", 0)
 

@@ -40,6 +40,8 @@ _NO_SOURCE = "'Could not get source"
 _BODY = re.compile(r"\s|-+>|$")
 _PACKAGES = r"(?:site|dist)-packages/"
 _LIBRARY = re.compile(rf"(?:/lib/python[\d.]+t?/(?:{_PACKAGES})?|{_PACKAGES})([^/]+)")
+_COMPILED = re.compile(r"(?:src/)?([^/<>]+)/.*\.(?:pyx|pxi|pxd|pyi|c|cpp|rs)|<stringsource>")
+"""Source of a compiled module, by its path in the package's own repository."""
 _FOREIGN = re.compile(r"site-packages|dist-packages|/lib/python|/\.venv/|/\.cache/")
 
 
@@ -96,7 +98,9 @@ def _frame(line: str, workspace: str) -> _Frame | None:
     if match is None:
         return None
     path = match.group("plain") or match.group("path")
-    if path.startswith("<"):
+    if _COMPILED.fullmatch(path):
+        own = False
+    elif path.startswith("<"):
         own = not path.startswith(("<frozen", "<__array"))
     else:
         own = path.startswith((f"{workspace}/", "~/", "/tmp/ipykernel_")) or path[0] != "/"
@@ -141,8 +145,8 @@ def _counted(frames: list[_Frame]) -> list[str]:
         return []
     names: list[str] = []
     for frame in frames:
-        match = _LIBRARY.search(frame.path)
-        name = match.group(1).removesuffix(".py") if match else ""
+        match = _LIBRARY.search(frame.path) or _COMPILED.fullmatch(frame.path)
+        name = (match.group(1) or "").removesuffix(".py") if match else ""
         if name and name not in names:
             names.append(name)
     inside = f" inside {', '.join(names[:3])}" if names else ""
@@ -182,10 +186,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PictureAt:
-    """A picture that is to be shown here; `uri` is its original."""
+    """A picture that is to be shown here; `uri` is its original, `others` say the same."""
 
     part: Part
     uri: str
+    others: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,8 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
         layout.units.append(Note(f"[the display of cell {item.cell} now shows:]"))
     here = f"{uri}/outputs/{item.number}"
     first = primary(item.parts)
-    picture = next((p for mime in INLINE_IMAGES for p in item.parts if p.mime == mime), None)
+    pictures = [p for mime in INLINE_IMAGES for p in item.parts if p.mime == mime]
+    picture = pictures[0] if pictures else None
     for part in item.parts:
         shown = part.mime in _UNLINKED or part is picture or part.mime in INLINE_IMAGES
         if shown or (part.text is None and part.path is None):
@@ -256,7 +262,7 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
         layout.links.append(Link(address, title, part.mime, part.byte_size))
     if picture is not None:
         address = here if picture is first else f"{here}.{extension(picture.mime)}"
-        layout.units.append(PictureAt(picture, address))
+        layout.units.append(PictureAt(picture, address, tuple(pictures[1:])))
     text = readable(item.parts, READ_CHARS)
     if text.head and not (picture is not None and _OBJECT.fullmatch(text.head)):
         layout.units.append(Text(text.head, apart=True))

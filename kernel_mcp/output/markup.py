@@ -122,7 +122,10 @@ _BREAKS = frozenset(
 _TAG = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>|<!--|<[!?][^<>]*>")
 _UNREAD = {
     name: re.compile(f"</{name}", re.I)
-    for name in ("script", "style", "template", "svg", "noscript", "title")
+    for name in (
+        *("script", "style", "template", "svg", "noscript", "title", "audio", "video"),
+        "metadata",
+    )
 }
 _ALT = re.compile(r"\balt\s*=\s*(?:\"([^\"<>]*)\"|'([^'<>]*)')", re.I)
 
@@ -149,6 +152,29 @@ def html_to_text(source: str, limit: int) -> str:
             reader.tag(name, tag)
     reader.words(source[position:])
     return reader.text()
+
+
+_ADDRESS = re.compile(r"\b(?:src|href)\s*=\s*[\"']?([^\"'<>\s;,]{0,200})", re.I)
+MOST_ELEMENTS = 8
+
+
+def html_outline(source: str, limit: int) -> str:
+    """What an HTML document without words is made of: its first kinds of elements, with addresses.
+
+    Empty where there is no element within `limit` characters.
+    """
+    found: dict[str, None] = {}
+    for match in _TAG.finditer(source[:limit]):
+        tag, name = match.group(), (match.group(1) or "").lower()
+        if not name or tag.startswith("</"):
+            continue
+        address = _ADDRESS.search(tag)
+        found[f"{name} {address.group(1)}" if address else name] = None
+        if len(found) > MOST_ELEMENTS:
+            break
+    elements = [*found][:MOST_ELEMENTS] + ["…"] * (len(found) > MOST_ELEMENTS)
+    size = f"{len(source):,} character{'' if len(source) == 1 else 's'}"
+    return f"[HTML without words, {size}: {', '.join(elements)}]" if found else ""
 
 
 def _after(source: str, end: str, position: int) -> int:

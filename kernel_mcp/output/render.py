@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio.to_thread
@@ -137,7 +137,7 @@ def _prepare(wanted: Sequence[PictureAt], total: int) -> dict[PictureAt, Picture
     limits = shares([len(raw) if isinstance(raw, bytes) else 0 for raw in data], total)
     deadline = time.monotonic() + PICTURES_S
     return {
-        place: raw if isinstance(raw, str) else _fitted(raw, limit, deadline)
+        place: _fitted(raw, limit, deadline, place.others)
         for place, raw, limit in zip(wanted, data, limits, strict=True)
     }
 
@@ -149,12 +149,19 @@ def _data(part: Part) -> bytes | str:
         return str(error)
 
 
-def _fitted(raw: bytes, limit: int, deadline: float) -> Picture | str:
+def _fitted(raw: bytes | str, limit: int, deadline: float, others: Sequence[Part]) -> Picture | str:
+    """A picture ready to show, or one of `others` that says the same, or why there is none."""
     if time.monotonic() > deadline:
         return "there was no time left to prepare it"
+    if isinstance(raw, str):
+        return raw
     try:
         return fit(raw, limit)
     except ImageError as error:
+        for other in others:
+            small = _fitted(_data(other), limit, deadline, ())
+            if isinstance(small, Picture):
+                return replace(small, change=f"a smaller copy, as {error}")
         return str(error)
 
 

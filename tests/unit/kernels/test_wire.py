@@ -195,6 +195,14 @@ def test_a_header_of_megabytes_is_refused(place: int) -> None:
         Wire(KEY).decode(frames(parts[0], parts[1], {}))
 
 
+@pytest.mark.parametrize("mime", ["application/json", "application/x+json", "a/vega.v6.json"])
+def test_values_of_json_types_may_be_objects(mime: str) -> None:
+    content = {"data": {mime: {"a": [1]}}, "metadata": {}}
+    event = event_from(Message("display_data", "", content))
+    assert isinstance(event, Display)
+    assert event.data == {mime: {"a": [1]}}
+
+
 def test_a_bundle_of_many_types_is_refused() -> None:
     data = {f"text/{number}": "" for number in range(1000)}
     with pytest.raises(WireError, match="too many"):

@@ -141,6 +141,18 @@ def test_hostile_bundles_are_bounded(tmp_path: Path) -> None:
         ({"application/json": {"a": [1, "é"]}}, '{"a": [1, "é"]}'),
         ({"text/plain": "<Figure size 640x480 with 1 Axes>", "image/png": PNG}, ""),
         ({"image/svg+xml": "<svg/>"}, "[image/svg+xml, 6 characters]"),
+        ({"image/svg+xml": "<?xml?><svg id='a'><style>x</style><text>Hi</text></svg>"}, "Hi"),
+        (
+            {"text/plain": "<pandas.io.formats.style.Styler at 0x7f26>", "text/html": "<p>1.00"},
+            "1.00",
+        ),
+        (
+            {"text/plain": "<a.IFrame at 0x7f>", "text/html": "<iframe src='https://x/y'>"},
+            "[HTML without words, 26 characters: iframe https://x/y]",
+        ),
+        ({"text/html": "<svg></svg>", "image/png": PNG}, ""),
+        ({"text/plain": "<x.GeoJSON object>", "application/geo+json": {"a": 1}}, '{"a": 1}'),
+        ({"text/plain": "<x.Javascript object>", "application/javascript": "f()"}, "f()"),
         ({"application/x-own": "abc"}, "[application/x-own, 3 characters]"),
         ({"text/plain": "\x1b[31mred\x1b[0m \u202e"}, "red \\u202e"),
         (

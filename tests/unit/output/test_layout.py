@@ -110,6 +110,22 @@ def test_deep_recursion_is_short(shell: InteractiveShell) -> None:
     assert "RecursionError" in text.splitlines()[-1]
 
 
+def test_frames_of_compiled_modules_are_counted_and_own_ones_kept() -> None:
+    frames = (
+        "Cell In[1], line 1\n----> 1 f()\n",
+        'File "pandas/_libs/index.pyx", line 167, in pandas._libs.index.get_loc',
+        'File "pandas/_libs/hashtable_class_helper.pxi", line 7081, in get_item',
+        'File "src/lxml/etree.pyx", line 3, in lxml.etree.fromstring',
+        'File "<stringsource>", line 1, in init',
+        'File "own.pyx", line 2, in own.f',
+    )
+    text, _ = shortened(Failure("KeyError", "'a'", (*frames, "KeyError: 'a'")))
+    assert text.splitlines()[3:] == [
+        "[… 4 frames inside pandas, lxml …]",
+        'File "own.pyx", line 2, in own.f',
+    ]
+
+
 def test_many_own_frames_are_cut_in_the_middle() -> None:
     frames = tuple(f"Cell In[1], line {n}, in f{n}()\n----> {n} f{n}()\n" for n in range(50))
     text, _ = shortened(Failure("E", "v", (*frames, "E: v")))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.output.markup import html_to_text
+from kernel_mcp.output.markup import html_outline, html_to_text
 
 FRAME = """<div><style scoped>.x {color: red}</style>
 <table border="1" class="dataframe">
@@ -36,6 +36,18 @@ def test_comments_and_upper_case_tags_are_understood() -> None:
     assert html_to_text("a<!-- <p>no --><STYLE>no</STYLE >b<BR>c", 1000) == "ab\nc"
 
 
+def test_a_page_without_words_tells_its_first_elements_and_their_addresses() -> None:
+    assert html_outline("<div><script src='a.js'></script><DIV>", 1000) == (
+        "[HTML without words, 38 characters: div, script a.js]"
+    )
+    source = "<source src='data:audio/wav;base64,AAAA'>no sound</audio>"
+    assert html_to_text(f"<audio>{source}", 1000) == ""
+    assert "source data:audio/wav]" in html_outline(f"<audio>{source}", 1000)
+    crowd = html_outline("".join(f"<img src=x{n}>" for n in range(99)), 10_000)
+    assert crowd.endswith("img x7, …]")
+    assert html_outline("plain", 1000) == ""
+
+
 def test_no_more_than_the_limit_is_read() -> None:
     assert html_to_text("<p>" + "x" * 100, 50) == "x" * 47
 
@@ -46,6 +58,7 @@ def test_no_more_than_the_limit_is_read() -> None:
 def test_time_stays_linear_on_hostile_markup(unit: str) -> None:
     start = time.process_time()
     html_to_text(unit * 100_000, 256 * 1024)
+    html_outline(unit * 100_000, 256 * 1024)
     assert time.process_time() - start < 0.5
 
 

@@ -143,6 +143,15 @@ async def test_a_broken_picture_is_a_line_of_text(tmp_path: Path, data: str) -> 
     assert "[image/png not shown:" in text_of(rendered)
 
 
+async def test_a_smaller_copy_is_shown_where_the_picture_cannot_be_decoded(tmp_path: Path) -> None:
+    whole = picture(9000, 9000)
+    both = Display({"image/png": whole, "image/jpeg": picture(kind="JPEG")}, {})
+    rendered = await shown(log_of(tmp_path, both))
+    assert kinds(rendered) == ["image", "text", "resource_link"]
+    assert "a smaller copy, as its 9,000x9,000 pixels are too many to decode" in text_of(rendered)
+    assert links_of(rendered) == {"kernel://abc/cells/3/outputs/1": "image/png"}
+
+
 async def test_the_bytes_decide_what_a_picture_is(tmp_path: Path) -> None:
     rendered = await shown(log_of(tmp_path, figure(picture(kind="JPEG"), "image/png")))
     assert [image.mime_type for image in images_of(rendered)] == ["image/jpeg"]
