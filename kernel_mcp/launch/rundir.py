@@ -124,7 +124,8 @@ def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:
         "Max processes": limits.pids if guest.own_process_count else 0,
         "Max open files": limits.open_files,
         "Max file size": limits.disk_bytes,
-        "Max address space": memory if limits.memory_bytes else 0,
+        "Max address space": memory + confine.RESERVED_ADDRESSES if limits.memory_bytes else 0,
+        "Max data size": memory if limits.memory_bytes else 0,
         "Max pending signals": confine.PENDING_SIGNALS,
         "Max msgqueue size": confine.MESSAGE_QUEUE_BYTES,
     }

@@ -28,6 +28,7 @@ from kernel_specs.restricted.console import iopub
 from kernel_specs.restricted.console import streams as console_module
 from kernel_specs.restricted.console.iopub import HIGH_WATER_BYTES, IOPub, OutputRing
 from kernel_specs.restricted.console.streams import Console
+from kernel_specs.restricted.display import bundles
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.kernel import SandboxKernel
 from kernel_specs.restricted.service import Channel, ServiceThread
@@ -71,6 +72,7 @@ class KernelApp(IPKernelApp):
         self.shell = self.kernel.shell
         self.shell.gate = self.gate
         self.shell.configurables.append(self)
+        bundles.prepare(self.shell)
         # Advice for people at a terminal, which IPython gives whenever a cell raises SystemExit.
         warnings.filterwarnings("ignore", message="To exit: use", module=r"IPython\.core")
 

@@ -27,6 +27,9 @@ SMALL_ROOM = 2 * MIB
 """What it gets when cells before it have used up that room and kept it."""
 MEMORY_RESERVE = 128 * MIB
 """What is opened while a MemoryError is being reported."""
+RESERVED_ADDRESSES = 68 * 1024 * MIB
+"""Address space beyond that, for programs which reserve it without access: V8, which draws charts,
+takes 64 GiB. What can be written to has a limit of its own, RLIMIT_DATA, that does not count it."""
 M_ARENA_MAX = -8  # malloc.h
 PENDING_SIGNALS = 1024
 """With timers. Beyond it, other kernels would go short."""
@@ -108,7 +111,18 @@ def apply_limits(limits: Limits) -> None:
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     if limits.memory_bytes > 0:
         soft = limits.memory_bytes + ADDRESS_SPACE_OVERHEAD
-        _lower(resource.RLIMIT_AS, soft, soft + MEMORY_RESERVE)
+        most = soft + MEMORY_RESERVE
+        _lower(resource.RLIMIT_DATA, most)
+        _lower(resource.RLIMIT_AS, soft, most + RESERVED_ADDRESSES)
+
+
+def most_memory() -> int:
+    """Bytes that the address space of this kernel may have, its reserve included; -1 for any."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard == resource.RLIM_INFINITY:
+        return hard
+    data = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    return hard if data == resource.RLIM_INFINITY else min(hard, data)
 
 
 def renew_memory_budget() -> None:
@@ -118,7 +132,8 @@ def renew_memory_budget() -> None:
     follows it, up to the ceiling that `apply_limits` has set. Takes some 15 µs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY:
+    most = most_memory()
+    if most == resource.RLIM_INFINITY:
         return
     try:
         statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -130,7 +145,7 @@ def renew_memory_budget() -> None:
         )
     finally:
         os.close(statm)
-    ceiling = hard - MEMORY_RESERVE
+    ceiling = most - MEMORY_RESERVE
     budget = ceiling - ADDRESS_SPACE_OVERHEAD
     allowance = min(max(budget // 5 - 2 * LEAST_ALLOWANCE, LEAST_ALLOWANCE), MOST_ALLOWANCE)
     untouched = size - (resident - shared)
@@ -161,12 +176,12 @@ class Reserve:
         renew_memory_budget()
 
     def open(self) -> None:
-        """Raise the soft limit of the address space to the hard one."""
+        """Raise the soft limit of the address space as far as the kernel may."""
         self._opened = True
         self._ballast = None  # first: from here on small objects can be had
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        if soft != hard:
-            resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        if soft != (most := most_memory()):
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
     def close(self) -> None:
         """Renew the budget if the reserve was opened."""

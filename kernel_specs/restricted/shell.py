@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import codeop
 import contextlib
 import gc
 import subprocess
@@ -18,7 +19,6 @@ from collections.abc import Coroutine, Iterator
 from types import ModuleType
 from typing import Any
 
-from ipykernel.displayhook import ZMQShellDisplayHook
 from ipykernel.jsonutil import json_clean
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.error import UsageError
@@ -34,6 +34,7 @@ from kernel_specs.restricted.config import (
 )
 from kernel_specs.restricted.confine import Reserve
 from kernel_specs.restricted.console import tracebacks
+from kernel_specs.restricted.display import bundles
 
 
 class Loops:
@@ -91,22 +92,11 @@ GOES_ON = (
 )
 
 
-class DisplayHook(ZMQShellDisplayHook):
-    """The display hook without what only a terminal needs."""
-
-    def quiet(self) -> bool:
-        """Whether the cell ends in a semicolon; tokenised only when it holds one."""
-        cells = self.shell.history_manager.input_hist_parsed
-        return bool(cells) and ";" in cells[-1] and super().quiet()
-
-    def log_output(self, format_dict: dict[str, Any]) -> None:
-        """Keep nothing: IPython would hold every output, pictures too, for ever."""
-
-
 class Shell(ZMQInteractiveShell):
     """Runs cells for the kernel, interruptible exactly where user code runs."""
 
-    displayhook_class = Type(DisplayHook)
+    displayhook_class = Type(bundles.DisplayHook)
+    display_pub_class = Type(bundles.Publisher)
     gate = AnyTrait()
     reserve = Instance(Reserve, ())
     """The kernel closes it once the request is answered."""
@@ -210,7 +200,7 @@ class Shell(ZMQInteractiveShell):
         if issubclass(kind, MemoryError):
             self.reserve.open()
             self._show_memory_error(_first(value))
-        elif issubclass(kind, SyntaxError) or kind is UsageError:
+        elif (issubclass(kind, SyntaxError) and not running_compiled_code) or kind is UsageError:
             super().showtraceback(
                 exc_tuple, filename, tb_offset, exception_only, running_compiled_code
             )
@@ -310,6 +300,20 @@ class Shell(ZMQInteractiveShell):
         if self.own_builtins is not None:
             self.user_ns["__builtins__"] = self.user_ns["__builtin__"] = self.own_builtins
             self.user_ns.pop("open", None)  # IPython's own, for people who close stdout
+
+    def init_display_formatter(self) -> None:
+        """Format and complete outputs for a reader without a browser."""
+        self.display_formatter = bundles.Formatter(parent=self)
+        self.configurables.append(self.display_formatter)  # type: ignore[arg-type]
+        self.completed = bundles.Completed(self)
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """Start no event loop of windows: there are none."""
+
+    def init_instance_attrs(self) -> None:
+        """Say of an unfinished cell what it lacks; codeop asks for a name of its own instead."""
+        super().init_instance_attrs()
+        self.compile.flags &= ~getattr(codeop, "PyCF_ALLOW_INCOMPLETE_INPUT", 0)
 
     def init_environment(self) -> None:
         """Leave the environment alone: IPython would ask every program for colours."""

@@ -48,6 +48,7 @@ for kind, most in (
     (resource.RLIMIT_NPROC, limits["pids"] or -1),
     (resource.RLIMIT_NOFILE, limits["open_files"]),
     (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+    (resource.RLIMIT_DATA, limits["memory_bytes"] + (896 << 20)),
     (resource.RLIMIT_AS, limits["memory_bytes"] + (896 << 20)),
 ):
     resource.setrlimit(kind, (most, most))

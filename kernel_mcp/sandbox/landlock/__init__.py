@@ -42,7 +42,7 @@ from kernel_mcp.sandbox.landlock.rules import (
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
 from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
-from kernel_specs.restricted.confine import PENDING_SIGNALS
+from kernel_specs.restricted.confine import PENDING_SIGNALS, RESERVED_ADDRESSES
 
 
 def landlock_report(*, own_user: bool) -> SandboxReport:
@@ -249,7 +249,9 @@ def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, int]
     if limits.disk_bytes and limits.tmp_bytes:
         found[resource.RLIMIT_FSIZE] = max(limits.disk_bytes, limits.tmp_bytes)
     if limits.memory_bytes:
-        found[resource.RLIMIT_AS] = limits.memory_bytes + ADDRESS_SPACE_RESERVE
+        most = limits.memory_bytes + ADDRESS_SPACE_RESERVE
+        found[resource.RLIMIT_DATA] = most
+        found[resource.RLIMIT_AS] = most + RESERVED_ADDRESSES
     if limits.pids:
         others = _threads_of(os.geteuid()) if identity is None else 1  # its watcher
         found[resource.RLIMIT_NPROC] = limits.pids + others

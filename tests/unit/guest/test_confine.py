@@ -53,11 +53,12 @@ for step in (reserve.renew, reserve.open, reserve.close):
 print(json.dumps(seen))
 """)
     soft = 300 * MIB + confine.ADDRESS_SPACE_OVERHEAD
-    hard = soft + confine.MEMORY_RESERVE
+    most = soft + confine.MEMORY_RESERVE
+    hard = most + confine.RESERVED_ADDRESSES
     begun, renewed, opened, closed = seen
     assert begun == [soft, hard]
     assert renewed[0] <= soft
-    assert opened == [hard, hard]
+    assert opened == [most, hard]
     assert closed[0] <= soft
     assert {renewed[1], closed[1]} == {hard}
 

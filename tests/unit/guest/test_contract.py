@@ -23,8 +23,9 @@ from IPython.core.profiledir import ProfileDir
 from jupyter_client.session import Session
 
 from kernel_specs.restricted.app import KernelApp
+from kernel_specs.restricted.display.bundles import DisplayHook
 from kernel_specs.restricted.kernel import SandboxKernel
-from kernel_specs.restricted.shell import DisplayHook, Shell
+from kernel_specs.restricted.shell import Shell
 from kernel_specs.restricted.wire.session import LeanSession
 
 

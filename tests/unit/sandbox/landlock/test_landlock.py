@@ -25,7 +25,9 @@ from kernel_mcp.sandbox.landlock.rules import (
     allow_required,
     closed_folder,
 )
+from kernel_specs.restricted.confine import RESERVED_ADDRESSES
 
+from_here = 0
 needs_landlock = pytest.mark.skipif(
     (reason := landlock.landlock_available()) is not None, reason=str(reason)
 )
@@ -132,7 +134,8 @@ def test_a_limit_of_zero_is_no_limit() -> None:
 def test_the_limits_of_a_kernel_become_ceilings() -> None:
     limits = Limits(memory_bytes=GIB, pids=10, disk_bytes=MIB, tmp_bytes=2 * MIB, open_files=99)
     found = resource_limits(limits, NOBODY)
-    assert found[resource.RLIMIT_AS] == 2 * GIB
+    assert found[resource.RLIMIT_DATA] == 2 * GIB
+    assert found[resource.RLIMIT_AS] == 2 * GIB + RESERVED_ADDRESSES
     assert found[resource.RLIMIT_NPROC] == 11
     assert found[resource.RLIMIT_FSIZE] == 2 * MIB
     assert found[resource.RLIMIT_NOFILE] == 99

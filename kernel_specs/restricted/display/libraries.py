@@ -1,0 +1,206 @@
+"""What libraries need in a kernel without browser and window, done when code imports them.
+
+An action never imports its library: it follows the import, and what it raises is dropped.
+"""
+
+# IPython is untyped to mypy.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+Action = Callable[[Any], object]
+
+TEXT_WIDTH = 200
+TEXT_COLUMNS = 50
+"""Columns of a data frame that its text shows."""
+INLINE = "module://matplotlib_inline.backend_inline"
+MOST_PIXELS = 24_000_000
+"""Pixels of a figure as it is sent; the server decodes no more."""
+_WINDOWED = ("gtk", "macosx", "nbagg", "notebook", "qt", "tk", "webagg", "wx", "ipympl", "widget")
+"""How backends begin that draw into a window or a browser, which a kernel has not."""
+
+
+class AfterImport(MetaPathFinder):
+    """A finder that finds nothing by itself: it has the loaders of some modules act afterwards."""
+
+    def __init__(self, actions: Mapping[str, Action]) -> None:
+        self._actions = dict(actions)
+        self._searched: set[str] = set()
+
+    def install(self) -> None:
+        """Act from now on."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of another finder, for the modules that something follows; else None."""
+        action = self._actions.get(fullname)
+        if action is None or fullname in self._searched:
+            return None
+        self._searched.add(fullname)
+        try:
+            finders = [finder for finder in sys.meta_path if finder is not self]
+            found = (finder.find_spec(fullname, path, target) for finder in finders)
+            spec = next((each for each in found if each is not None), None)
+        finally:
+            self._searched.discard(fullname)
+        if spec is not None and spec.loader is not None:
+            _follow(spec.loader, action)
+        return spec
+
+
+def _follow(loader: Any, action: Action) -> None:
+    """Have this one loader act once it has executed its module."""
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        with contextlib.suppress(Exception):
+            action(module)
+
+    with contextlib.suppress(AttributeError):  # one that takes no attribute
+        loader.exec_module = exec_module
+
+
+def show_figures() -> None:
+    """Show every figure that pyplot holds, then close them all; nothing without matplotlib."""
+    helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
+    if helpers is None or not helpers.Gcf.figs or _kept_open():
+        return
+    from IPython.display import display
+
+    try:
+        for manager in helpers.Gcf.get_all_fig_managers():
+            display(manager.canvas.figure)
+    finally:
+        helpers.Gcf.destroy_all()
+
+
+def _kept_open() -> bool:
+    """Whether figures are to stay, by `%config InlineBackend.close_figures = False`."""
+    config: Any = sys.modules.get("matplotlib_inline.config")
+    if config is None or not config.InlineBackend.initialized():
+        return False
+    backend = dict.get(sys.modules["matplotlib"].rcParams, "backend")
+    return backend in ("inline", INLINE) and not config.InlineBackend.instance().close_figures
+
+
+def figure_picture(figure: Any) -> Any:
+    """A matplotlib figure as PNG, until a backend says how."""
+    from IPython.core.pylabtools import print_figure
+
+    return print_figure(figure, "png")
+
+
+@contextmanager
+def bounded(figure: Any) -> Iterator[None]:
+    """Draw a matplotlib figure with at most `MOST_PIXELS`."""
+    dpi = figure.dpi
+    width, height = figure.get_size_inches()
+    pixels = width * height * dpi * dpi
+    if pixels > MOST_PIXELS:
+        figure.dpi = dpi * (MOST_PIXELS / pixels) ** 0.5
+    try:
+        yield
+    finally:
+        if pixels > MOST_PIXELS:
+            figure.dpi = dpi
+
+
+def _follow_pyplot(pyplot: Any) -> None:
+    """Let `show` show under every backend, and one that needs a window be the inline one."""
+    show, switch = pyplot.show, pyplot.switch_backend
+
+    @functools.wraps(show)
+    def show_now(*args: Any, **options: Any) -> Any:
+        return show(*args, **options) if _kept_open() else show_figures()
+
+    @functools.wraps(switch)
+    def switch_backend(newbackend: Any) -> None:
+        windowed = isinstance(newbackend, str) and newbackend.lower().startswith(_WINDOWED)
+        switch(INLINE if windowed else newbackend)
+
+    pyplot.show, pyplot.switch_backend = show_now, switch_backend
+
+
+def _follow_pandas(pandas: Any) -> None:
+    """Wider text; `set_option` of the user comes later."""
+    pandas.set_option("display.width", TEXT_WIDTH)
+    pandas.set_option("display.max_columns", TEXT_COLUMNS)
+
+
+def _precede_polars(_: Any) -> None:
+    os.environ.setdefault("POLARS_TABLE_WIDTH", str(TEXT_WIDTH))
+    os.environ.setdefault("POLARS_FMT_MAX_COLS", str(TEXT_COLUMNS))
+
+
+def _follow_plotly(renderers: Any) -> None:
+    """Show any figure as JSON, which has a text and perhaps a picture, by whatever renderer."""
+    renderers.nbformat = renderers.nbformat or SimpleNamespace(__version__="5.0.0")
+
+    @functools.wraps(renderers.show)
+    def show(fig: Any, renderer: Any = None, validate: bool = True, **_: Any) -> None:
+        from IPython.display import display
+
+        figure = renderers.validate_coerce_fig_to_dict(fig, validate)
+        display(renderers.renderers["plotly_mimetype"].to_mimebundle(figure), raw=True)
+
+    renderers.show = show
+
+
+def _follow_bokeh(showing: Any) -> None:
+    """Show models as what they are, not in a browser."""
+    original = showing.show
+
+    @functools.wraps(original)
+    def show(obj: Any, *args: Any, **options: Any) -> Any:
+        from IPython.display import display
+
+        if options.get("notebook_handle") or not hasattr(obj, "references"):
+            return original(obj, *args, **options)
+        display(obj)
+        return None
+
+    showing.show = show
+
+
+def _follow_tqdm(notebook: Any) -> None:
+    """Let bars be text that ends where they end; a widget would stay as it began."""
+    std = sys.modules["tqdm.std"].tqdm
+
+    class tqdm_notebook(std):  # type: ignore[misc, valid-type]  # noqa: N801
+        """A bar as text, called as `tqdm.notebook` calls its own."""
+
+        def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:
+            """`display=False` shows it later, when it changes."""
+            super().__init__(*args, **options)
+
+    def trange(*args: Any, **options: Any) -> Any:
+        return tqdm_notebook(range(*args), **options)
+
+    notebook.tqdm = notebook.tqdm_notebook = tqdm_notebook
+    notebook.trange = notebook.tnrange = trange
+    notebook.IProgress = notebook.IProgress or object  # else `tqdm.auto` warns of its absence
+
+
+ACTIONS: Mapping[str, Action] = {
+    "bokeh.io.showing": _follow_bokeh,
+    "matplotlib.pyplot": _follow_pyplot,
+    "pandas": _follow_pandas,
+    "plotly.io._renderers": _follow_plotly,
+    "polars": _precede_polars,
+    "tqdm.notebook": _follow_tqdm,
+}
+"""By module; the table of polars is read at each use, so that it may follow."""

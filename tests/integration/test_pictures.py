@@ -1,0 +1,152 @@
+"""Every picture and every table: what code draws is seen, whatever it is drawn with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.agent import Agent, Answer, agent
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+DATA = ("--allow", "numpy,pandas,matplotlib")
+
+
+def kinds(answer: Answer) -> list[str]:
+    """The content of an answer, texts by their first line."""
+    return [
+        block.text.partition("\n")[0] if block.type == "text" else block.type
+        for block in answer.result.content
+        if block.type != "resource_link"
+    ]
+
+
+async def run(notebook: Agent, code: str, session: str = "") -> Answer:
+    return await notebook.call("execute", code=code, session=session, timeout=120, wait=120)
+
+
+BACKENDS = {
+    "import matplotlib\nmatplotlib.use('Agg')\nimport matplotlib.pyplot as plt": "before",
+    "import matplotlib.pyplot as plt, matplotlib\nmatplotlib.use('Agg')": "after",
+    "import matplotlib.pyplot as plt\nplt.switch_backend('svg')": "switched",
+    "import os\nos.environ['MPLBACKEND'] = 'Agg'\nimport matplotlib.pyplot as plt": "environment",
+    "import matplotlib\nmatplotlib.use('TkAgg')\nimport matplotlib.pyplot as plt": "windows",
+    "import matplotlib.pyplot as plt\nplt.switch_backend('QtAgg')": "windows later",
+    "%matplotlib qt\nimport matplotlib.pyplot as plt": "magic",
+    "import matplotlib.pyplot as plt\nplt.ioff()": "not interactive",
+}
+
+
+@pytest.mark.parametrize("start", ["cold", "forked"])
+async def test_figures_are_shown_and_closed_under_every_backend(start: str) -> None:
+    flags = ("--warm", "1") if start == "forked" else ()
+    async with agent(*DATA, *flags) as notebook:
+        for choice, name in BACKENDS.items():
+            if start == "cold" and name not in ("before", "environment", "windows"):
+                continue
+            session = (await notebook.call("create_session")).data["session"]
+            first = await run(notebook, f"{choice}\nplt.plot([1, 2]);", session=session)
+            assert len(first.images) == 1, name
+            later = await run(notebook, "print(plt.get_fignums())", session=session)
+            assert (later.text, later.images) == ("[]", []), name
+            shown = "print('a'); plt.plot([1]); plt.show(); print('b')"
+            answer = await run(notebook, shown, session=session)
+            assert kinds(answer) == ["a", "image", "b"], name
+            failed = await run(
+                notebook, "plt.plot([1]); plt.savefig('p.png'); 1/0", session=session
+            )
+            assert (failed.status, len(failed.images)) == ("error", 1), name
+            none = await run(notebook, "plt.plot([1]); plt.close('all')", session=session)
+            assert kinds(none) == ["(no output)"], name
+            await notebook.call("close_session", session=session)
+
+
+async def test_what_is_drawn_comes_as_a_picture_and_data_as_a_table() -> None:
+    async with agent(*DATA) as notebook:
+        await run(notebook, "from IPython.display import *\nimport pandas as pd, numpy as np\n")
+        drawing = (
+            "<svg xmlns='http://www.w3.org/2000/svg' width='90' height='60'>"
+            "<circle cx='30' cy='30' r='20'/><text x='9' y='50'>Hi</text></svg>"
+        )
+        for code in (
+            f'SVG("{drawing}")',
+            f'HTML("<div>{drawing}</div>")',
+            f'class Drawn:\n    def _repr_svg_(self): return "{drawing}"\nDrawn()',
+            "pd.DataFrame({'a': [1, 3, 2]}).plot()",
+            "%config InlineBackend.figure_formats = ['svg']\npd.Series([1, 2]).plot()",
+            "%config InlineBackend.figure_formats = ['png']\npd.Series([1, 2]).plot()",
+            "from PIL import Image as P\nP.new('RGB', (30, 20))",
+            "P.new('RGB', (30, 20)).show()",
+            "P.new('L', (9000, 9000), 128)",
+        ):
+            answer = await run(notebook, code)
+            assert len(answer.images) == 1, (code, answer.text)
+        assert "original: kernel://" in answer.text
+        frame = "df = pd.DataFrame({f'column_{n}': [n] for n in range(12)})\ndf"
+        wide = await run(notebook, frame)
+        assert len(wide.text.splitlines()) == 2
+        assert wide.links[0].mime_type == "text/html"
+        styled = await run(notebook, "pd.DataFrame({'a': [1, 2]}).style.format('{:.2f}')")
+        assert ("1.00" in styled.text) or "jinja2" in styled.text
+        table = await run(notebook, "HTML(pd.DataFrame({'a': [1, 2]}).to_html())")
+        assert "0 | 1" in table.text
+        own = await run(notebook, "pd.set_option('display.max_columns', 4)\ndf")
+        assert "..." in own.text
+        huge = await run(
+            notebook,
+            "import matplotlib.pyplot as plt\nplt.figure(figsize=(40, 30), dpi=300)\n"
+            "plt.imshow(np.random.default_rng(1).random((3000, 3000)));",
+        )
+        assert len(huge.images) == 1
+        assert "scaled from" in huge.text
+        book = await notebook.call("export_notebook", path="out.ipynb")
+        content = (await notebook.client.read_resource(book.links[0].uri)).contents[0]
+        assert "image/svg+xml" in content.text  # type: ignore[union-attr]
+
+
+SAID = {
+    "HTML('<div></div><script>x</script>')": "[HTML without words, 29 characters: div, script]",
+    "IFrame('https://example.org/x', 9, 9)": "iframe https://example.org/x]",
+    "Image(url='https://example.org/x.png')": "img https://example.org/x.png]",
+    "Audio(data=bytes(2000), rate=8000)": "audio",
+    "Video('https://example.org/x.mp4')": "video https://example.org/x.mp4",
+    "GeoJSON({'type': 'Point'})": '{"type": "Point"}',
+    "JSON({'a': 1})": '{"a": 1}',
+    "Javascript('alert(1)')": "alert(1)",
+    "Markdown('# T')": "# T",
+    "Math('x')": "x",
+    "Code('def f(): pass', language='python')": "def f(): pass",
+    "Pretty('hello')": "hello",
+    "for _ in ProgressBar(5): pass": "5/5",
+    "display({'text/html': '<p>' + 'x' * 20_000_000, 'text/plain': 'big'}, raw=True)": "big",
+    "display({'text/plain': 'y' * 20_000_000}, raw=True)": "yyy",
+    "display({'a/own.json': {'b': 1}, 'text/plain': 'own'}, raw=True)": "own",
+}
+
+
+async def test_displays_of_every_kind_say_something() -> None:
+    async with agent() as notebook:
+        await run(notebook, "from IPython.display import *")
+        for code, said in SAID.items():
+            answer = await run(notebook, code)
+            assert answer.status == "ok"
+            assert said in answer.text, (code, answer.text[:500])
+        results = "ip = get_ipython()\nfor n in range(1200): ip.displayhook(n)"
+        assert "Output cache" not in (await run(notebook, results)).text
+        for code, kind in {
+            "print('x'": "SyntaxError: '(' was never closed",
+            "for i in x:": "IndentationError: expected an indented block",
+            "eval('(1')": "SyntaxError: '(' was never closed",
+        }.items():
+            text = (await run(notebook, code)).text
+            assert kind in text
+            assert "interactiveshell" not in text
+
+
+async def test_scripts_show_their_figures_whatever_backend_they_choose() -> None:
+    script = (
+        "import matplotlib\nmatplotlib.use('Agg')\nimport matplotlib.pyplot as plt\n"
+        "print('a')\nplt.plot([1, 2])\nplt.show()\nprint('b')\nplt.plot([2, 1])\n"
+    )
+    async with agent(*DATA) as notebook:
+        answer = await notebook.call("run_script", script=script, timeout=120)
+        assert kinds(answer) == ["a", "image", "b", "image"]

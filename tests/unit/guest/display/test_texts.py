@@ -1,0 +1,65 @@
+"""Charts as text."""
+
+from __future__ import annotations
+
+import base64
+import struct
+
+from kernel_specs.restricted.display.texts import of_plotly, of_vega
+
+
+def test_a_plotly_figure_tells_its_traces_axes_ranges_and_first_points() -> None:
+    packed = base64.b64encode(struct.pack("<7d", *range(7))).decode()
+    text = of_plotly(
+        {
+            "data": [
+                {"type": "bar", "name": "north", "x": ["a", "b"], "y": [3, 1]},
+                {"mode": "lines", "x": {"bdata": packed, "dtype": "f8"}, "y": [0.5] * 7},
+            ],
+            "layout": {
+                "title": {"text": "Rents"},
+                "xaxis": {"title": {"text": "city"}},
+                "yaxis": {"title": "euro", "range": [0, 5], "type": "log"},
+            },
+        }
+    )
+    assert text.splitlines() == [
+        "plotly figure 'Rents', 2 traces",
+        "1. bar 'north': 2 points",
+        "   x: a, b",
+        "   y: 1 to 3; 3, 1",
+        "2. scatter (lines): 7 points",
+        "   x: 0 to 6; 0, 1, 2, 3, 4, …",
+        "   y: 0.5 to 0.5; 0.5, 0.5, 0.5, 0.5, 0.5, …",
+        "xaxis: title 'city'",
+        "yaxis: title 'euro', type log, range [0, 5]",
+    ]
+
+
+def test_a_figure_of_any_shape_is_told_and_stays_short() -> None:
+    assert of_plotly({}) == "plotly figure, 0 traces"
+    crowd = of_plotly({"data": [{"x": ["w" * 1000] * 1000}] * 1000, "layout": 3})
+    assert len(crowd) < 10_000
+    assert crowd.endswith("… 988 more traces")
+
+
+def test_a_chart_tells_its_marks_encodings_and_first_rows() -> None:
+    text = of_vega(
+        {
+            "title": {"text": "Rents"},
+            "layer": [
+                {"mark": {"type": "bar"}, "encoding": {"x": {"field": "a", "type": "ordinal"}}},
+                {"mark": "rule", "encoding": {"y": {"aggregate": "mean", "field": "b"}}},
+            ],
+            "datasets": {"one": [{"a": n, "b": 2} for n in range(9)]},
+        }
+    )
+    assert text.splitlines()[:6] == [
+        "chart (Vega-Lite)",
+        "title: Rents",
+        "  bar: x: a (ordinal)",
+        "  rule: y: mean of b (value)",
+        "9 rows, the first:",
+        '{"a": 0, "b": 2}',
+    ]
+    assert of_vega({"marks": []}) == "chart (Vega)"
