@@ -265,10 +265,10 @@ def note_unfit(file: Path, sight: str, unfit: Mapping[str, str]) -> None:
         file.write_text(json.dumps({"sight": sight, "unfit": dict(unfit)}), encoding="utf-8")
 
 
-def noted_unfit(file: Path, sight: str) -> dict[str, str]:
-    """What was kept under the same `sight`, unless it is older than `KEPT_S`."""
+def noted_unfit(file: Path, sight: str, *, ever: bool = False) -> dict[str, str]:
+    """What was kept under the same `sight`: within `KEPT_S`, or `ever`."""
     try:
-        if time.time() - file.stat().st_mtime > KEPT_S:
+        if not ever and time.time() - file.stat().st_mtime > KEPT_S:
             return {}
         content = json.loads(file.read_text(encoding="utf-8"))
         if content["sight"] != sight:

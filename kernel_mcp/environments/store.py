@@ -115,14 +115,9 @@ class EnvironmentStore:
             while (ready := self._leased(spec, folder, interpreter, terms)) is None:
                 with exclusive_now(_lock_file(folder)) as lock:
                     if lock is not None and folders.load(folder, interpreter) is None:
-                        if known := self._noted_unfit(folder):
-                            raise UnfitPackages(known)
                         build = Build(self.workshop, interpreter, spec.packages, terms)
                         try:
-                            await build.run(folder, bulletin.written(lock), lock)
-                        except UnfitPackages as error:
-                            note_unfit(_unfit_file(folder), self.workshop.uv.sight, error.unfit)
-                            raise
+                            await self._run(build, folder, bulletin.written(lock), lock)
                         finally:
                             bulletin.clear(lock)
                         built = True
@@ -146,15 +141,28 @@ class EnvironmentStore:
         interpreter = self.interpreters.recalled(spec.python)
         if interpreter is None:
             return {}
-        return self._noted_unfit(self._envs / _name(interpreter, spec))
+        note = _unfit_file(self._envs / _name(interpreter, spec))
+        return noted_unfit(note, self.workshop.uv.sight)
 
     def forget_unfit(self) -> None:
         """Ask again for all packages that could not be had."""
         for file in self._envs.glob(f"*{_UNFIT}"):
             file.unlink(missing_ok=True)
 
-    def _noted_unfit(self, folder: Path) -> dict[str, str]:
-        return noted_unfit(_unfit_file(folder), self.workshop.uv.sight)
+    async def _run(self, build: Build, folder: Path, progress: ProgressCallback, lock: int) -> None:
+        """Build, unless packages are known not to fit. Raises UnfitPackages then."""
+        note, sight = _unfit_file(folder), self.workshop.uv.sight
+        if known := noted_unfit(note, sight):
+            raise UnfitPackages(known)
+        try:
+            await build.run(folder, progress, lock)
+        except UnfitPackages as error:
+            note_unfit(note, sight, error.unfit)
+            raise
+        except EnvironmentBuildError as error:  # such as no network: the rest may be there
+            if known := noted_unfit(note, sight, ever=True):
+                raise UnfitPackages(known) from error
+            raise
 
     def release(self, spec: EnvironmentSpec) -> None:
         """Release this server's lease on the environment of `spec`."""

@@ -57,6 +57,18 @@ async def test_what_is_missing_is_known_to_the_next_server_for_a_while(
     assert Fitting(store, WANTED).unfit == {}
 
 
+async def test_without_network_what_was_missing_lately_does_not_count_against_the_rest(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = await Fitting(kit.store(UNFIT), WANTED).ensure(silence)
+    monkeypatch.setattr(build, "KEPT_S", -1.0)
+    failing = kit.store({"FAKE_UV_ERROR": "error sending request for url"})
+    fitting = Fitting(failing, WANTED)
+    assert fitting.unfit == {}
+    assert await fitting.ensure(silence) == built
+    assert set(fitting.unfit) == {"pandsa", "nosuch>=2"}
+
+
 async def test_all_that_wait_for_it_ask_once(kit: Kit) -> None:
     store = kit.store(UNFIT)
     fittings = [Fitting(store, WANTED) for _ in range(3)]
