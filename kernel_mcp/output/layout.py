@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from kernel_mcp.config.values import KIB
-from kernel_mcp.output.bundles import INLINE_IMAGES, Part, extension, primary, readable
+from kernel_mcp.output.bundles import (
+    INLINE_IMAGES,
+    Part,
+    extension,
+    is_binary,
+    primary,
+    readable,
+)
 from kernel_mcp.output.images import shares
 from kernel_mcp.output.items import (
     DisplayItem,
@@ -20,7 +27,7 @@ from kernel_mcp.output.items import (
     TextItem,
 )
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import cut, head_of, tail_of
+from kernel_mcp.output.text import Cut, cut, head_of, tail_of
 
 # Tracebacks cut down to what the reader of a cell can act on.
 #
@@ -253,9 +260,11 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
     first = primary(item.parts)
     pictures = [p for mime in INLINE_IMAGES for p in item.parts if p.mime == mime]
     picture = pictures[0] if pictures else None
+    text = readable(item.parts, READ_CHARS)
+    plain = next((part for part in item.parts if part.mime == "text/plain"), None)
     for part in item.parts:
         shown = part.mime in _UNLINKED or part is picture or part.mime in INLINE_IMAGES
-        if shown or (part.text is None and part.path is None):
+        if shown or (part.text is None and part.path is None) or _is_said(part, text, plain):
             continue
         address = here if part is first else f"{here}.{extension(part.mime)}"
         title = f"cell {cell}, output {item.number} ({part.mime})"
@@ -263,11 +272,20 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
     if picture is not None:
         address = here if picture is first else f"{here}.{extension(picture.mime)}"
         layout.units.append(PictureAt(picture, address, tuple(pictures[1:])))
-    text = readable(item.parts, READ_CHARS)
     if text.head and not (picture is not None and _OBJECT.fullmatch(text.head)):
         layout.units.append(Text(text.head, apart=True))
         if text.omitted:
             layout.units += [Gap(text.omitted), Text(text.tail)]
+
+
+def _is_said(part: Part, text: Cut, plain: Part | None) -> bool:
+    """Whether the shown `text` says all of a part: its own, or that of HTML without programs."""
+    if text.omitted or part.size > READ_CHARS or is_binary(part.mime):
+        return False
+    own = part.read()
+    if part.mime == "text/html" and plain is not None:
+        return clean(plain.read()) == text.head and "<script" not in own
+    return clean(own) == text.head
 
 
 def _fewer_pictures(units: list[Unit]) -> list[Unit]:

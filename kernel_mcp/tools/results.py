@@ -229,7 +229,7 @@ def finished(
     else:
         result = _guarded_model(result)
     if session is not None and pending:
-        result = _with(result, session, pending, about=about)
+        result = with_pending(result, session, pending, about=about)
     if remarks:
         result = _told(result, remarks)
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
@@ -293,9 +293,10 @@ def with_notices(content: Sequence[ContentBlock], texts: Iterable[str]) -> list[
     return [*content[:place], *map(said, texts), *content[place:]]
 
 
-def _with(
-    result: BaseModel, session: Session, pending: Sequence[Notice], *, about: bool
+def with_pending(
+    result: BaseModel, session: Session, pending: Sequence[Notice], *, about: bool = True
 ) -> CallToolResult:
+    """`result` with notices of a session."""
     whose = "" if about else f"Session {session.handle}: "
     texts = [f"{whose}{each.text}" for each in pending]
     losses = [each.loss for each in pending if each.loss is not None]
@@ -309,12 +310,13 @@ def _with(
 
 
 def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
-    """`result` with notices, in its structured part too."""
+    """`result` with notices, for readers of its text and for those of its structured part once."""
     if not isinstance(result, CallToolResult):
+        text = result.model_dump_json(indent=2, exclude={"notices"})
         if "notices" in type(result).model_fields:
             result = result.model_copy(update={"notices": [spoken(text) for text in texts]})
         result = CallToolResult(
-            content=[TextContent(text=result.model_dump_json(indent=2))],
+            content=[TextContent(text=text)],
             structured_content=result.model_dump(mode="json"),
         )
     elif (structured := result.structured_content) is not None and "notices" in structured:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated
 
 import anyio
+from mcp_types import CallToolResult
 from pydantic import Field
 
 from kernel_mcp import __version__
@@ -43,7 +44,7 @@ from kernel_mcp.tools.models import (
     Variable,
     VariableList,
 )
-from kernel_mcp.tools.results import names_of, spoken
+from kernel_mcp.tools.results import names_of, spoken, with_pending
 
 FIRST_LINE_CHARS = 80
 HEAD_START_S = 0.002
@@ -97,9 +98,12 @@ def register(box: Toolbox, services: Services) -> None:
         return SessionList(sessions=states, limit=settings.max_sessions)
 
     @tool(annotations=DESTROYS)
-    async def close_session(ctx: AnyContext, session: SessionArg = "") -> Closed:
+    async def close_session(
+        ctx: AnyContext, session: SessionArg = ""
+    ) -> Annotated[CallToolResult, Closed]:
         """End a session: its kernel, its variables and its files."""
         caller, found = await box.resolve(ctx, session)
+        pending = found.ledger.pending  # before the end itself is one of them
         await manager.close(found)
         caller.reply.receipt.then(  # which may outlive the session
             partial(manager.known_to_have_ended, found.handle),
@@ -107,7 +111,7 @@ def register(box: Toolbox, services: Services) -> None:
         )
         kept = "kept" if settings.workspace else "removed"
         note = f"The session is closed; its variables are gone and its files were {kept}."
-        return Closed(session=found.handle, note=note)
+        return with_pending(Closed(session=found.handle, note=note), found, pending)
 
     @tool(annotations=READS)
     async def list_variables(ctx: AnyContext, session: SessionArg = "") -> VariableList:

@@ -169,11 +169,14 @@ async def test_pictures_stop_when_time_is_up(
 @pytest.mark.parametrize(
     ("data", "text", "link"),
     [
-        ({"text/plain": "   a\n0  1", "text/html": "<table/>"}, "   a\n0  1", "text/html"),
+        (
+            {"text/plain": "a", "text/html": "<script>draw()</script>"},
+            "a",
+            "text/html",
+        ),
         ({"text/html": "<p>Words <b>only</b></p>"}, "Words only", "text/html"),
         ({"image/svg+xml": "<svg/>", "text/plain": "<Figure>"}, "<Figure>", "image/svg+xml"),
         ({"text/latex": "$x$", "text/plain": "x"}, "x", "text/latex"),
-        ({"application/json": {"a": 1}}, '{"a": 1}', "application/json"),
         (
             {"application/vnd.plotly.v1+json": {"data": []}, "text/plain": "Figure({})"},
             "Figure({})",
@@ -192,8 +195,25 @@ async def test_rich_output_has_a_readable_form_in_place_and_a_link(
     assert rendered.mime_types == [link]
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"text/plain": "   a\n0  1", "text/html": "<table/>"},
+        {"application/json": {"a": 1}},
+        {"text/latex": "$x$"},
+        {"text/markdown": "**x**"},
+    ],
+)
+async def test_what_the_answer_shows_in_full_has_no_link(
+    tmp_path: Path, data: dict[str, Any]
+) -> None:
+    rendered = await shown(log_of(tmp_path, Display(data, {})))
+    assert text_of(rendered).strip()
+    assert links_of(rendered) == {}
+
+
 async def test_two_rich_forms_of_one_output_have_addresses_of_their_own(tmp_path: Path) -> None:
-    log = log_of(tmp_path, Display({"text/html": "<b>", "application/json": {}}, {}))
+    log = log_of(tmp_path, Display({"text/html": "<b>", "application/vnd.a+json": {}}, {}))
     links = links_of(await shown(log))
     for uri, mime in links.items():
         part = log.output(uri.rpartition("/")[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.sessions.manager import Reaper
+from tests.integration.agent import lost
 from tests.unit.tools.served import BESIDE, served
 from tests.unit.tools.test_toolbox import ABOUT_A_SESSION
 
@@ -234,3 +236,30 @@ async def test_info_describes_server_environment_and_kernel(tmp_path: Path) -> N
         server.store.python.unlink()
         server.store.failure = EnvironmentBuildError("nothing fits")
         assert await server.agent.refused("info") == "nothing fits"
+
+
+async def test_closing_a_session_whose_kernel_is_dead_names_what_was_lost(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        await server.died()
+        answer = await server.call("close_session")
+        (word,) = answer.data["notices"]
+        assert word.endswith("Lost: x.")
+        assert answer.text.count("Lost: x") == 1
+        assert lost(answer) == ["x"]
+        quiet = (await server.call("execute", code="y = 1")).cell["session"]
+        answer = await server.call("close_session", session=quiet)
+        assert answer.data["notices"] == []
+        assert "Lost" not in answer.text
+
+
+async def test_every_reader_of_an_answer_is_told_of_a_loss_once(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        for tool in ("list_variables", "list_sessions", "list_files", "info", "execute", "reset"):
+            await server.call("execute", code="x = 1")
+            await server.died()
+            answer = await server.call(tool, **({"code": "say y"} if tool == "execute" else {}))
+            assert answer.text.count("Lost: x") == 1, answer.text
+            structured = answer.result.structured_content
+            if structured is not None:
+                assert json.dumps(structured).count("Lost: x") == 1, tool
