@@ -23,7 +23,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments import EnvironmentStore
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
@@ -41,10 +41,10 @@ from kernel_mcp.policy import Policy
 from kernel_mcp.policy.profiles import in_force, profile_entries
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
+from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
-from kernel_mcp.sessions.quota import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import Post, Services, Toolbox, cells, files, instructions, packages, sessions
 from kernel_mcp.tools.resources import ResourceServer

@@ -11,8 +11,9 @@ import anyio
 from kernel_mcp.config.load import HELP, OTHERS, read_settings, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import GIB, MIB, duration
-from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.build import Fitting
+from kernel_mcp.environments.metadata import EnvironmentSpec
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.policy.profiles import profile_entries

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
 from kernel_mcp.environments.build import Fitting, Terms
 from kernel_mcp.environments.layer import Layer
-from kernel_mcp.environments.metadata import provided_modules
+from kernel_mcp.environments.metadata import EnvironmentSpec, import_names, provided_modules
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S
 from kernel_mcp.errors import EnvironmentBuildError

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.config.values import python as read_python
-from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.interpreters import Interpreters
-from kernel_mcp.environments.metadata import distribution_for, packages_for, requirement_for
+from kernel_mcp.environments.metadata import (
+    EnvironmentSpec,
+    distribution_for,
+    packages_for,
+    requirement_for,
+)
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError
 from kernel_mcp.policy import ScriptMetadata, script_metadata

@@ -13,7 +13,8 @@ import anyio
 import pytest
 import uv
 
-from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore, import_names
+from kernel_mcp.environments.metadata import EnvironmentSpec, import_names
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
@@ -88,7 +89,8 @@ async def test_two_processes_build_one_environment_once(tmp_path: Path) -> None:
     code = (
         "import anyio, sys\n"
         "from pathlib import Path\n"
-        "from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore\n"
+        "from kernel_mcp.environments.metadata import EnvironmentSpec\n"
+        "from kernel_mcp.environments.store import EnvironmentStore\n"
         "async def tell(line): print(line, flush=True)\n"
         "async def main():\n"
         "    env = await EnvironmentStore(Path(sys.argv[1])).ensure(EnvironmentSpec(), tell)\n"

@@ -17,7 +17,7 @@ from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import build_mcp, parts
-from kernel_mcp.sessions import quota
+from kernel_mcp.sessions import bounds
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session
 from tests.integration.agent import Agent, lost, notices
@@ -56,8 +56,8 @@ async def with_x(notebook: Agent, manager: SessionManager) -> Session:
 async def relieved(session: Session, patch: pytest.MonkeyPatch) -> None:
     """The server's memory ran short."""
     with patch.context() as now:
-        now.setattr(quota, "held_by", lambda _session: GIB)
-        assert quota.relieve(session, "the server's memory ran short") == "lost its kernel"
+        now.setattr(bounds, "held_by", lambda _session: GIB)
+        assert bounds.relieve(session, "the server's memory ran short") == "lost its kernel"
     assert session.kernel is not None
     await session.kernel.dead.wait()
 

@@ -21,10 +21,10 @@ BOUNDED = """
 import sys
 from kernel_mcp import server
 from kernel_mcp.cli import main
-from kernel_mcp.sessions import quota
+from kernel_mcp.sessions import bounds
 MIB = 1 << 20
-quota.RELIEF_S = 0.5
-server.memory_bound = lambda _sessions: quota.OwnMemory()() + 64 * MIB
+bounds.RELIEF_S = 0.5
+server.memory_bound = lambda _sessions: bounds.OwnMemory()() + 64 * MIB
 server.ServerBounds.__init__.__kwdefaults__["most_records"] = 4 * MIB
 sys.exit(main(sys.argv[1:]))
 """

@@ -11,9 +11,8 @@ from typing import Any, cast
 import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.environments import EnvironmentSpec
 from kernel_mcp.environments.build import Terms
-from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.files.workspace import Workspace

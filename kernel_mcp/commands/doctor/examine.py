@@ -17,8 +17,9 @@ import anyio
 from kernel_mcp import __version__
 from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Patient, Trial, killed_server
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments.build import Fitting, remark
+from kernel_mcp.environments.metadata import EnvironmentSpec
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback, sources
 from kernel_mcp.errors import (
     EnvironmentBuildError,

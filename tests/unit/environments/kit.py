@@ -10,7 +10,8 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
+from kernel_mcp.environments.metadata import EnvironmentSpec
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.sandbox.select import PlainBuilder
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from kernel_mcp.environments import EnvironmentSpec, build
+from kernel_mcp.environments import build
 from kernel_mcp.environments.build import Fitting, Terms, brief, remark
+from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
 from tests.unit.environments.kit import Kit

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.environments import EnvironmentSpec, import_names
 from kernel_mcp.environments.metadata import (
     DISTRIBUTIONS,
+    EnvironmentSpec,
     distribution_for,
+    import_names,
     installed_modules,
     installed_versions,
     packages_for,

@@ -10,8 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.environments import EnvironmentSpec, import_names
-from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments.metadata import EnvironmentSpec, import_names, note_file
 from kernel_mcp.environments.store import default_cache
 from kernel_mcp.errors import EnvironmentBuildError
 from tests.unit.environments.kit import SPEC, Gate, Kit
@@ -113,7 +112,8 @@ async def killed_while_building(kit: Kit, gate: Gate, **environ: str) -> None:
     code = (
         "import anyio, os, sys\n"
         "from pathlib import Path\n"
-        "from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore\n"
+        "from kernel_mcp.environments.metadata import EnvironmentSpec\n"
+        "from kernel_mcp.environments.store import EnvironmentStore\n"
         "from kernel_mcp.environments.uv import Uv\n"
         "cache, uv = map(Path, sys.argv[1:])\n"
         "from kernel_mcp.sandbox.select import PlainBuilder\n"

@@ -11,11 +11,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from kernel_mcp.environments import EnvironmentSpec, EnvironmentStore
 from kernel_mcp.environments import store as module
 from kernel_mcp.environments.build import Terms
 from kernel_mcp.environments.folder import exclusive_now
-from kernel_mcp.environments.metadata import note_file
+from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.errors import EnvironmentBuildError
 from tests.unit.environments.kit import SPEC, Kit

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments import EnvironmentStore
 from kernel_mcp.environments.build import Terms
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.kernels import factory as module
 from kernel_mcp.kernels.factory import KernelFactory, KernelRequest

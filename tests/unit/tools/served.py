@@ -13,7 +13,7 @@ import anyio.lowlevel
 from mcp.client import Client
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments import EnvironmentStore
+from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.limits.manager import ResourceManager

@@ -13,11 +13,11 @@ import pytest
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.linux import process
 from kernel_mcp.output.items import Stream
-from kernel_mcp.sessions import quota as bounds
+from kernel_mcp.sessions import bounds
+from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, relieve, size_of
 from kernel_mcp.sessions.cell import Outcome, Status
 from kernel_mcp.sessions.losses import Ledger
 from kernel_mcp.sessions.manager import Caller
-from kernel_mcp.sessions.quota import OwnMemory, ServerBounds, relieve, size_of
 from kernel_mcp.sessions.runner import CellQueue
 from tests.integration.memory import status_bytes
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager

@@ -1,0 +1,234 @@
+"""Bounds of the server's own memory, and of the records that its sessions keep on disk."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.values import GIB, MIB, format_bytes
+from kernel_mcp.linux import process
+from kernel_mcp.sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S = 1.0
+RELIEF_S = 10.0
+"""Pause when memory is beyond the bound and no session holds `LARGE_BYTES` of it."""
+OWN_BYTES = 256 * MIB
+SESSION_BYTES = 48 * MIB
+"""What the server needs: for itself some 80 MiB, and as much again for what it is asked; for each
+session that runs a message of 16 MiB as bytes and as text, and 8 MiB of displays."""
+NOTABLE_BYTES = 8 * MIB
+"""Growth after which memory is given back to the system."""
+REST_LOOKS = 10
+"""Idle looks until closed sessions have freed their memory."""
+LARGE_BYTES = 16 * MIB
+"""A session that holds less is never relieved."""
+RECORD_BYTES = 2 * GIB
+"""Cells and outputs on disk of all sessions: as much as the variables of those that sleep."""
+
+
+MOST_OBJECTS = 300_000
+"""Objects that `size_of` counts, in some tenths of a second; it ignores further ones."""
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_OWN = (
+    "kernel_mcp.kernels.",
+    "kernel_mcp.output.",
+    "kernel_mcp.sessions.cell",
+    "kernel_mcp.sessions.history",
+    "kernel_mcp.sessions.runner",
+    "kernel_specs.restricted.wire.zmtp",
+)
+"""Modules whose objects belong to one session; `size_of` does not follow other objects."""
+_SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
+
+
+def size_of(*roots: object) -> int:
+    """Bytes of `roots` and of the objects of one session that they reach, each once."""
+    seen: set[int] = set()
+    pending: list[object] = list(roots)
+    total = 0
+    while pending and len(seen) < MOST_OBJECTS:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, _SHARED):
+            continue
+        seen.add(id(item))
+        total += sys.getsizeof(item, 0)
+        if isinstance(item, _CONTAINERS) or type(item).__module__.startswith(_OWN):
+            pending += gc.get_referents(item)
+    return total
+
+
+def held_by(session: Session) -> int:
+    """Bytes of the server's memory that its cells and the messages of its kernel take."""
+    return size_of(session.queue, session.kernel)
+
+
+def relieve(session: Session, cause: str) -> str:
+    """Let go of what the server holds for it, as little as will do; what was done, in words.
+
+    Cells that have ended go to disk first. Then those that wait are ended with `cause`, then the
+    kernel is. The next answer tells of it.
+    """
+    enough = held_by(session) // 2
+    done, refused = "had its ended cells moved to disk", list[int]()
+    filed = session.queue.file_away()
+    if held_by(session) > enough:
+        refused = session.queue.refuse(cause)
+        done = f"had {len(refused)} waiting cells ended"
+    if held_by(session) > enough and session.kernel is not None:
+        session.kernel.handle.limits.give_up(cause)
+        done = "lost its kernel"
+    if filed:
+        where = f"kernel://{session.handle}/cells/N"
+        session.ledger.add(
+            f"{_cells(filed)} ended meanwhile: what they put out can be read as {where}"
+        )
+    if refused:
+        session.ledger.add(f"{_cells(refused)} were not run: {cause}")
+    return done
+
+
+def _cells(numbers: list[int]) -> str:
+    return f"Cells {min(numbers)} to {max(numbers)} ({len(numbers)})"
+
+
+class OwnMemory:
+    """The private memory of this process in bytes, read without opening anything."""
+
+    def __init__(self) -> None:
+        self._fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._page = os.sysconf("SC_PAGE_SIZE")
+
+    def __call__(self) -> int:
+        """Raises OSError."""
+        _, resident, shared, *_ = map(int, os.pread(self._fd, 256, 0).split())
+        return (resident - shared) * self._page
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class ServerBounds:
+    """Keeps the server within its memory and its records, while `run` is running."""
+
+    def __init__(
+        self,
+        sessions: Callable[[], Iterable[Session]],
+        *,
+        memory: Callable[[], int],
+        most_memory: int,
+        most_records: int = RECORD_BYTES,
+    ) -> None:
+        """`memory` returns the bytes that the server holds; the bounds are bytes too."""
+        self._sessions = sessions
+        self._memory = memory
+        self._most_memory = most_memory
+        self._most_records = most_records
+        self._told = False
+        self._least = most_memory
+        self._quiet = 0
+        self._untidy = False
+
+    async def run(self) -> None:
+        """Look for ever; has to be run as a task."""
+        while True:
+            await anyio.sleep(PAUSE_S)
+            with Barrier("comparing the records of sessions with their bound"):
+                self.check_records()
+            relieved = True
+            with Barrier("comparing the server's memory with its bound"):
+                relieved = self.check_memory()
+            with Barrier("giving memory back to the system"):
+                self.tidy()
+            if not relieved:
+                await anyio.sleep(RELIEF_S)
+
+    def check_memory(self) -> bool:
+        """Have the session that holds most let go of it, if the server holds too much.
+
+        False when there is too much and no session that holds a notable part of it.
+        """
+        if self._memory() <= self._most_memory:
+            self._told = False
+            return True
+        process.trim()
+        if (held := self._memory()) <= self._most_memory:
+            return True
+        parts = {session: held_by(session) for session in self._sessions()}
+        largest = max(parts, key=lambda session: parts[session], default=None)
+        if largest is None or parts[largest] < LARGE_BYTES:
+            if not self._told:
+                logger.error(
+                    "the server holds %s of memory, which is more than %s, and no session much of "
+                    "it: nothing was ended", format_bytes(held), format_bytes(self._most_memory),
+                )  # fmt: skip
+            self._told = True
+            return False
+        part = format_bytes(parts[largest])
+        done = relieve(
+            largest,
+            f"the server's memory ran short (it holds {format_bytes(held)}, limit "
+            f"{format_bytes(self._most_memory)}), and this session held most of it: {part} of "
+            "outputs and code",
+        )
+        logger.warning(
+            "the server held %s of memory, limit %s: session %s, which held %s, %s",
+            format_bytes(held), format_bytes(self._most_memory), largest.handle, part, done,
+        )  # fmt: skip
+        process.trim()
+        return True
+
+    def tidy(self) -> None:
+        """Give memory back to the system when no session is in use and there may be much to give.
+
+        Takes some 40 ms, so it is done again once when all has come to rest, and then not before
+        the server has grown by as much again.
+        """
+        held = self._memory()
+        self._least = min(self._least, held)
+        if any(session.state == "busy" for session in self._sessions()):
+            self._quiet = 0
+            return
+        self._quiet += 1
+        grown = held > self._least + NOTABLE_BYTES
+        if grown or (self._untidy and self._quiet >= REST_LOOKS):
+            process.trim()
+            self._least = self._memory()
+            self._untidy, self._quiet = grown, 0
+
+    def check_records(self) -> None:
+        """Have the sessions with the largest records remove their oldest outputs."""
+        sizes = {session: session.cells.disk_bytes for session in self._sessions()}
+        if sum(sizes.values()) <= self._most_records:
+            return
+        level = _level(sizes.values(), self._most_records)
+        for session in (session for session, size in sizes.items() if size > level):
+            logger.info("the oldest outputs of session %s make room for others", session.handle)
+            session.cells.make_room(level, before=len(session.cells) + 1)
+
+
+def memory_bound(sessions: int) -> int:
+    """Bytes of memory for a server with so many sessions that may run at once."""
+    return OWN_BYTES + sessions * SESSION_BYTES
+
+
+def _level(sizes: Iterable[int], most: int) -> int:
+    """The bytes at which to cut each size so that the sum is `most`."""
+    ascending = sorted(sizes)
+    for place, size in enumerate(ascending):
+        fair = most // (len(ascending) - place)
+        if size > fair:
+            return fair
+        most -= size
+    return most
