@@ -246,7 +246,11 @@ def _descriptors() -> dict[int, int]:
     return found
 
 
-COMPANIONS = {"matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inline")}
+COMPANIONS = {
+    "matplotlib": ("matplotlib.pyplot", "matplotlib_inline.backend_inline"),
+    "plotly": ("plotly.express",),
+    "sklearn": ("sklearn.linear_model",),
+}
 """Modules that most uses of another module load."""
 
 

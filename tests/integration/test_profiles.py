@@ -162,6 +162,14 @@ async def test_the_data_profile_brings_its_packages() -> None:
             "LinearRegression().fit([[1], [2]], [2, 4]).predict([[3]]).round(6)"
         )
         assert "6." in answer.text, answer.text
+        answer = await notebook.run(
+            "import statsmodels.api as sm\nframe['b'] = [2.0, 3.0]\n"
+            "print(frame.to_markdown(), len(frame.style.to_html()) > 99, tqdm.tqdm)\n"
+            "print(pandas.read_html('a.html' if frame.to_html('a.html') else 'a.html')[0].shape)\n"
+            "sm.OLS(frame.b, frame.a).fit().params.a.round(1)"
+        )
+        assert "|    |   a |" in answer.text, answer.text
+        assert answer.text.endswith("np.float64(1.6)")
 
 
 WAYS_ROUND = (
