@@ -27,7 +27,7 @@ examples:
   kernel-mcp --allow numpy,pandas,matplotlib
   kernel-mcp --allow 'pandas>=2,<3' --memory 4G --timeout 30m
   kernel-mcp --python 3.12 --workspace ~/notebooks
-  claude mcp add notebook -- kernel-mcp --allow numpy,pandas
+  claude mcp add notebook -- kernel-mcp --allow numpy,pandas --allow-install '*'
 
 times are 30, 30s, 5m or 2h; sizes are 512M or 2G; 0 lifts a limit of a session.
 

@@ -28,6 +28,11 @@ GONE: Mapping[str, str] = MappingProxyType(
 """Modules that the newest Python has no more, and the last that had them (PEP 594 and the "Removed"
 sections of "What's New")."""
 
+NEW: Mapping[str, str] = MappingProxyType(
+    {"tomllib": "3.11", "annotationlib": "3.14", "compression": "3.14"}
+)
+"""Modules that the oldest Python does not have yet, and the first that has them."""
+
 _CHARS = 32 * 1024
 """Characters that are searched: a kernel may send more."""
 _NOT_FOUND = re.compile(r"No module named '([A-Za-z_][\w.]*)'", re.ASCII)
@@ -56,7 +61,7 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     """What to do about a module that `code` wanted on this Python; empty where nothing helps."""
     wanted = _whole_name(missing, code)
     root = wanted.partition(".")[0]
-    if root == missing and (root in sys.stdlib_module_names or root in GONE):
+    if root == missing and root in sys.stdlib_module_names | GONE.keys() | NEW.keys():
         return _of_python(root, policy, python)
     if not policy.allow_all and (policy.has(wanted) or root in (policy.installed or ())):
         return policy.step(wanted, once=policy.once)  # it is there, and not on the list
@@ -85,15 +90,9 @@ def _whole_name(missing: str, code: str) -> str:
 def _of_python(root: str, policy: Policy, python: str) -> str:
     if not policy.allow_all and not policy.allows(root):
         return ""  # the refusal says it all
-    last = GONE.get(root)
+    having = GONE.get(root) or NEW.get(root)
     running = ".".join(python.split(".")[:2])
-    if last is None:
+    if having is None or running == having:
         return f"{root} is not part of the Python that runs here."
-    if not running or _numbers(running) <= _numbers(last):
-        return ""
-    call = f'run_script(python="{last}")' if policy.once else f'create_session(python="{last}")'
-    return f"{root} is no longer part of Python {running}: {call} opens a session that has it."
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    call = "run_script" if policy.once else "create_session"
+    return f'Python {running} has no {root}: {call}(python="{having}") takes one that has.'
