@@ -208,7 +208,7 @@ class Settings:
     )
     python: str = _flag(
         "python", python, _IMPORTS, "VERSION", "the server's own version",
-        "Python of the kernels: a version from 3.10 to 3.14 or the path of an interpreter",
+        "Python of the kernels: a version from 3.10 to 3.15 or the path of an interpreter",
         value="",
     )
     allow_install: tuple[str, ...] = _flag(
@@ -228,6 +228,10 @@ class Settings:
     offline: bool = _flag(
         "offline", switch, _INSTALLS, "", "off",
         "download nothing: only cached packages can be had", narrows=only_on,
+    )
+    uv: Path | None = _flag(
+        "uv", path, _INSTALLS, "PATH", "the one installed with the server",
+        "the uv program that builds environments and installs", value=None,
     )
     allow_source_builds: bool = _flag(
         "allow-source-builds", switch, _INSTALLS, "", "off",

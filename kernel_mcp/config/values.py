@@ -30,7 +30,7 @@ LEAST_CHARACTERS = 1000
 LEAST_CPUS = 0.01
 """Of a control group: a millisecond in every tenth of a second."""
 OLDEST_PYTHON = (3, 10)
-NEWEST_PYTHON = (3, 14)
+NEWEST_PYTHON = (3, 15)
 
 
 def duration(given: object) -> float:
@@ -226,7 +226,7 @@ def word(given: object) -> str:
 
 def python(given: object) -> str:
     """A version kernels can run on (`3.12`, `3.12.1`) or the path of an interpreter."""
-    expected = "expected a version from 3.10 to 3.14 or the path of an interpreter"
+    expected = "expected a version from 3.10 to 3.15 or the path of an interpreter"
     if not isinstance(given, str):
         raise ValueError(f'{expected}; a version is written in quotes in TOML, as "3.12"')
     text = given.strip()

@@ -74,15 +74,18 @@ class Interpreters:
         self._uv = uv
         self._known: dict[str, _Found] = {}
 
-    async def find(self, request: str, progress: ProgressCallback = silence) -> Interpreter:
+    async def find(
+        self, request: str, progress: ProgressCallback = silence, *, fetch: bool = False
+    ) -> Interpreter:
         """The interpreter for a version, a path, or (empty) the server's own.
 
-        Raises EnvironmentBuildError, with the installed versions, when there is none.
+        With `fetch` uv may download one. Raises EnvironmentBuildError, with the installed versions,
+        when there is none.
         """
         known = self.recalled(request)
         if known is not None:
             return known
-        path = request if "/" in request else await self._locate(request, progress)
+        path = request if "/" in request else await self._locate(request, progress, fetch)
         found = await self._probe(path, request)
         self._known[request] = _Found(found, path, _stamp(path))
         return found
@@ -105,10 +108,18 @@ class Interpreters:
         found = {version for version, _ in _usable(listed.output)}
         return sorted(found, key=Version, reverse=True)
 
-    async def _locate(self, version: str, progress: ProgressCallback) -> str:
+    async def offered(self, version: str) -> str:
+        """The newest release of `version` that uv could download; empty for none."""
+        if self._uv.sources.offline:
+            return ""
+        listing = ["python", "list", "--only-downloads", "--output-format", "json", version]
+        listed = await self._uv.query(listing)
+        return next((found for found, _ in _usable(listed.output)), "")
+
+    async def _locate(self, version: str, progress: ProgressCallback, fetch: bool) -> str:
         find = ["python", "find", "--system", "--no-project", "--no-python-downloads", version]
         result = await self._uv.query(find)
-        if result.code != 0:
+        if result.code != 0 and fetch:
             await progress(f"Python {version} is not installed; asking uv to fetch it")
             told = Milestones(progress, f"Fetching Python {version}")
             install = ["python", "install", "--no-bin", version]
@@ -116,18 +127,19 @@ class Interpreters:
             if fetched.code == 0:
                 result = await self._uv.query(find)
         if result.code != 0:
-            raise await self._missing(version)
+            raise await self._missing(version, fetch)
         return result.output
 
-    async def _missing(self, version: str) -> EnvironmentBuildError:
-
+    async def _missing(self, version: str, fetch: bool) -> EnvironmentBuildError:
         listed = await self._uv.query(
             ["python", "list", "--only-installed", "--output-format", "json"]
         )
+        why = "none could be fetched" if fetch else "sessions may fetch none"
+        permit = "" if fetch else ", or permits fetching it with --allow-install '*'"
         return EnvironmentBuildError(
-            f"there is no Python {version} on this machine and none could be fetched. "
-            f"Installed: {_installed(listed.output)}. Choose one of them with --python, give the "
-            "path of an interpreter, or install that version."
+            f"there is no Python {version} on this machine and {why}. "
+            f"Installed: {_installed(listed.output)}. Take one of these. The operator names "
+            f"another one with --python, a path too, or installs it{permit}."
         )
 
     async def _probe(self, path: str, request: str) -> Interpreter:

@@ -105,7 +105,7 @@ class EnvironmentStore:
 
         `progress` is awaited with short lines, whoever builds it. Raises EnvironmentBuildError.
         """
-        interpreter = await self.interpreters.find(spec.python, progress)
+        interpreter = await self.interpreters.find(spec.python, progress, fetch=not terms.agent)
         folder = self._envs / _name(interpreter, spec)
         bulletin = Bulletin(_lock_file(folder), progress)
         built = False

@@ -32,11 +32,13 @@ class Sources:
     index_url   instead of uv's default index; empty for that
     offline     only uv's cache and `find_links`, no network
     find_links  folders and pages with wheels, besides the index
+    program     the uv that is asked; empty for the one installed with the server
     """
 
     index_url: str = ""
     offline: bool = False
     find_links: tuple[str, ...] = ()
+    program: str = ""
 
     def folders(self) -> list[Path]:
         """The local folders of `find_links`, absolute."""
@@ -52,7 +54,8 @@ class Sources:
 
 def sources(settings: Settings) -> Sources:
     """The package sources of these settings."""
-    return Sources(settings.index_url, settings.offline, settings.find_links)
+    program = "" if settings.uv is None else str(settings.uv)
+    return Sources(settings.index_url, settings.offline, settings.find_links, program)
 
 
 _SAID_CHARS = 1500
@@ -210,7 +213,15 @@ class Uv:
 
     @classmethod
     def installed(cls, root: Path, sources: Sources | None = None) -> Uv:
-        """The installed uv. Raises EnvironmentBuildError when it is missing."""
+        """The uv of `sources`, else the installed one. Raises EnvironmentBuildError without it."""
+        if sources is not None and sources.program:
+            program = os.path.realpath(sources.program)
+            if not (Path(program).is_file() and os.access(program, os.X_OK)):
+                raise EnvironmentBuildError(
+                    f"--uv {sources.program}: that is no program that can be run; give the path of "
+                    "uv, or leave the flag out for the one installed with the server"
+                )
+            return cls(program, os.environ, root, sources)
         import uv
 
         try:

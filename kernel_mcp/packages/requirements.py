@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.config.values import python as read_python
-from kernel_mcp.environments.interpreters import Interpreters
+from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.metadata import (
     EnvironmentSpec,
     distribution_for,
@@ -19,8 +19,8 @@ from kernel_mcp.environments.metadata import (
     requirement_for,
 )
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError
-from kernel_mcp.policy import ScriptMetadata, script_metadata
+from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError, KernelMcpError
+from kernel_mcp.policy import ScriptMetadata, ScriptMetadataError, line_of_key, script_metadata
 from kernel_mcp.policy.profiles import profile_entries
 
 if TYPE_CHECKING:
@@ -179,6 +179,14 @@ class Needs:
     python: str
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a script would not be run, and at which of its lines that stands."""
+
+    line: int
+    reason: str
+
+
 class ScriptReader:
     """Turns scripts and arguments into needs that the operator permits."""
 
@@ -197,9 +205,51 @@ class ScriptReader:
         """
         metadata = script_metadata(script) or ScriptMetadata()
         packages = self.packages([*metadata.dependencies, *dependencies])
+        return Needs(packages, await self._version(metadata, python, progress))
+
+    async def judge(
+        self, script: str, dependencies: Sequence[str], python: str
+    ) -> tuple[Needs, list[Problem]]:
+        """What `needs` would answer, and all for which it would raise but metadata out of form.
+
+        Nothing is fetched.
+        """
+        problems: list[Problem] = []
+        packages: tuple[Requirement, ...] = ()
+        version = ""
+        try:
+            metadata = script_metadata(script) or ScriptMetadata()
+        except ScriptMetadataError:
+            metadata = ScriptMetadata()
+        try:
+            packages = self.packages([*metadata.dependencies, *dependencies])
+        except KernelMcpError as error:
+            problems.append(Problem(line_of_key(script, "dependencies") or 1, str(error)))
+        try:
+            version = await self._version(metadata, python, None)
+        except KernelMcpError as error:
+            problems.append(Problem(line_of_key(script, "requires-python") or 1, str(error)))
+        return Needs(packages, version), problems
+
+    async def _version(
+        self, metadata: ScriptMetadata, python: str, progress: ProgressCallback | None
+    ) -> str:
         if metadata.requires_python is None:
-            return Needs(packages, await self.python(python, progress))
-        return Needs(packages, await self._fitting(metadata.requires_python, python, progress))
+            return await self.python(python, progress)
+        return await self._fitting(metadata.requires_python, python, progress)
+
+    async def _find(self, version: str, progress: ProgressCallback | None) -> Interpreter:
+        """The interpreter for a version that an agent names; without `progress` none is fetched."""
+        fetch = self._rules.everything
+        if progress is not None:
+            return await self._interpreters.find(version, progress, fetch=fetch)
+        try:
+            return await self._interpreters.find(version)
+        except EnvironmentBuildError:
+            offered = await self._interpreters.offered(version) if fetch else ""
+            if not offered:
+                raise
+            return Interpreter("", offered, "cpython", "", "")
 
     def packages(self, wanted: Sequence[str | Requirement]) -> tuple[Requirement, ...]:
         """The packages to add to the server's own. Raises InputError, InstallError."""
@@ -207,8 +257,8 @@ class ScriptReader:
         own = EnvironmentSpec.for_allow(profile_entries(self._settings)).packages
         return tuple(sorted(set(admitted) - set(own), key=str))
 
-    async def python(self, wanted: str, progress: ProgressCallback) -> str:
-        """A version or path, checked; empty for the server's own choice.
+    async def python(self, wanted: str, progress: ProgressCallback | None) -> str:
+        """A version, checked; empty for the server's own. Without `progress` none is fetched.
 
         Raises InputError, EnvironmentBuildError.
         """
@@ -226,25 +276,25 @@ class ScriptReader:
                 f"python={wanted!r}: pass a version from {_pair(OLDEST_PYTHON)} to "
                 f"{_pair(NEWEST_PYTHON)}, such as 3.12."
             ) from None
-        own = await self._interpreters.find(self._settings.python)
-        found = await self._interpreters.find(version, progress)
+        own = await self._interpreters.find(self._settings.python, fetch=True)
+        found = await self._find(version, progress)
         return "" if found == own else version
 
-    async def _fitting(self, requires: str, wanted: str, progress: ProgressCallback) -> str:
+    async def _fitting(self, requires: str, wanted: str, progress: ProgressCallback | None) -> str:
         """The Python for a script with `requires-python`; empty for the server's own."""
         from packaging.specifiers import SpecifierSet
 
         fits = SpecifierSet(requires)
         if wanted.strip():
             version = await self.python(wanted, progress)
-            found = await self._interpreters.find(version or self._settings.python)
+            found = await self._find(version or self._settings.python, progress)
             if not fits.contains(found.version, prereleases=True):
                 raise InputError(
                     f"The script says requires-python = {requires!r}, and python={wanted!r} is "
                     f"{found.version}. Leave python empty to have one chosen that fits."
                 )
             return version
-        own = await self._interpreters.find(self._settings.python)
+        own = await self._interpreters.find(self._settings.python, fetch=True)
         if fits.contains(own.version, prereleases=True):
             return ""
         minors = [minor for minor in _MINORS if _may_fit(fits, minor)]
@@ -255,6 +305,9 @@ class ScriptReader:
         for version in await self._interpreters.versions():
             if fits.contains(version, prereleases=True):
                 return await self._short(version, fits)
+        for version in (f"3.{minor}" for minor in minors if self._rules.everything):
+            if await self._interpreters.offered(version):
+                return await self.python(version, progress)
         if minors:
             return await self.python(f"3.{minors[0]}", progress)
         raise EnvironmentBuildError(

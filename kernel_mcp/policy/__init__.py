@@ -13,7 +13,12 @@ A guard rail for well-meaning code. The boundary is the sandbox.
 
 from kernel_mcp.policy.check import check, own_modules
 from kernel_mcp.policy.model import Diagnostic, ImportUse, Policy, Report
-from kernel_mcp.policy.source import ScriptMetadata, ScriptMetadataError, script_metadata
+from kernel_mcp.policy.source import (
+    ScriptMetadata,
+    ScriptMetadataError,
+    line_of_key,
+    script_metadata,
+)
 
 __all__ = [
     "Diagnostic",
@@ -23,6 +28,7 @@ __all__ = [
     "ScriptMetadata",
     "ScriptMetadataError",
     "check",
+    "line_of_key",
     "own_modules",
     "script_metadata",
 ]

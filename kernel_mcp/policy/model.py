@@ -101,7 +101,8 @@ class Report:
         """With one more error, about a whole line of the code."""
         text = code.splitlines()[line - 1][:MAX_SOURCE_LINE] if code else ""
         found = Diagnostic(kind, "error", message, line, 1, text)
-        return replace(self, valid=False, diagnostics=(*self.diagnostics, found))
+        every = sorted((*self.diagnostics, found), key=lambda each: (each.line, each.column))
+        return replace(self, valid=False, diagnostics=tuple(every))
 
     def render(self) -> str:
         """All diagnostics as text, errors first, or that there are none."""

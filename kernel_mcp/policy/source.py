@@ -54,9 +54,22 @@ def script_metadata(script: str) -> ScriptMetadata | None:
     Raises ScriptMetadataError for a block that is not closed, not TOML, there twice, or holds
     dependencies or a Python version that cannot be read.
     """
-    lines = script.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    lines = _lines(script)
     block = _block(lines)
     return None if block is None else _metadata(block)
+
+
+def line_of_key(script: str, key: str) -> int:
+    """Where a key of a script's metadata stands, or its block; 0 without one that can be read."""
+    try:
+        block = _block(_lines(script))
+    except ScriptMetadataError:
+        return 0
+    return 0 if block is None else _line_of_key(block, key)
+
+
+def _lines(script: str) -> list[str]:
+    return script.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _block(lines: list[str]) -> _Block | None:
@@ -200,7 +213,7 @@ class Source:
     @classmethod
     def of(cls, code: str) -> Source:
         """Split code at the line ends Python knows."""
-        lines = tuple(code.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+        lines = tuple(_lines(code))
         return cls(original=lines, lines=lines)
 
     @property

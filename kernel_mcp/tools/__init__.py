@@ -29,7 +29,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import guarded
 from kernel_mcp.packages.installer import Installer
-from kernel_mcp.packages.requirements import ScriptReader
+from kernel_mcp.packages.requirements import ScriptReader, listed
 from kernel_mcp.policy.profiles import in_force, profile_entries
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.audit import Audit
@@ -152,6 +152,17 @@ WaitArg = Annotated[
     WithJsonSchema({"type": "number"}),
     Field(description="Seconds to wait before answering `running`"),
 ]
+
+
+def _one_each(given: object) -> object:
+    """One entry for each package of an argument; one of another shape as it is."""
+    texts = [given] if isinstance(given, str) else given
+    if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
+        return listed(texts)
+    return given
+
+
+PackagesArg = Annotated[list[str], BeforeValidator(_one_each)]
 
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)

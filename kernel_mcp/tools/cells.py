@@ -10,6 +10,7 @@ import anyio
 from mcp_types import CallToolResult, ResourceLink
 from pydantic import Field
 
+from kernel_mcp.environments.metadata import modules_of
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import (
     EnvironmentBuildError,
@@ -18,11 +19,13 @@ from kernel_mcp.errors import (
     LaunchError,
     WorkspaceError,
 )
+from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import apart
 from kernel_mcp.packages.lines import plan
-from kernel_mcp.packages.requirements import SCRIPT_FILE, expect_script, plain
-from kernel_mcp.policy import Report, check, own_modules
+from kernel_mcp.packages.requirements import SCRIPT_FILE, Problem, expect_script, plain
+from kernel_mcp.policy import Report, check, line_of_key, own_modules
+from kernel_mcp.policy.model import Kind
 from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Reply
@@ -40,6 +43,7 @@ from kernel_mcp.tools import (
     CpuArg,
     LimitArg,
     MemoryArg,
+    PackagesArg,
     Services,
     SessionArg,
     TimeoutArg,
@@ -148,23 +152,18 @@ def register(box: Toolbox, services: Services) -> None:
 
     @tool(annotations=READS)
     async def check_syntax(
-        code: CodeArg, ctx: AnyContext, session: SessionArg = ""
+        code: CodeArg,
+        ctx: AnyContext,
+        session: SessionArg = "",
+        dependencies: Annotated[PackagesArg, Field(description="As for run_script")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        python: Annotated[str, Field(description="As for run_script")] = "",
     ) -> SyntaxReport:
-        """Check code without running it: syntax errors, refused imports, unknown names."""
+        """Check code without running it: syntax errors, refused imports, unknown names.
+
+        With `dependencies`, `python` or a `# /// script` block it is judged as by run_script.
+        """
         _, found = await box.resolve(ctx, session)
-        planned = plan(code, services.installer.rules)
-        look = partial(
-            check,
-            planned.code,
-            services.factory.policy(found.request).with_modules(planned.modules),
-            known_names=await _known_names(found),
-            own_modules=own_modules(found.request.workspace),
-            python=found.kernel.environment.version if found.kernel else "",
-        )
-        report = await anyio.to_thread.run_sync(look)
-        if planned.problem:
-            report = report.with_error("install", planned.problem, planned.line, code)
-        return _syntax(found, report)
+        return _syntax(found, await _judged(services, found, code, dependencies, python))
 
     @tool(annotations=DESTROYS, structured_output=False)
     async def reset(
@@ -196,7 +195,7 @@ def register(box: Toolbox, services: Services) -> None:
             str, Field(description="A whole Python script; may begin with a PEP 723 block")
         ],
         ctx: AnyContext,
-        dependencies: Annotated[list[str], Field(description="Further packages (PEP 508)")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        dependencies: Annotated[PackagesArg, Field(description="Further packages (PEP 508)")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
         python: Annotated[str, Field(description="Python version; empty for one that fits")] = "",
         memory: MemoryArg = None,
         cpu: CpuArg = None,
@@ -297,6 +296,40 @@ def _nothing_runs(session: Session) -> str:
     return (
         f"Nothing is running. Cell {last.number} was the last; it ended with {last.status.value}."
     )
+
+
+async def _judged(
+    services: Services, session: Session, code: str, dependencies: list[str], python: str
+) -> Report:
+    """What `execute` would say of code, or `run_script` of a script with metadata or arguments."""
+    planned = plan(code, services.installer.rules)
+    problems = [Problem(planned.line, planned.problem)] if planned.problem else []
+    request, modules = session.request, planned.modules
+    kind: Kind = "install"
+    names: frozenset[str] | None = frozenset()
+    own: frozenset[str] = frozenset()
+    if dependencies or python or line_of_key(code, "dependencies"):
+        needs, unfit = await services.scripts.judge(code, dependencies, python)
+        request = KernelRequest("", request.workspace, needs.python, needs.packages)
+        modules += modules_of(each.name for each in needs.packages)
+        problems += unfit
+        kind = "pep723"
+        version = needs.python
+    else:
+        names, own = await _known_names(session), own_modules(request.workspace)
+        version = session.kernel.environment.version if session.kernel else ""
+    look = partial(
+        check,
+        planned.code,
+        services.factory.policy(request).with_modules(modules),
+        known_names=names,
+        own_modules=own,
+        python=version,
+    )
+    report = await anyio.to_thread.run_sync(look)
+    for each in problems:
+        report = report.with_error(kind, each.reason, each.line, code)
+    return report
 
 
 async def _known_names(session: Session) -> frozenset[str] | None:

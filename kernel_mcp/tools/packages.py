@@ -7,17 +7,17 @@ from typing import Annotated
 
 import anyio
 from mcp_types import CallToolResult, TextContent
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
-from kernel_mcp.packages.requirements import listed
 from kernel_mcp.packages.result import Outcome, all_versions
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
     DOWNLOADS,
     READS,
     AnyContext,
+    PackagesArg,
     Services,
     SessionArg,
     Toolbox,
@@ -33,7 +33,11 @@ def register(box: Toolbox, services: Services) -> None:
     @tool(annotations=DOWNLOADS)
     async def install(
         packages: Annotated[
-            list[str] | str, Field(description="Names with optional versions: 'polars pandas>=2'")
+            PackagesArg,
+            WithJsonSchema(
+                {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}
+            ),
+            Field(description="Names with optional versions: 'polars pandas>=2'"),
         ],
         ctx: AnyContext,
         session: SessionArg = "",
@@ -44,7 +48,7 @@ def register(box: Toolbox, services: Services) -> None:
         """
         _, found = await box.resolve(ctx, session)
         started = time.monotonic()
-        outcome = await installer.install(found, listed(packages), progress_of(ctx) or silence)
+        outcome = await installer.install(found, packages, progress_of(ctx) or silence)
         result = _installed(found, outcome, time.monotonic() - started)
         return CallToolResult(
             content=[TextContent(text=result.summary)],

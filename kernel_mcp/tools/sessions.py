@@ -29,6 +29,7 @@ from kernel_mcp.tools import (
     CpuArg,
     LimitArg,
     MemoryArg,
+    PackagesArg,
     Services,
     SessionArg,
     Toolbox,
@@ -61,7 +62,7 @@ def register(box: Toolbox, services: Services) -> None:
         ctx: AnyContext,
         name: Annotated[str, Field(description="A name to use like its handle")] = "",
         packages: Annotated[
-            list[str], Field(description="Further packages (PEP 508) for its environment")
+            PackagesArg, Field(description="Further packages (PEP 508) for its environment")
         ] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
         python: Annotated[str, Field(description="Python version, such as 3.12")] = "",
         memory: MemoryArg = None,

@@ -68,7 +68,7 @@ async def test_a_script_that_cannot_be_understood_is_refused_with_line_and_reaso
         await notebook.refused("run_script", script="")
         await notebook.refused("run_script", script="print(1)", timeout=-1)
         text = await notebook.refused("run_script", script="print(1)", python="3.9")
-        assert "3.10 to 3.14" in text
+        assert "3.10 to 3.15" in text
 
 
 async def test_requires_python_chooses_the_interpreter() -> None:
@@ -100,13 +100,28 @@ async def test_a_session_has_the_python_and_the_packages_it_asks_for(python: str
         assert (await notebook.run(code, session=session)).text == "[1, 2]"
 
 
-async def test_a_python_that_is_not_there_is_told_with_those_that_are() -> None:
-    async with agent("--offline") as notebook:
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--allow-install", "tabulate"), "sessions may fetch none"),
+        (("--allow-install", "*", "--offline"), "none could be fetched"),
+    ],
+)
+async def test_a_python_that_is_not_there_is_told_with_those_that_are(
+    flags: tuple[str, ...], why: str
+) -> None:
+    async with agent(*flags) as notebook:
         answer = await notebook.call("create_session", python="3.14")
         if not answer.failed:
             pytest.skip("Python 3.14 is installed here")
+        assert why in answer.text
         assert "Installed: 3." in answer.text
         assert (await notebook.call("list_sessions")).data["sessions"] == []
+        code = '# /// script\n# requires-python = ">=3.14"\n# ///\n'
+        for text, python in ((code, ""), ("1", "3.14")):
+            report = (await notebook.call("check_syntax", code=text, python=python)).data
+            assert not report["valid"]
+            assert "no Python 3." in report["summary"]
 
 
 async def test_check_syntax_validates_metadata_and_names() -> None:

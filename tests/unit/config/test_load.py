@@ -100,6 +100,7 @@ OPERATORS_ALONE = {
     "python": '"3.12"',
     "index-url": '"https://elsewhere.example/simple"',
     "find-links": '["wheels"]',
+    "uv": '"uv"',
     "sandbox": '"bwrap,landlock"',
     "container-engine": '"docker"',
     "container-image": '"somebody/image"',

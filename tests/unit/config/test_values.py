@@ -116,7 +116,7 @@ def test_a_choice_is_one_of_its_words_in_any_case() -> None:
         read("docker")
 
 
-@pytest.mark.parametrize("given", ["3.10", "3.14", "3.12.1", "3", "python3.11"])
+@pytest.mark.parametrize("given", ["3.10", "3.15", "3.12.1", "3", "python3.11"])
 def test_a_python_is_a_version_kernels_run_on(given: str) -> None:
     assert values.python(given) == given.removeprefix("python")
 
@@ -126,9 +126,9 @@ def test_a_python_is_a_path_when_it_has_a_slash(monkeypatch: pytest.MonkeyPatch)
     assert values.python("~/env/bin/python") == "/home/ada/env/bin/python"
 
 
-@pytest.mark.parametrize("given", ["3.9", "2.7", "3.15", "4", "pypy", "", "3.12.1.1", 3.12])
+@pytest.mark.parametrize("given", ["3.9", "2.7", "3.16", "4", "pypy", "", "3.12.1.1", 3.12])
 def test_a_python_that_cannot_be_used_says_which_can(given: object) -> None:
-    with pytest.raises(ValueError, match=r"from 3\.10 to 3\.14"):
+    with pytest.raises(ValueError, match=r"from 3\.10 to 3\.15"):
         values.python(given)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from kernel_mcp.environments.interpreters import Interpreters
 from kernel_mcp.environments.uv import Sources, Uv, UvResult
+from kernel_mcp.errors import EnvironmentBuildError
 
 
 def test_the_interpreters_of_pyenv_are_found(tmp_path: Path) -> None:
@@ -104,3 +109,33 @@ def test_sources_become_options_and_folders() -> None:
     ]
     assert [str(folder) for folder in found.folders()] == ["/mirror", "/wheels"]
     assert Sources().options() == []
+
+
+def test_the_operators_uv_is_taken_where_it_can_be_run(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.symlink_to(sys.executable)
+    found = Uv.installed(tmp_path, Sources(program=str(own)))
+    assert found.executable == os.path.realpath(sys.executable)
+    for wrong in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(EnvironmentBuildError, match=r"--uv .*no program"):
+            Uv.installed(tmp_path, Sources(program=str(wrong)))
+
+
+@pytest.mark.anyio
+async def test_an_interpreter_is_fetched_only_where_that_is_permitted(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    program = tmp_path / "uv"
+    offer = json.dumps([{"version": "3.15.2", "path": None}])
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {calls}\n'
+        f"case \"$*\" in *only-downloads*) echo '{offer}' ;; *) exit 2 ;; esac\n"
+    )
+    program.chmod(0o755)
+    interpreters = Interpreters(Uv(str(program), os.environ, tmp_path))
+    for fetch, words in ((False, "sessions may fetch none"), (True, "none could be fetched")):
+        with pytest.raises(EnvironmentBuildError, match=rf"no Python 3\.15 .*{words}"):
+            await interpreters.find("3.15", fetch=fetch)
+        assert ("python install --no-bin 3.15" in calls.read_text()) is fetch
+    assert await interpreters.offered("3.15") == "3.15.2"
+    offline = Interpreters(Uv(str(program), os.environ, tmp_path, Sources(offline=True)))
+    assert await offline.offered("3.15") == ""

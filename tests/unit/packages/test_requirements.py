@@ -127,11 +127,14 @@ class FakeInterpreters(Interpreters):
 
     installed: tuple[str, ...]
     known: tuple[str, ...] = ()
+    offers: tuple[str, ...] = ()
     asked: list[str] = field(default_factory=list)
 
-    async def find(self, request: str, progress: object = None) -> Interpreter:
+    async def find(
+        self, request: str, progress: object = None, *, fetch: bool = False
+    ) -> Interpreter:
         self.asked.append(request)
-        for version in self.installed:
+        for version in (*self.installed, *(self.offers if fetch else ())):
             if version == request or version.startswith(f"{request}.") or not request:
                 return Interpreter(f"/{version}", version, "cpython", "/", "/")
         raise EnvironmentBuildError(f"there is no Python {request}")
@@ -140,6 +143,10 @@ class FakeInterpreters(Interpreters):
         found = (v for v in self.known if v.startswith(f"{request}."))
         version = next(found, None)
         return (version and Interpreter(f"/{version}", version, "cpython", "/", "/")) or None
+
+    async def offered(self, version: str) -> str:
+        self.asked.append(f"offered {version}")
+        return next((each for each in self.offers if each.startswith(f"{version}.")), "")
 
     async def versions(self) -> list[str]:
         self.asked.append("versions")
@@ -221,12 +228,12 @@ async def test_a_patch_version_is_named_when_the_minor_would_be_another() -> Non
 
 
 async def test_a_python_that_is_missing_is_asked_for() -> None:
-    with pytest.raises(EnvironmentBuildError, match=r"no Python 3\.14"):
+    with pytest.raises(EnvironmentBuildError, match=r"no Python 3\.15"):
         await needs(reader("3.11.7"), script('requires-python = ">=3.12"'))
 
 
 async def test_a_python_that_kernels_cannot_run_on_is_refused() -> None:
-    with pytest.raises(EnvironmentBuildError, match=r"3\.10 to 3\.14"):
+    with pytest.raises(EnvironmentBuildError, match=r"3\.10 to 3\.15"):
         await needs(reader(), script('requires-python = "<3.9"'))
 
 
@@ -261,3 +268,28 @@ def test_the_step_to_a_module_is_one_that_is_permitted_here() -> None:
         assert "--allow beautifulsoup4 to have it" in some.step("bs4", once=once)
     without = InstallRules.of(Settings(allow_install=("*",), tools=("core", "files")))
     assert 'create_session(packages=["polars"])' in without.step("polars", once=False)
+
+
+def fetching(*allow_install: str) -> tuple[ScriptReader, FakeInterpreters]:
+    settings = Settings(allow_install=allow_install)
+    found = FakeInterpreters(("3.11.7",), offers=("3.14.1",))
+    return ScriptReader(settings, InstallRules.of(settings), found), found
+
+
+async def test_only_where_all_may_be_installed_may_a_session_fetch_a_python() -> None:
+    assert await fetching("*")[0].python("3.14", quiet) == "3.14"
+    for allow_install in ((), ("rich", "tqdm")):
+        with pytest.raises(EnvironmentBuildError, match=r"no Python 3\.14"):
+            await fetching(*allow_install)[0].python("3.14", quiet)
+
+
+async def test_a_judgement_fetches_nothing_and_says_what_would_be() -> None:
+    text = script('requires-python = ">=3.14"', 'dependencies = ["polars"]')
+    found, interpreters = fetching("*")
+    wanted = Needs(requirements("polars", "rich"), "3.14")
+    assert await found.judge(text, ["rich"], "") == (wanted, [])
+    assert "offered 3.14" in interpreters.asked
+    _, problems = await fetching("rich")[0].judge(text, ["rich"], "")
+    assert [each.line for each in problems] == [3, 2]
+    assert "--allow-install polars" in problems[0].reason
+    assert "no Python" in problems[1].reason

@@ -471,3 +471,33 @@ async def test_the_cell_after_a_death_runs_on_a_fresh_kernel_and_tells_it(tmp_pa
         assert (answer.cell["lost"], answer.cell["state_kept"]) == (["x"], False)
         answer = await server.call("execute", code="say more")
         assert (answer.text, answer.cell["lost"]) == ("more", [])
+
+
+async def test_check_syntax_judges_a_script_as_run_script_would(tmp_path: Path) -> None:
+    script = "# /// script\n# dependencies = ['rich']\n# ///\nimport rich\nkept"
+    async with served(tmp_path) as server:
+        await server.call("execute", code="kept = 1")
+        report = (await server.call("check_syntax", code=script)).data
+        assert [(each["kind"], each["line"]) for each in report["diagnostics"]] == [
+            ("pep723", 2), ("import", 4), ("name", 5),
+        ]  # fmt: skip
+        assert "--allow-install rich" in report["summary"]
+        arguments = {"code": "import kmtest\nkept", "dependencies": "kmtest"}
+        report = (await server.call("check_syntax", **arguments)).data
+        assert [each["kind"] for each in report["diagnostics"]] == ["name"]
+        assert report["valid"]
+        report = (await server.call("check_syntax", code="1", python="2.7")).data
+        assert "from 3.10 to" in report["diagnostics"][0]["message"]
+        report = (await server.call("check_syntax", code="1", dependencies=["-r x"])).data
+        assert not report["valid"]
+
+
+async def test_check_syntax_judges_installations_of_a_cell(tmp_path: Path) -> None:
+    async with served(tmp_path) as server:
+        found = (await server.call("check_syntax", code="!pip install kmtest\nimport kmtest")).data
+        assert found["valid"]
+        found = (await server.call("check_syntax", code="x = 1\n%pip install rich")).data
+        (problem,) = found["diagnostics"]
+        assert (problem["kind"], problem["line"]) == ("install", 2)
+        assert problem["source_line"] == "%pip install rich"
+        assert "--allow-install rich" in problem["message"]

@@ -104,8 +104,8 @@ async def test_a_kernel_is_started_ahead_where_its_environment_is_there(tmp_path
         ({"name": "n" * 65}, "takes 1 to 64 letters"),
         ({"packages": ["rich"]}, "--allow-install rich"),
         ({"packages": ["https://host/x"]}, "names a place"),
-        ({"packages": "beside"}, "has to be a list of strings"),
-        ({"python": "2.7"}, "from 3.10 to 3.14"),
+        ({"packages": 5}, "has to be a list of strings"),
+        ({"python": "2.7"}, "from 3.10 to 3.15"),
         ({"python": "/bin/python"}, "a path is the operator's choice"),
     ],
 )
