@@ -121,12 +121,12 @@ AnyContext = Context[Any, Any]
 
 SessionArg = Annotated[str, Field(description="Handle or name, if not the default")]
 CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
-PathArg = Annotated[str, Field(description="Path in the workspace, such as data/sales.csv")]
+PathArg = Annotated[str, Field(description="Path in the workspace")]
 TimeoutArg = Annotated[
     float | None,
     BeforeValidator(duration),
     WithJsonSchema({"type": "number"}),
-    Field(description="Hard limit of the cell in seconds; it is interrupted then"),
+    Field(description="Hard limit of the cell in seconds"),
 ]
 LimitArg = Annotated[
     float | None,

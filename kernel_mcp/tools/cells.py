@@ -90,7 +90,7 @@ def register(box: Toolbox, services: Services) -> None:
         Variables, imports and functions stay for the next call. The value of the last expression
         is shown, plots come back as pictures. If the cell takes longer than `wait` seconds the
         answer has status `running` and the cell goes on: call `wait` to follow it, `interrupt` to
-        stop it. Every answer says so when variables were lost.
+        stop it.
         """
         check_code(code)
         limit_s = own_timeout(settings, timeout)
