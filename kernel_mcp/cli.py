@@ -37,6 +37,11 @@ file of --config. A flag wins over a variable, a variable over a file. A file th
 not named may only narrow what code may do; what it wants beyond that is ignored, and said.
 """
 
+_WAITING = (
+    "kernel-mcp: waiting for MCP messages on stdin; a client starts this command, see kernel-mcp "
+    "--help. Ctrl+C ends it."
+)
+
 _COMMANDS_HELP = """\
 other commands:
   kernel-mcp doctor         start a sandboxed kernel and report what holds and what does not
@@ -74,6 +79,8 @@ def _serve(argv: Sequence[str]) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if sys.stdin.isatty():
+        print(_WAITING, file=sys.stderr)
     from kernel_mcp.linux import process
     from kernel_mcp.sandbox.base import ContainerOptions
     from kernel_mcp.sandbox.select import begin_proof

@@ -280,14 +280,14 @@ def noted_unfit(file: Path, sight: str, *, ever: bool = False) -> dict[str, str]
 
 def remark(package: str, why: str) -> str:
     """What is said of a package that is missing, to the operator."""
-    return f"--allow {package} is left out: {why}{_meant(package, why)}"
+    return f"{package} of --allow or --profile is left out: {why}{_meant(package, why)}"
 
 
 def brief(package: str, why: str) -> str:
     """The same for a model, whose operator can correct it."""
     first, _, _ = why.partition(". ")
     return (
-        f"{package} is not installed, though --allow names it: {first}.{_meant(package, why)} The "
+        f"{package} of --allow or --profile is not installed: {first}.{_meant(package, why)} The "
         "operator can correct it; nothing else is affected."
     )
 

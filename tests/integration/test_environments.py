@@ -164,9 +164,12 @@ async def test_a_misspelt_package_takes_down_itself_and_every_answer_says_so(
         for answer in (first, listed, wrong):
             assert "no package 'tabulaet-no-such-package'" in "".join(notices(answer))
         info = (await notebook.call("info")).data
-        assert "tabulaet-no-such-package is not installed" in info["ignored_settings"]
+        assert (
+            "tabulaet-no-such-package of --allow or --profile is not installed"
+            in info["ignored_settings"]
+        )
     heard = "\n".join(filter(None, told))
-    assert "--allow tabulaet-no-such-package is left out" in heard
+    assert "tabulaet-no-such-package of --allow or --profile is left out" in heard
     assert "Compiling" in heard
     async with agent(*flags) as notebook:
         assert "Missing, though" in (notebook.client.instructions or "")

@@ -157,6 +157,17 @@ def test_settings_reach_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[0].limits.cpu_seconds == 120
 
 
+def test_whoever_types_the_command_is_told_that_a_client_starts_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _replace_server(monkeypatch, lambda _settings, _sandbox: 0)
+    assert cli.main(["--sandbox", "none"]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert cli.main(["--sandbox", "none"]) == 0
+    assert "a client starts this command" in capsys.readouterr().err
+
+
 def test_a_switch_takes_no_value_and_sandboxes_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 

@@ -32,9 +32,15 @@ async def test_the_environment_is_built_of_the_rest(
     assert not any(each.startswith(("pandsa", "nosuch")) for each in env.packages)
     assert set(fitting.unfit) == {"pandsa", "nosuch>=2"}
     assert [str(each) for each in fitting.spec.packages] == ["numpy"]
-    assert "pandsa is not installed, though --allow names it" in " ".join(fitting.remarks)
+    assert "pandsa of --allow or --profile is not installed" in " ".join(fitting.remarks)
     for place in (told, caplog.messages):
-        assert sum("--allow pandsa is left out: the package index" in text for text in place) == 1
+        assert (
+            sum(
+                "pandsa of --allow or --profile is left out: the package index" in text
+                for text in place
+            )
+            == 1
+        )
 
 
 async def test_what_is_missing_is_known_to_the_next_server_for_a_while(
@@ -45,7 +51,7 @@ async def test_what_is_missing_is_known_to_the_next_server_for_a_while(
     caplog.clear()
     again = Fitting(kit.store(UNFIT), WANTED)
     assert set(again.unfit) == {"pandsa", "nosuch>=2"}
-    assert any("--allow pandsa" in text for text in caplog.messages)
+    assert any("pandsa of --allow" in text for text in caplog.messages)
     await again.ensure(silence)
     assert len(kit.calls()) == asked
     elsewhere = {**UNFIT, "UV_DEFAULT_INDEX": "https://index.example"}
@@ -123,7 +129,7 @@ def test_a_familiar_name_is_offered_and_a_model_is_told_who_can_help() -> None:
     why = "the package index has no package 'pandsa'. Check the spelling."
     assert remark("pandsa>=2", why).endswith("Check the spelling. Was pandas meant?")
     assert brief("pandsa", why) == (
-        "pandsa is not installed, though --allow names it: the package index has no package "
+        "pandsa of --allow or --profile is not installed: the package index has no package "
         "'pandsa'. Was pandas meant? The operator can correct it; nothing else is affected."
     )
     assert "meant" not in brief("pandsa", "it has no wheel for this Python.")
