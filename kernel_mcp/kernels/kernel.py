@@ -105,7 +105,7 @@ class Kernel:
         self._stray: Sink | None = None
         self._asked: dict[str, Answer] = {}
         self._closing = False
-        self._heard = 0
+        self._received = 0
         self._broken = ""
         self._channels = Channels(
             handle.connection,
@@ -136,9 +136,9 @@ class Kernel:
         await self.handle.wait()
         with Barrier("reading the last output of a kernel"):
             await self._channels.drained(DRAIN_S)
-            last_words = self.handle.unheard(self._heard)
-            if last_words and self._stray is not None:
-                self._stray(Stream("stdout", last_words))
+            rest = self.handle.unreceived(self._received)
+            if rest and self._stray is not None:
+                self._stray(Stream("stdout", rest))
         self.dead.set()
         if self._run is not None:
             self._run.finished.set()
@@ -211,7 +211,7 @@ class Kernel:
         """Whether the main thread has read all cells and other shell requests."""
         return self._channels.taken("shell")
 
-    def knock(self) -> None:
+    def send_probe(self) -> None:
         """Send a shell request that only shows whether it is `taken`. Raises LaunchError."""
         self._channels.send("shell", "kernel_info_request", {})
 
@@ -270,7 +270,7 @@ class Kernel:
             run.outputs += 1
         event = event_from(message)
         if isinstance(event, Stream):
-            self._heard += len(event.text)
+            self._received += len(event.text)
         elif not message.parent:
             return
         if event is not None and self._stray is not None:

@@ -74,9 +74,9 @@ class LocalLauncher:
             undo.push_async_callback(limits.aclose)
             channel = ReadinessChannel()
             undo.callback(channel.close)
-            recorder = OutputRing()
-            undo.callback(recorder.close)
-            inherited = (channel.guest_fd, recorder.guest_fd())
+            ring = OutputRing()
+            undo.callback(ring.close)
+            inherited = (channel.guest_fd, ring.guest_fd())
             await limits.ready()
             process = self._start(request, folder, wanted, identity, inherited, limits)
             undo.push_async_callback(process.aclose)
@@ -97,7 +97,7 @@ class LocalLauncher:
                 boundary=("started cold", *inspected.words),
                 process=process,
                 limits=limits,
-                recorder=recorder,
+                ring=ring,
                 resources=undo.pop_all(),
             )
 

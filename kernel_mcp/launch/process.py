@@ -39,7 +39,7 @@ class OutputRing:
     """A memfd of 64 KiB that the kernel writes and the server reads; its size is sealed."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("recorder", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = os.memfd_create("output-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, HEADER_BYTES + RING_BYTES)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -51,7 +51,7 @@ class OutputRing:
         """A further descriptor of the memory, to be passed to the kernel and closed here."""
         return os.dup(self._fd)
 
-    def unheard(self, characters: int) -> str:
+    def unreceived(self, characters: int) -> str:
         """Text after the first `characters`, at most the ring's size; kernels may forge it."""
         if self._fd < 0:
             return ""
@@ -273,14 +273,14 @@ class KernelProcess:
         boundary: tuple[str, ...],
         process: ConfinedProcess,
         limits: KernelLimits,
-        recorder: OutputRing,
+        ring: OutputRing,
         resources: AsyncExitStack,
     ) -> None:
         self.process = process
         self.connection = connection
         self.boundary = boundary
         self.limits = limits
-        self._recorder = recorder
+        self._ring = ring
         self._resources = resources
 
     @property
@@ -302,9 +302,9 @@ class KernelProcess:
         """What it uses, children included; zeros once it has ended."""
         return self.limits.usage() if self.exit is None else Usage()
 
-    def unheard(self, characters: int) -> str:
+    def unreceived(self, characters: int) -> str:
         """What it printed after the first `characters`, even unsent, as far as the ring has it."""
-        return self._recorder.unheard(characters)
+        return self._ring.unreceived(characters)
 
     def interrupt(self) -> None:
         """Send SIGINT to the kernel's process group; does nothing once it has ended."""

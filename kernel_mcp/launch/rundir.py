@@ -91,7 +91,7 @@ def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[st
 
 
 def boot_content(
-    request: LaunchRequest, guest: GuestPaths, ready_fd: int, recorder_fd: int = -1
+    request: LaunchRequest, guest: GuestPaths, ready_fd: int, ring_fd: int = -1
 ) -> dict[str, Any]:
     """The boot file: policy, limits and places."""
     limits = request.limits
@@ -110,7 +110,7 @@ def boot_content(
         "tmp": guest.tmp,
         "layers": layer_paths(request, guest),
         "ready_fd": ready_fd,
-        "recorder_fd": recorder_fd,
+        "ring_fd": ring_fd,
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
     }

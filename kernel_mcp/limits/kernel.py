@@ -94,7 +94,7 @@ class KernelLimits:
         self.awake = False
         self._looking = False
         self._wake = wake
-        self._turns = CpuPriority(self.group)
+        self._priority = CpuPriority(self.group)
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []
@@ -178,7 +178,7 @@ class KernelLimits:
         self._cause = ""
         self._on_excess = on_excess
         self._stopped = False
-        self._turns.begin()
+        self._priority.begin()
         self._changed = self.awake = True
         self._wake(self)
 
@@ -209,7 +209,7 @@ class KernelLimits:
     def rank(self) -> None:
         """Lower the CPU weight of a kernel that has computed for `LONG_S`."""
         if self.awake:
-            self._turns.rank()
+            self._priority.rank()
 
     async def check_disk(self) -> None:
         """Compare the folders with their quotas where due; called by the watchdog.

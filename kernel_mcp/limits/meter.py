@@ -129,7 +129,7 @@ class MemoryMeter:
         self._next = 0.0
         self._next_closely = 0.0
 
-    async def weigh(self, most: int) -> bool:
+    async def measure(self, most: int) -> bool:
         """Update `held`; True when it exceeds `most` bytes.
 
         Returns the last result while an earlier call runs (a process short of memory blocks readers
@@ -141,14 +141,14 @@ class MemoryMeter:
             return False
         self._busy = True
         try:
-            return await self._weigh(most)
+            return await self._measure(most)
         finally:
             self._busy = False
             now = anyio.current_time()
             if (took := now - begin) > LONG_S:
                 self._next = now + took * REST
 
-    async def _weigh(self, most: int) -> bool:
+    async def _measure(self, most: int) -> bool:
         files, plain = await anyio.to_thread.run_sync(self._plainly)
         held = total(plain.values(), files)
         largest = max((memory.private + memory.shared for memory in plain.values()), default=0)
@@ -218,7 +218,7 @@ class Gauge:
         self._budget = budget
         self._faults = faults
         self._meter = Meter()
-        self._scales = MemoryMeter(processes)
+        self._memory = MemoryMeter(processes)
         self._last = Usage(measured=False)
         self._peak = 0
         self._starved = 0
@@ -226,7 +226,7 @@ class Gauge:
     @property
     def crowded(self) -> bool:
         """Whether the last memory check found processes besides its own."""
-        return self._scales.crowded
+        return self._memory.crowded
 
     def usage(self) -> Usage:
         """Usage of all processes now; not `measured` when it is the last value."""
@@ -253,8 +253,8 @@ class Gauge:
             return False
         too_much = False
         with self._faults.kept("memory"):
-            too_much = await self._scales.weigh(backstop(self._budget))
-            self._peak = max(self._peak, self._scales.held)
+            too_much = await self._memory.measure(backstop(self._budget))
+            self._peak = max(self._peak, self._memory.held)
         return too_much
 
     def starved(self) -> int:
@@ -284,8 +284,8 @@ class Gauge:
         if sample is not None and sample.cpu_s is not None and sample.memory_bytes is not None:
             return Usage(sample.cpu_s, sample.memory_bytes)
         found = self._meter.usage(self._processes())
-        if self._scales.sharing:
-            found = replace(found, memory_bytes=self._scales.held)
+        if self._memory.sharing:
+            found = replace(found, memory_bytes=self._memory.held)
         if sample is not None and sample.cpu_s is not None:
             found = replace(found, cpu_s=sample.cpu_s)
         if sample is not None and sample.memory_bytes is not None:

@@ -32,9 +32,9 @@ ASK_S = 2.0
 AGAIN_S = 0.5
 IDLE_LOOKS = 2
 """Probes that find the main thread waiting for requests while the cell has no answer."""
-DEAF_LOOKS = 4
+UNRESPONSIVE_LOOKS = 4
 """Probes that find requests taken and none answered."""
-HELD_LOOKS = 2
+BLOCKED_LOOKS = 2
 """Probes without an answer before the cell gets a remark."""
 ASLEEP_CPU_S = 0.1
 """Processor time of a process that sleeps for `ASK_S`."""
@@ -56,9 +56,9 @@ HELD = (
 class _State(Enum):
     WORKS = auto()
     IDLE = auto()
-    DEAF = auto()
+    UNRESPONSIVE = auto()
     """It takes requests and answers none."""
-    HELD = auto()
+    BLOCKED = auto()
     """It does neither, and sleeps."""
 
 
@@ -86,12 +86,15 @@ async def ended(
             found.clear()
         else:
             found.append(state)
-        if found.count(_State.IDLE) >= IDLE_LOOKS or found.count(_State.DEAF) >= DEAF_LOOKS:
+        if (
+            found.count(_State.IDLE) >= IDLE_LOOKS
+            or found.count(_State.UNRESPONSIVE) >= UNRESPONSIVE_LOOKS
+        ):
             kernel.broken = True
             return False
-        if state is _State.HELD and found.count(state) == HELD_LOOKS:
+        if state is _State.BLOCKED and found.count(state) == BLOCKED_LOOKS:
             tell(HELD)
-        unclear = found and state is not _State.HELD
+        unclear = found and state is not _State.BLOCKED
         pause = AGAIN_S if unclear else min(2 * max(pause, LOOK_S), MOST_PAUSE_S)
 
 
@@ -136,14 +139,14 @@ async def _look(kernel: Kernel, run: Run) -> _State:
     asleep = after.cpu_s - before.cpu_s < ASLEEP_CPU_S and not kernel.handle.stopped
     if not (asleep and before.measured and after.measured):
         return _State.WORKS
-    return _State.DEAF if await _takes_requests(kernel) else _State.HELD
+    return _State.UNRESPONSIVE if await _takes_requests(kernel) else _State.BLOCKED
 
 
 async def _takes_requests(kernel: Kernel) -> bool:
     """Whether the main thread takes a request within `AGAIN_S`."""
     try:
         if kernel.taken:
-            kernel.knock()
+            kernel.send_probe()
     except LaunchError:
         return False
     await anyio.sleep(AGAIN_S)

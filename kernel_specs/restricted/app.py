@@ -87,7 +87,7 @@ class KernelApp(IPKernelApp):
         opened, ports = _listening(info)
         publisher = Publisher(opened["iopub"], HIGH_WATER_BYTES)
         self.iopub = IOPub(
-            publisher, self.session, boot.output, self.gate, OutputRing(boot.recorder_fd)
+            publisher, self.session, boot.output, self.gate, OutputRing(boot.ring_fd)
         )
         self.console = Console(self.iopub)
         self._keep_stderr()

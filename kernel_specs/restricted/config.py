@@ -112,7 +112,7 @@ class BootConfig:
     confined  False without a boot.json: an ordinary Jupyter kernel, nothing is restricted
     layers    extra sys.path entries
     ready_fd  where the ready packet goes; -1 for nowhere
-    recorder_fd  memory that keeps the end of the output for the host; -1 for none
+    ring_fd  memory that keeps the end of the output for the host; -1 for none
     runtime   prefixes whose code may import anything
     """
 
@@ -124,7 +124,7 @@ class BootConfig:
     tmp: str = field(default_factory=tempfile.gettempdir)
     layers: tuple[str, ...] = ()
     ready_fd: int = -1
-    recorder_fd: int = -1
+    ring_fd: int = -1
     runtime: tuple[str, ...] = ()
 
 
@@ -169,7 +169,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
         tmp=str(data.get("tmp") or default.tmp),
         layers=_strings(data.get("layers", [])),
         ready_fd=int(data.get("ready_fd", -1)),
-        recorder_fd=int(data.get("recorder_fd", -1)),
+        ring_fd=int(data.get("ring_fd", -1)),
         runtime=_strings(data.get("runtime", [])),
     )
 

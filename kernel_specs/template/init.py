@@ -3,7 +3,7 @@
 It runs on the standard library and outlives the zygote. Requests of the server, one packet each:
 
     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …}
-        with descriptors: ready socket, recorder, output pipe, then the mounts of `places`;
+        with descriptors: ready socket, output ring, output pipe, then the mounts of `places`;
         `trial` describes the self-test to run instead of a kernel, if there is one
 
 Answers:
@@ -71,7 +71,7 @@ class ChildWatch:
 START = str(Path(__file__).with_name("start.py"))
 EXIT_CODE = 70  # EX_SOFTWARE
 RESERVED_FDS = (3, 4)
-"""A kernel's descriptors of its ready socket and its recorder."""
+"""A kernel's descriptors of its ready socket and its output ring."""
 PIDS_OF_KERNELS = 32
 """The zygote's pid is above: libraries renew random generators when getpid() has changed."""
 _STREAMS = 3

@@ -25,7 +25,7 @@ from kernel_specs.template import cell, linux, prewarm
 from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
-READY_FD, RECORDER_FD = RESERVED_FDS
+READY_FD, RING_FD = RESERVED_FDS
 """Where a kernel finds these; 0 is /dev/null, 1 and 2 are the output pipe."""
 EXIT_CODE = 70  # EX_SOFTWARE
 
@@ -39,7 +39,7 @@ class Job:
 
     sandbox: cell.Joining
     ready: int
-    recorder: int
+    ring: int
     output: int
     trial: dict[str, Any] | None = None
 
@@ -82,9 +82,9 @@ class Zygote:
             if received is None:
                 return None
             message, fds = received
-            init, pids, done, ready, recorder, output = fds
+            init, pids, done, ready, ring, output = fds
             sandbox = cell.Joining(message["uid"], init, done)
-            job = Job(sandbox, ready, recorder, output, message.get("trial"))
+            job = Job(sandbox, ready, ring, output, message.get("trial"))
             try:
                 pid = self._fork(pids)
                 if pid == 0:
@@ -157,24 +157,24 @@ def _arrange(job: Job) -> Job:
     """Move the descriptors of a kernel to the numbers it expects."""
 
     def moved(fd: int) -> int:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RECORDER_FD + 1)
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, RING_FD + 1)
 
     sandbox = job.sandbox
     arranged = replace(
         job,
         sandbox=cell.Joining(sandbox.uid, moved(sandbox.init), moved(sandbox.done)),
         ready=moved(job.ready),
-        recorder=moved(job.recorder),
+        ring=moved(job.ring),
     )
     os.dup2(job.output, 1)
     os.dup2(job.output, 2)
     os.dup2(arranged.ready, READY_FD, inheritable=False)
-    os.dup2(arranged.recorder, RECORDER_FD, inheritable=False)
+    os.dup2(arranged.ring, RING_FD, inheritable=False)
     return arranged
 
 
 def _close_all_but(files: Sequence[int]) -> None:
-    first = RECORDER_FD + 1
+    first = RING_FD + 1
     for fd in files:
         if fd > first:
             linux.close_range(first, fd - 1)

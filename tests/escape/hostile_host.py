@@ -77,7 +77,7 @@ class HostileHandle:
     def usage(self) -> Usage:
         return Usage()
 
-    def unheard(self, characters: int) -> str:
+    def unreceived(self, characters: int) -> str:
         return ""
 
     def interrupt(self) -> None:

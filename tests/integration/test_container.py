@@ -295,7 +295,7 @@ async def test_the_way_a_kernel_ended_is_told(
         await kernel.run(f"print('last words', flush=True)\n{code}")
         with anyio.fail_after(60):
             assert words in (await kernel.handle.wait()).describe()
-        assert kernel.handle.unheard(0) == "last words\n"
+        assert kernel.handle.unreceived(0) == "last words\n"
 
 
 async def test_a_kill_ends_every_process_of_the_container(sandbox: ContainerSandbox) -> None:

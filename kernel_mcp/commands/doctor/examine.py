@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp import __version__
-from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Patient, Trial, killed_server
+from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Trial, TrialKernel, killed_server
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
@@ -152,7 +152,7 @@ async def examine(
         found = _summed_up(checks)
         if environment is not None:
             cold = LocalLauncher(sandbox, runs, resources=resources)
-            found += await _Hospital(cold, runs.path, environment).perform_all()
+            found += await _TrialRunner(cold, runs.path, environment).perform_all()
             if sandbox.forks and not settings.no_template:
                 found += await _through_template(sandbox, runs, resources, environment)
             orphan = partial(killed_server, name, environment, folder, options)
@@ -172,7 +172,7 @@ async def _through_template(
         launcher.prepare(environment)
         if await launcher.ready(environment):
             found = _summed_up(list(launcher.checks(environment)))
-            found += await _Hospital(launcher, folder, environment).perform_all()
+            found += await _TrialRunner(launcher, folder, environment).perform_all()
         else:
             refusal = launcher.refusal(environment)
             told = refusal or "none became ready here, so that all kernels start cold"
@@ -197,7 +197,7 @@ class _ForkedOnly:
         """There is nothing to release."""
 
 
-class _Hospital:
+class _TrialRunner:
     def __init__(self, launcher: Launcher, folder: Path, environment: KernelEnvironment) -> None:
         self._launcher = launcher
         self._folder = folder
@@ -209,13 +209,13 @@ class _Hospital:
 
     async def _perform(self, trial: Trial) -> list[Check]:
         try:
-            async with self._patient() as patient:
-                return await trial.perform(patient)
+            async with self._kernel() as target:
+                return await trial.perform(target)
         except (KernelMcpError, OSError) as error:
             return [Check(trial.name, False, f"could not be tried: {error}"[:300])]
 
     @asynccontextmanager
-    async def _patient(self) -> AsyncIterator[Patient]:
+    async def _kernel(self) -> AsyncIterator[TrialKernel]:
         self._count += 1
         workspace = self._folder / f"w{self._count}"
         workspace.mkdir(mode=0o700, parents=True)
@@ -234,7 +234,7 @@ class _Hospital:
             await kernel.ready(30)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(kernel.watch)
-                yield Patient(kernel, self._folder / f"r{self._count}")
+                yield TrialKernel(kernel, self._folder / f"r{self._count}")
                 kernel.kill()
         finally:
             await kernel.aclose()

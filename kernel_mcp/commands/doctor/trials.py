@@ -103,10 +103,10 @@ class Trial:
     """One trial, in a kernel of its own; `name` is shown when it cannot run."""
 
     name: str
-    perform: Callable[[Patient], Awaitable[list[Check]]]
+    perform: Callable[[TrialKernel], Awaitable[list[Check]]]
 
 
-class Patient:
+class TrialKernel:
     """A kernel under examination."""
 
     def __init__(self, kernel: Kernel, records: Path) -> None:
@@ -137,10 +137,10 @@ class Patient:
         return cell, {}
 
 
-async def reach(patient: Patient) -> list[Check]:
+async def reach(target: TrialKernel) -> list[Check]:
     """What code in a cell can see of the host."""
     with _secrets() as secrets, listeners() as addresses:
-        cell, facts = await patient.facts(
+        cell, facts = await target.facts(
             f"{_REACH}\ntell(files=[p for p in {secrets!r} if readable(p)], "
             f"peers=[a for a in {addresses!r} if connects(a)])"
         )
@@ -152,9 +152,9 @@ async def reach(patient: Patient) -> list[Check]:
     ]
 
 
-async def identity(patient: Patient) -> list[Check]:
+async def identity(target: TrialKernel) -> list[Check]:
     """Uid, capabilities, NoNewPrivs and Seccomp of the kernel, from its /proc/PID/status."""
-    found = read_facts(patient.kernel.handle.pid)
+    found = read_facts(target.kernel.handle.pid)
     users = set(map(int, found.status["Uid"].split()))
     harmful = found.capabilities & ~CAP_DAC_READ_SEARCH
     return [
@@ -164,23 +164,23 @@ async def identity(patient: Patient) -> list[Check]:
         Check(
             "the kernel is under a system call filter",
             found.status.get("Seccomp") == FILTER_MODE,
-            "; ".join(patient.kernel.handle.boundary),
+            "; ".join(target.kernel.handle.boundary),
         ),
     ]
 
 
-async def interrupt(patient: Patient) -> list[Check]:
+async def interrupt(target: TrialKernel) -> list[Check]:
     """An endless loop that has to end, with the variables kept."""
-    await patient.run(patient.cell("kept = 42"))
-    cell = patient.cell("print('running', flush=True)\nwhile True: pass")
+    await target.run(target.cell("kept = 42"))
+    cell = target.cell("print('running', flush=True)\nwhile True: pass")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(patient.run, cell)
+        tasks.start_soon(target.run, cell)
         await cell.changed()
         began = time.monotonic()
         cell.stop(StopReason.INTERRUPT)
         await cell.finished.wait()
     took = time.monotonic() - began
-    _, facts = await patient.facts("tell(kept=kept)")
+    _, facts = await target.facts("tell(kept=kept)")
     worked = cell.status is Status.INTERRUPTED and facts.get("kept") == 42
     found = f"{took:.2f} s, variables {'kept' if facts.get('kept') == 42 else 'lost'}"
     return [
@@ -188,9 +188,9 @@ async def interrupt(patient: Patient) -> list[Check]:
     ]
 
 
-async def memory(patient: Patient) -> list[Check]:
+async def memory(target: TrialKernel) -> list[Check]:
     """One process that allocates several times its budget."""
-    cell, facts = await patient.facts(_ONE_PROCESS)
+    cell, facts = await target.facts(_ONE_PROCESS)
     ended = cell.status is Status.KILLED
     found = (
         f"killed ({cell.outcome.cause if cell.outcome else ''})"
@@ -202,9 +202,9 @@ async def memory(patient: Patient) -> list[Check]:
     return [Check("memory limit enforced", ended or "refused" in facts, found, for_cgroups())]
 
 
-async def memory_of_all(patient: Patient) -> list[Check]:
+async def memory_of_all(target: TrialKernel) -> list[Check]:
     """Five processes that allocate half the budget each."""
-    cell, facts = await patient.facts(_SEVERAL)
+    cell, facts = await target.facts(_SEVERAL)
     ended = cell.status is Status.KILLED
     alive = facts.get("alive", 0)
     found = f"killed ({cell.outcome.cause if cell.outcome else ''})" if ended else f"{alive} of 5"
@@ -222,9 +222,9 @@ _OTHERS_ENDED = 16
 """Tolerance of RLIMIT_NPROC, which counts other processes of the user too."""
 
 
-async def processes(patient: Patient) -> list[Check]:
+async def processes(target: TrialKernel) -> list[Check]:
     """Threads beyond their number."""
-    cell, facts = await patient.facts(_THREADS)
+    cell, facts = await target.facts(_THREADS)
     refused = facts.get("refused")
     ended = cell.status is Status.KILLED
     found = f"refused after {refused} of {LIMITS.pids}" if refused is not None else "killed"

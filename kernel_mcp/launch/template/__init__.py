@@ -94,8 +94,8 @@ logger = logging.getLogger(__name__)
 
 FORKS_PER_PROCESSOR = 2
 """Kernels forked at a time: more would only delay all of them."""
-READY_FD, RECORDER_FD = 3, 4
-"""The descriptors that a forked kernel finds its ready socket and its recorder at."""
+READY_FD, RING_FD = 3, 4
+"""The descriptors that a forked kernel finds its ready socket and its output ring at."""
 
 
 class TemplateLauncher:
@@ -124,7 +124,7 @@ class TemplateLauncher:
         self._shared = outer.Shared((runs.kernels, *shared))
         self._prover = Prover(sandbox, runs, self._inspector, self._start, self._shared.places)
         self._most = templates
-        self._turns = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
+        self._fork_slots = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}
         self._retired: list[TemplateSupervisor] = []
 
@@ -181,7 +181,7 @@ class TemplateLauncher:
             if template is not None:
                 doing = "forking a kernel, which starts cold instead"
                 with Barrier(doing, request.session) as barrier:
-                    async with self._turns:
+                    async with self._fork_slots:
                         kernel = await self._fork(template, request)
                     supervisor.forked()
                     return kernel
@@ -227,9 +227,9 @@ class TemplateLauncher:
             undo.push_async_callback(limits.aclose)
             channel = ReadinessChannel()
             undo.callback(channel.close)
-            recorder = OutputRing()
-            undo.callback(recorder.close)
-            inherited = (channel.guest_fd, recorder.guest_fd())
+            ring = OutputRing()
+            undo.callback(ring.close)
+            inherited = (channel.guest_fd, ring.guest_fd())
             process = await self._start(template, request, folder, identity, inherited)
             undo.push_async_callback(process.aclose)
             process.explain, limits.kill = limits.explain, process.kill
@@ -253,7 +253,7 @@ class TemplateLauncher:
                 boundary=("forked from a template that was tried", *inspected.words),
                 process=process,
                 limits=limits,
-                recorder=recorder,
+                ring=ring,
                 resources=undo.pop_all(),
             )
 
@@ -320,7 +320,7 @@ def _furnish(
     paths: GuestPaths,
     identity: Identity | None,
 ) -> None:
-    boot = rundir.boot_content(request, paths, READY_FD, RECORDER_FD)
+    boot = rundir.boot_content(request, paths, READY_FD, RING_FD)
     contents = {
         rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
         rundir.BOOT_FILE: boot,

@@ -91,7 +91,7 @@ class IOPub:
         session: LeanSession,
         output: Output,
         gate: InterruptGate,
-        recorder: OutputRing,
+        ring: OutputRing,
     ) -> None:
         self.lock = threading.RLock()
         self.parent: dict[str, Any] = {}
@@ -101,7 +101,7 @@ class IOPub:
         self._session = session
         self._output = output
         self._gate = gate
-        self._recorder = recorder
+        self._ring = ring
         self._queue: deque[_Text | list[Any]] = deque()
         self._text_size = 0
         self._pumping = False
@@ -202,7 +202,7 @@ class IOPub:
     def _put_text(self, name: str, text: str) -> None:
         if self._stalled and self._text_size >= self._output.chunk_bytes:
             return
-        self._recorder.add(text)
+        self._ring.add(text)
         for start in range(0, len(text), self._output.chunk_bytes):
             piece = text[start : start + self._output.chunk_bytes]
             last = self._queue[-1] if self._queue else None

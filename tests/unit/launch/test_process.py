@@ -58,7 +58,7 @@ def test_what_was_not_heard_is_read_back(texts: list[str], heard: int) -> None:
     for text in texts:
         kernel.add(text)
     whole = "".join(texts)
-    assert host.unheard(heard) == whole[heard:].encode("utf-8", "replace").decode()
+    assert host.unreceived(heard) == whole[heard:].encode("utf-8", "replace").decode()
     host.close()
 
 
@@ -66,17 +66,17 @@ def test_of_more_than_the_ring_holds_the_end_is_kept() -> None:
     host, kernel = both()
     for number in range(20_000):
         kernel.add(f"line {number}\n")
-    kept = host.unheard(0)
+    kept = host.unreceived(0)
     assert len(kept) == RING_BYTES
     assert kept.endswith("line 19998\nline 19999\n")
-    assert host.unheard(sum(len(f"line {n}\n") for n in range(19_999))) == "line 19999\n"
+    assert host.unreceived(sum(len(f"line {n}\n") for n in range(19_999))) == "line 19999\n"
     host.close()
 
 
 def test_one_text_larger_than_the_ring_is_cut_to_its_end() -> None:
     host, kernel = both()
     kernel.add("a" * RING_BYTES + "b" * 10)
-    assert host.unheard(0) == "a" * (RING_BYTES - 10) + "b" * 10
+    assert host.unreceived(0) == "a" * (RING_BYTES - 10) + "b" * 10
     host.close()
 
 
@@ -91,7 +91,7 @@ def test_counters_and_bytes_that_lie_give_bounded_text(
         struct.pack_into("<QQ", memory, 0, characters, size)
         memory[HEADER_BYTES : HEADER_BYTES + len(data)] = data
     os.close(fd)
-    assert len(host.unheard(0)) <= RING_BYTES
+    assert len(host.unreceived(0)) <= RING_BYTES
     host.close()
 
 

@@ -109,7 +109,7 @@ class AskedKernel:
     def taken(self) -> bool:
         return self.asked >= self._hears
 
-    def knock(self) -> None:
+    def send_probe(self) -> None:
         assert self.taken
 
     def usage(self) -> Usage:
@@ -150,7 +150,7 @@ async def looked(kernel: AskedKernel, run: Run, most: int) -> bool:
         (({"idle": True},), execution.IDLE_LOOKS),
         (({"idle": False}, {"idle": True}), 1 + execution.IDLE_LOOKS),
         (({"idle": True}, {}, {"idle": True}), 2 + execution.IDLE_LOOKS),
-        ((None,), execution.DEAF_LOOKS),
+        ((None,), execution.UNRESPONSIVE_LOOKS),
     ],
 )
 async def test_a_kernel_without_work_has_lost_the_cell(
@@ -185,4 +185,4 @@ async def test_code_that_lets_nobody_answer_is_waited_for_and_told_once() -> Non
     assert await looked(lets_go, Run(lambda _event: None), 9)
     breaks = AskedKernel(None, hears=5)
     assert not await looked(breaks, Run(lambda _event: None), 99)
-    assert breaks.asked == 4 + execution.DEAF_LOOKS
+    assert breaks.asked == 4 + execution.UNRESPONSIVE_LOOKS
