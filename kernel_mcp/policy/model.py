@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from kernel_mcp.config.settings import PROFILES
+from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.policy.profiles import (
     GUARDED_MODULES,
@@ -121,7 +121,6 @@ class Report:
         }
 
 
-_ENTRY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(?:\[[^\]]*\])?\s*(?:[<>=!~;(].*)?$", re.ASCII)
 _FAMILIAR = ("json", "math", "pathlib", "re", "statistics")
 
 
@@ -171,8 +170,7 @@ class Policy:
     ) -> Policy:
         """The policy of a profile that is in force, with the operator's `--allow` entries added.
 
-        An entry is a module or distribution name, optionally with extras and a version
-        specifier; `*` allows everything. Raises ConfigError for anything else.
+        `*` allows everything. Raises ConfigError for what `parse_entry` cannot read.
         """
         if profile not in PROFILES:
             raise ConfigError(
@@ -183,22 +181,15 @@ class Policy:
         base = STRICT_MODULES if profile == "strict" else GUARDED_MODULES
         denied = STRICT_DENIED_BUILTINS if profile == "strict" and not allow_all else frozenset()
         policy = cls(base, allow_all, profile, denied, step=step)
-        return policy.with_modules(entry for entry in entries if entry != "*")
+        try:
+            return policy.with_modules(parse_entry(each).name for each in entries if each != "*")
+        except ValueError as error:
+            raise ConfigError(f"--allow: {error}") from None
 
     def with_modules(self, names: Iterable[str]) -> Policy:
-        """The same policy with more names allowed, each also as an identifier in lower case.
-
-        Raises ConfigError for an entry that is not a name with an optional version specifier.
-        """
+        """The same policy with more names allowed, each also as an identifier in lower case."""
         added: set[str] = set()
-        for entry in names:
-            match = _ENTRY.match(entry)
-            if match is None:
-                raise ConfigError(
-                    f"cannot read {entry!r} in the allow-list: expected a module or package name, "
-                    "for example numpy, urllib.request or 'pandas>=2'"
-                )
-            name = match[1].rstrip(".-")
+        for name in names:
             identifier = name.replace("-", "_")
             added |= {name, identifier, name.lower(), identifier.lower()}
         return replace(self, modules=self.modules | added)
