@@ -132,7 +132,7 @@ LimitArg = Annotated[
     float | None,
     BeforeValidator(duration),
     WithJsonSchema({"type": "string"}),
-    Field(description="Hard limit of a cell, such as 30s or 5m"),
+    Field(description="Hard limit of a cell, such as 30s"),
 ]
 MemoryArg = Annotated[
     int | None,

@@ -114,8 +114,8 @@ def register(box: Toolbox, services: Services) -> None:
     ) -> CallToolResult:
         """Follow a running or queued cell: return the output since the last answer.
 
-        Answers as soon as the cell ends, at the latest after `wait` seconds. Giving up on this
-        call does not stop the cell. Of one that has ended the result is shown again.
+        Answers when the cell ends, at the latest after `wait` seconds; giving up does not stop it.
+        Of one that has ended the result is shown again.
         """
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
@@ -196,7 +196,7 @@ def register(box: Toolbox, services: Services) -> None:
         ],
         ctx: AnyContext,
         dependencies: Annotated[PackagesArg, Field(description="Further packages (PEP 508)")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
-        python: Annotated[str, Field(description="Python version; empty for one that fits")] = "",
+        python: Annotated[str, Field(description="Python version, such as 3.12")] = "",
         memory: MemoryArg = None,
         cpu: CpuArg = None,
         timeout: LimitArg = None,
