@@ -85,12 +85,14 @@ def _imports(settings: Settings) -> str:
 
 
 def _packages(settings: Settings) -> str:
-    if "packages" not in settings.tools:
-        return "Packages: what is there cannot be added to; info shows it."
+    here = "packages" in settings.tools
     if not settings.allow_install:
-        return "Packages: what is there cannot be added to; list_packages shows it."
+        shows = "list_packages" if here else "info"
+        return f"Packages: what is there cannot be added to; {shows} shows it."
     every = "*" in settings.allow_install
     names = "any package" if every else _listed(settings.allow_install)
+    if not here:
+        return f"Packages: create_session(packages=[...]) opens a session with {names} besides."
     return f"Packages: install adds {names} to the session without losing variables."
 
 

@@ -83,4 +83,5 @@ def test_only_tools_that_are_there_are_named() -> None:
     text = instructions(core, WHOLE)
     for tool in ("install adds", "list_packages", "read_file", "write_file"):
         assert tool not in text
-    assert "cannot be added to; info shows it" in text
+    assert "create_session(packages=[...]) opens a session with any package besides" in text
+    assert "cannot be added to; info shows it" in instructions(Settings(tools=("core",)), WHOLE)
