@@ -23,12 +23,14 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.environments.store import EnvironmentStore
+from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.folders import shown_folders
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
@@ -94,12 +96,21 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
         inspector = Inspector(sandbox)
-        cold = LocalLauncher(sandbox, run, resources=resources, inspector=inspector)
+        doors = Doors(shown_folders(settings, sandbox.name, run.path, default_cache()), run.path)
+        stack.push_async_callback(doors.aclose)
+        await doors.open()
+        cold = LocalLauncher(sandbox, run, resources=resources, inspector=inspector, doors=doors)
         templates = None
         if sandbox.forks and not settings.no_template:
             shared = [folders.workspaces, folders.layers]
             templates = TemplateLauncher(
-                sandbox, run, cold=cold, shared=shared, resources=resources, inspector=inspector
+                sandbox,
+                run,
+                cold=cold,
+                shared=shared,
+                resources=resources,
+                inspector=inspector,
+                doors=doors,
             )
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)
@@ -130,7 +141,12 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             sweep_spares(waiting)
         capacity = _capacity(settings)
         pool = WarmPool(
-            factory, size=spares, folder=waiting, layers=folders.layers, capacity=capacity
+            factory,
+            size=spares,
+            folder=waiting,
+            layers=folders.layers,
+            capacity=capacity,
+            mark=doors.marks,
         )
         stack.push_async_callback(pool.aclose)
         installer = Installer(
@@ -145,7 +161,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             settings=settings,
             source=pool,
             folders=folders,
-            workspace=partial(Workspace, disk_bytes=settings.limits.disk_bytes),
+            workspace=partial(Workspace, disk_bytes=settings.limits.disk_bytes, mounts=doors.shown),
             clock=time.monotonic,
             audit=audit,
             capacity=capacity,
@@ -163,6 +179,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             report=report,
             audit=audit,
             clock=time.monotonic,
+            doors=doors,
             pool=pool,
         )
 
@@ -176,6 +193,7 @@ def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
         "sandbox": sandbox.name,
         "profile": settings.profile,
         "allow": list(settings.allow),
+        "mounts": [str(mount) for mount in settings.mounts],
     }
     audit.note("server_start", facts)
     return audit

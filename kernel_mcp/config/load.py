@@ -30,7 +30,16 @@ from kernel_mcp.config.settings import (
     Settings,
     variable_of,
 )
-from kernel_mcp.config.values import close_to, entries, never, parse_toml, places, python
+from kernel_mcp.config.values import (
+    Mount,
+    close_to,
+    entries,
+    mounts,
+    never,
+    parse_toml,
+    places,
+    python,
+)
 from kernel_mcp.errors import ConfigError
 
 CONFIG_NAME = "kernel-mcp.toml"
@@ -220,7 +229,15 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
         return str(base / str(value))
     if option.read is places and isinstance(value, tuple):
         return tuple(place if "://" in place else str(base / place) for place in value)
+    if option.read is mounts and isinstance(value, tuple):
+        return tuple(_placed(each, base) for each in value)
     return base / value.expanduser() if isinstance(value, Path) else value
+
+
+def _placed(mount: Mount, base: Path) -> Mount:
+    """Seen at the path that was named, whatever links lead to the folder itself."""
+    named = os.path.normpath(base / mount.host)
+    return replace(mount, host=Path(os.path.realpath(named)), guest=mount.guest or named)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -287,7 +304,7 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option, *, hidden: bool) -
         dest=option.name,
         metavar=option.metavar,
         help=shown,
-        action="append" if option.read in (entries, places) else "store",
+        action="append" if option.read in (entries, mounts, places) else "store",
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from kernel_mcp.config.values import (
     MIB,
+    Mount,
     Narrows,
     among,
     characters,
@@ -30,6 +31,7 @@ from kernel_mcp.config.values import (
     idle_duration,
     limit_duration,
     memory,
+    mounts,
     never,
     no_further,
     no_more,
@@ -268,6 +270,12 @@ class Settings:
         "hibernate a session that did nothing for this long and would lose nothing: its variables "
         "go to disk and come back with its next cell; `never` keeps it as it is",
         narrows=no_more,
+    )
+    mounts: tuple[Mount, ...] = _flag(
+        "mount", mounts, _PLACES, "HOST[:GUEST]", "none",
+        "show this folder or file of the host to all sessions, read-only, at the same path or at "
+        "GUEST; known secrets in it are covered (SECURITY.md has the list); repeatable",
+        value=(),
     )
     workspace: Path | None = _flag(
         "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",

@@ -215,6 +215,50 @@ def path(given: object) -> Path:
     return Path(given)
 
 
+MOUNT_MODES = ("ro", "rw", "strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder or file of the host that sessions see, at the path `guest`.
+
+    mode  ro, rw, or strict: read-only, and what holds a secret is closed as a whole
+    """
+
+    host: Path
+    guest: str
+    mode: str = "ro"
+
+    @property
+    def writable(self) -> bool:
+        """Whether sessions may change what is in it."""
+        return self.mode == "rw"
+
+    def __str__(self) -> str:
+        where = "" if str(self.host) == self.guest else f":{self.guest}"
+        return f"{self.host}{where}:{self.mode}"
+
+
+def mounts(given: object) -> tuple[Mount, ...]:
+    """`HOST[:GUEST][:ro|rw|strict]`, one or a list; hosts are made absolute by the caller."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
+        raise ValueError("expected folders such as . or /srv/data:/data:rw")
+    return tuple(_mount(each.strip()) for each in found)
+
+
+def _mount(text: str) -> Mount:
+    host, *more = text.split(":")
+    mode = more.pop() if more and more[-1] in MOUNT_MODES else "ro"
+    guest = more.pop() if more else ""
+    if more or not host or "\0" in text or (guest and not guest.startswith("/")):
+        raise ValueError(
+            "expected HOST[:GUEST][:ro|rw|strict], such as . or /srv/data:/data:rw; GUEST is an "
+            "absolute path, and neither holds a colon"
+        )
+    return Mount(Path(host).expanduser(), guest, mode)
+
+
 def word(given: object) -> str:
     """A name without blanks that no program takes for an option."""
     if not isinstance(given, str) or not given.strip() or given.strip().startswith("-"):

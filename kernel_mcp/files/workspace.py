@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -36,6 +36,7 @@ from kernel_mcp.files.folders import (
     owner_of,
     replace_file,
 )
+from kernel_mcp.folders import Shown, acting_as_owner
 from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
 from kernel_mcp.linux.walk import Holding, entries_within, measure
 from kernel_mcp.output.images import sniff
@@ -74,8 +75,11 @@ class Workspace:
         file_bytes: int = 50 * MIB,
         disk_bytes: int = 0,
         opener: Opener | None = None,
+        mounts: Sequence[Shown] = (),
     ) -> None:
+        """`mounts` are folders of the host that absolute paths may lead into."""
         self.root = root
+        self._mounts = mounts
         self._owner = owner
         self._file_bytes = file_bytes
         self._disk_bytes = disk_bytes
@@ -84,14 +88,13 @@ class Workspace:
 
     def list_files(self, path: str = "") -> Listing:
         """The entries of a folder, or the one file `path` names."""
-        parts = self._parts(path)
-        with self._root() as root:
-            with self._opened(root, parts, os.O_PATH | os.O_NOFOLLOW, path) as found:
+        with self._place(path) as place:
+            with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as found:
                 info = os.fstat(found)
             if not stat.S_ISDIR(info.st_mode):
-                return Listing("/".join(parts), (entry_of("/".join(parts), info),))
-            with self._opened(root, parts, FOLDER, path) as folder:
-                return listing_of("/".join(parts), folder)
+                return Listing(place.name, (entry_of(place.name, info),))
+            with self._opened(place, FOLDER) as folder, place.acting():
+                return listing_of(place.name, folder)
 
     def read_file(
         self,
@@ -108,10 +111,9 @@ class Workspace:
         `characters`. `encoding` utf-8 insists on text, base64 on bytes.
         """
         encoding = contents.encoding_of(encoding) if encoding else ""
-        parts = self._parts(path)
-        with self._root() as root, self._file(root, parts, path) as (fd, info):
+        with self._place(path) as place, self._file(place) as (fd, info):
             head = os.pread(fd, PROBE_BYTES, 0)
-            name = "/".join(parts)
+            name = place.name
             mime = mime_of(name, head)
             picture = sniff(head) is not None
             if encoding != "base64" and is_text(head) and not picture:
@@ -130,10 +132,9 @@ class Workspace:
 
     def read_resource(self, path: str) -> tuple[str | bytes, str]:
         """A whole file with its MIME type, as text when it is UTF-8."""
-        parts = self._parts(path)
-        with self._root() as root, self._file(root, parts, path) as (fd, info):
+        with self._place(path) as place, self._file(place) as (fd, info):
             data = contents.bytes_of(fd, info, path, self._file_bytes, self._file_bytes)
-        mime = mime_of(parts[-1], data[:PROBE_BYTES])
+        mime = mime_of(place.parts[-1], data[:PROBE_BYTES])
         if is_text(data[:PROBE_BYTES]) and sniff(data) is None:
             with contextlib.suppress(UnicodeDecodeError):
                 return data.decode("utf-8"), mime
@@ -149,17 +150,19 @@ class Workspace:
             raise WorkspaceError(
                 f"The content is {len(data):,} bytes; one file may have {self._file_bytes:,}."
             )
-        parts = self._parts(path)
-        if not parts or path.endswith("/"):
-            raise WorkspaceError(f"{path!r} names a folder. Give the path of a file to write.")
-        with self._root() as root, self._writing:  # one after the other, each sees those before
-            if self._disk_bytes:
-                self._check_room(root, len(data), len(parts))
-            with folders.explained(path):
-                owner = self._owner or owner_of(root)
-                folder = make_folders(root, parts[:-1], owner, self._opener)
+        with self._place(path) as place, self._writing:  # each sees those before
+            if not place.parts or path.endswith("/"):
+                raise WorkspaceError(f"{path!r} names a folder. Give the path of a file to write.")
+            if place.shown is not None:
+                _check_writable(place.shown, place)
+            elif self._disk_bytes:
+                self._check_room(place.root, len(data), len(place.parts))
+            with folders.explained(path), place.acting():
+                owner = self._owner if place.shown is None else None
+                owner = owner or owner_of(place.root)
+                folder = make_folders(place.root, place.parts[:-1], owner, self._opener)
                 try:
-                    replace_file(folder, parts[-1], data, owner)
+                    replace_file(folder, place.parts[-1], data, owner)
                 finally:
                     os.close(folder)
         return len(data)
@@ -255,37 +258,118 @@ class Workspace:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _opened(self, root: int, parts: tuple[str, ...], flags: int, path: str) -> Iterator[int]:
+    def _place(self, path: str) -> Iterator[_Place]:
+        """Where a path leads: below the workspace, or a mounted folder for an absolute one."""
+        absolute = os.path.normpath(path) if path.startswith("/") and "\0" not in path else ""
+        for shown in reversed(self._mounts):
+            parts = shown.parts(absolute) if absolute else None
+            if parts is not None:
+                with _entered(shown, path) as root:
+                    yield _Place(path, root, parts, shown)
+                return
+        parts = self._parts(path)
+        with self._root() as root:
+            yield _Place(path, root, parts)
+
+    @contextlib.contextmanager
+    def _opened(self, place: _Place, flags: int) -> Iterator[int]:
+        if place.shown is not None and place.shown.covers_path(place.root, place.parts):
+            raise _covered(place)
         try:
-            fd = open_beneath(root, parts, flags, opener=self._opener)
+            with place.acting():
+                fd = open_beneath(place.root, place.on_disk, flags, opener=self._opener)
         except FileNotFoundError:
-            raise self._not_found(root, parts, path) from None
+            raise self._not_found(place) from None
         except OSError as error:
-            raise folders.explanation(error, path) from None
+            raise folders.explanation(error, place.path) from None
         try:
+            info = os.fstat(fd)
+            if place.shown is not None and place.shown.covers_file(info):
+                raise _covered(place)
             yield fd
         finally:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _file(
-        self, root: int, parts: tuple[str, ...], path: str
-    ) -> Iterator[tuple[int, os.stat_result]]:
+    def _file(self, place: _Place) -> Iterator[tuple[int, os.stat_result]]:
         """A regular file opened for reading, with what is known of it."""
-        with self._opened(root, parts, os.O_RDONLY, path) as fd:
+        with self._opened(place, os.O_RDONLY) as fd:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
-                raise folders.not_regular(path, info.st_mode)
-            with folders.explained(path):
+                raise folders.not_regular(place.path, info.st_mode)
+            with folders.explained(place.path):
                 yield fd, info
 
-    def _not_found(self, root: int, parts: tuple[str, ...], path: str) -> WorkspaceError:
+    def _not_found(self, place: _Place) -> WorkspaceError:
+        parts = place.on_disk
         for depth in range(len(parts) - 1, -1, -1):
-            with contextlib.suppress(OSError):
-                fd = open_beneath(root, parts[:depth], FOLDER, opener=self._opener)
+            with contextlib.suppress(OSError), place.acting():
+                fd = open_beneath(place.root, parts[:depth], FOLDER, opener=self._opener)
                 try:
                     listing = listing_of("", fd)
                 finally:
                     os.close(fd)
-                return folders.not_found(path, "/".join(parts[:depth]), parts[depth], listing)
-        return WorkspaceError(f"There is no file {path!r} in the workspace.")
+                folder = place.prefix + "/".join(parts[:depth])
+                return folders.not_found(place.path, folder, parts[depth], listing)
+        return WorkspaceError(f"There is no file {place.path!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a caller's `path` means: `parts` below the open folder `root`, of a mount if `shown`."""
+
+    path: str
+    root: int
+    parts: tuple[str, ...]
+    shown: Shown | None = None
+
+    @property
+    def on_disk(self) -> tuple[str, ...]:
+        """The same below `root`, which for a single mounted file is the folder it is in."""
+        single = self.shown is not None and self.shown.single
+        return (self.shown.mount.host.name,) if self.shown and single else self.parts
+
+    def acting(self) -> contextlib.AbstractContextManager[None]:
+        """What a root server opens and makes in a mount, it does with the rights of its owner."""
+        if self.shown is None:
+            return contextlib.nullcontext()
+        return acting_as_owner(self.shown.mount.host)
+
+    @property
+    def prefix(self) -> str:
+        """What stands before paths below `root` in answers."""
+        return "" if self.shown is None else f"{self.shown.mount.guest}/"
+
+    @property
+    def name(self) -> str:
+        """What answers call it."""
+        return (self.prefix + "/".join(self.parts)).rstrip("/")
+
+
+@contextlib.contextmanager
+def _entered(shown: Shown, path: str) -> Iterator[int]:
+    with contextlib.ExitStack() as stack:
+        with folders.explained(path):
+            root = stack.enter_context(shown.entered())
+        yield root
+
+
+def _covered(place: _Place) -> WorkspaceError:
+    return WorkspaceError(
+        f"{place.path!r} is covered: it is, or has the name of, a secret or of something that no "
+        "regular file or folder is. Code finds it empty. The operator can show the one file with "
+        f"--mount {place.name}."
+    )
+
+
+def _check_writable(shown: Shown, place: _Place) -> None:
+    """Raise WorkspaceError unless tools may write a file of a mount there."""
+    if not shown.mount.writable:
+        raise WorkspaceError(
+            f"{place.path!r} is in {shown.mount.guest}, which the operator mounted read-only. "
+            "Write into the workspace instead, with a relative path."
+        )
+    if shown.single:
+        raise WorkspaceError(f"{place.path!r} is a mounted file: change it with code.")
+    if shown.covers_path(place.root, place.parts):
+        raise _covered(place)

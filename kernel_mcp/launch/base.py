@@ -42,6 +42,17 @@ class ConnectionInfo:
     hb_port: int = 5
     signature_scheme: str = "hmac-sha256"
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Those of shell, iopub, stdin, control and heartbeat."""
+        return (
+            self.shell_port,
+            self.iopub_port,
+            self.stdin_port,
+            self.control_port,
+            self.hb_port,
+        )
+
     def path(self, port: int) -> str:
         """The host path of one channel's socket."""
         return f"{self.ip}-{port}"

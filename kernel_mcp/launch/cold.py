@@ -14,6 +14,7 @@ from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import START_TIMEOUT_S, ConnectionInfo, LaunchRequest
+from kernel_mcp.launch.doors import Doors, as_folder
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
@@ -23,6 +24,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import give_tree, remove_tree
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
+from kernel_mcp.sandbox.mounts import Folders
 
 
 class LocalLauncher:
@@ -36,11 +38,13 @@ class LocalLauncher:
         start_timeout_s: float = START_TIMEOUT_S,
         resources: ResourceManager | None = None,
         inspector: Inspector | None = None,
+        doors: Doors | None = None,
     ) -> None:
         """Without `resources` kernels have rlimits only, and those of their sandbox."""
         self._resources = resources or ResourceManager()
         self._inspector = inspector or Inspector(sandbox)
         self._sandbox = sandbox
+        self._doors = doors or Doors()
         self._runs = runs
         self._start_timeout_s = start_timeout_s
 
@@ -72,21 +76,31 @@ class LocalLauncher:
                 request.limits, request.workspace, folder, request.session
             )
             undo.push_async_callback(limits.aclose)
+            await limits.ready()
+            folders = await self._folders(request, identity)
+            since = self._doors.version
             channel = ReadinessChannel()
             undo.callback(channel.close)
             ring = OutputRing()
             undo.callback(ring.close)
             inherited = (channel.guest_fd, ring.guest_fd())
-            await limits.ready()
-            process = self._start(request, folder, wanted, identity, inherited, limits)
+            if folders.shown:
+                channel.give(rundir.listening(wanted))
+            process = self._start(request, folder, wanted, identity, inherited, limits, folders)
             undo.push_async_callback(process.aclose)
             limits.kill = process.kill
             await process.ready(channel, self._start_timeout_s)
             paths = self._sandbox.guest_paths(request.workspace, folder)
             inspected = self._inspector.inspect(
-                process.pid, process.pidfd, identity, ceilings=rundir.ceilings(request, paths)
+                process.pid,
+                process.pidfd,
+                identity,
+                ceilings=rundir.ceilings(request, paths),
+                writable=self._doors.writable,
             )
             undo.callback(inspected.forget)
+            if self._doors:
+                await self._doors.hold(process.pid, since)
             limits.admit(process.pids)
             await limits.settled()
             channel.close()
@@ -104,6 +118,19 @@ class LocalLauncher:
     async def aclose(self) -> None:
         """Release nothing: no process or file outlives its kernel."""
 
+    async def _folders(self, request: LaunchRequest, identity: Identity | None) -> Folders:
+        """The mounted folders for one start. Raises LaunchError, OSError."""
+        doors = self._doors
+        if not doors:
+            return Folders()
+        await doors.look(request.environment)
+        trees = () if identity is None else tuple(await doors.trees(identity))
+        shown = tuple(
+            as_folder(each, doors.stage / str(number) if trees else each.mount.host)
+            for number, each in enumerate(doors.shown)
+        )
+        return Folders(shown, doors.blank, doors.stage, trees)
+
     def _start(
         self,
         request: LaunchRequest,
@@ -112,12 +139,13 @@ class LocalLauncher:
         identity: Identity | None,
         inherited: tuple[int, int],
         limits: KernelLimits,
+        folders: Folders,
     ) -> ConfinedProcess:
         paths = self._sandbox.guest_paths(request.workspace, folder)
         layers = request.layers if paths.layers else ()
         unmoved = () if paths.layers else request.layers
         try:
-            _furnish(folder, request, connection, paths, identity, inherited)
+            _furnish(folder, request, connection, paths, identity, inherited, folders)
             command = self._sandbox.command(
                 SandboxRequest(
                     argv=rundir.argv(request, paths),
@@ -128,11 +156,12 @@ class LocalLauncher:
                     limits=request.limits,
                     inherit=inherited,
                     layers=layers,
+                    folders=folders,
                 ),
                 identity,
             )
         except BaseException:
-            for fd in inherited:
+            for fd in (*inherited, *folders.trees):
                 os.close(fd)
             raise
         return ConfinedProcess(Spawned(limits.command(command)), limits.explain)
@@ -145,10 +174,12 @@ def _furnish(
     paths: GuestPaths,
     identity: Identity | None,
     inherited: tuple[int, int],
+    folders: Folders,
 ) -> None:
+    sealed = bool(folders.shown)
     contents = {
         rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
-        rundir.BOOT_FILE: rundir.boot_content(request, paths, *inherited),
+        rundir.BOOT_FILE: rundir.boot_content(request, paths, *inherited, sealed=sealed),
     }
     rundir.write_files(folder, contents, identity)
     if identity is not None:

@@ -8,8 +8,8 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -122,16 +122,20 @@ class Inspector:
         forked: bool = False,
         others: Collection[str] = (),
         ceilings: Mapping[str, int] | None = None,
+        writable: frozenset[str] = frozenset(),
     ) -> Inspected:
         """Read /proc of a kernel that is ready and has run no code; takes some 0.3 ms.
 
         It may share no namespace with `others`, the server or a kernel inspected and not forgotten;
-        `ceilings` bound its resource limits. `pidfd` stays open until `forget`.
+        `ceilings` bound its resource limits, `writable` are further mounts that it may write to.
+        `pidfd` stays open until `forget`.
         Raises BoundaryBroken for what does not hold, LaunchError when it has ended.
         """
         promise = self._sandbox.promise(identity, forked=forked)
         if promise is None:
             return Inspected(UNPROMISED, _nothing)
+        if promise.writable is not None:
+            promise = replace(promise, writable=promise.writable | writable)
         try:
             found = read_facts(pid, pidfd)
         except ProcessLookupError:
@@ -158,9 +162,9 @@ class Inspector:
             raise BoundaryBroken(text)
         self._living[pidfd] = (pid, found)
         own = " ".join(kind for kind in promise.namespaces if kind in found.namespaces)
-        writable = [] if promise.writable is None else [f"writable: {' '.join(found.writable)}"]
+        places = [] if promise.writable is None else [f"writable: {' '.join(found.writable)}"]
         spaces = [f"namespaces of its own: {own}"] if own else []
-        return Inspected((*found.words(), *writable, *spaces), lambda: self._forget(pidfd))
+        return Inspected((*found.words(), *places, *spaces), lambda: self._forget(pidfd))
 
     def lineage(self, pid: int) -> frozenset[str]:
         """The namespaces of the processes between a template's kernel and the server.
@@ -212,6 +216,14 @@ class ReadinessChannel:
         """Passed to the process; the starting code closes it."""
         self.said: dict[str, Any] = {}
         """The readiness message."""
+
+    def give(self, fds: Sequence[int]) -> None:
+        """Send descriptors to the process, and close them here."""
+        try:
+            socket.send_fds(self._host, [b"sockets"], fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     async def wait(self) -> int:
         """Return the ready kernel's pid on the host. Raises LaunchError when it fails or closes."""

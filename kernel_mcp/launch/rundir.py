@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import secrets
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,8 @@ def _changed(file: Path) -> float:
         return 0.0
 
 
+BACKLOG = 100
+"""As the kernel has it for its own."""
 BOOT_VERSION = 1
 CONNECTION_FILE = "connection.json"
 BOOT_FILE = "boot.json"
@@ -90,10 +93,35 @@ def connection_content(connection: ConnectionInfo, guest: GuestPaths) -> dict[st
     }
 
 
+def listening(connection: ConnectionInfo) -> list[int]:
+    """Sockets that listen for a kernel that can make none itself, in the order of its channels.
+
+    The caller closes them. Raises OSError.
+    """
+    made: list[int] = []
+    try:
+        for port in connection.ports:
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            made.append(one.detach())
+            with socket.socket(fileno=os.dup(made[-1])) as bound:
+                bound.bind(connection.path(port))
+                bound.listen(BACKLOG)
+    except BaseException:
+        for fd in made:
+            os.close(fd)
+        raise
+    return made
+
+
 def boot_content(
-    request: LaunchRequest, guest: GuestPaths, ready_fd: int, ring_fd: int = -1
+    request: LaunchRequest,
+    guest: GuestPaths,
+    ready_fd: int,
+    ring_fd: int = -1,
+    *,
+    sealed: bool = False,
 ) -> dict[str, Any]:
-    """The boot file: policy, limits and places."""
+    """The boot file: policy, limits and places; `sealed` for a kernel that makes no socket."""
     limits = request.limits
     return {
         "version": BOOT_VERSION,
@@ -111,6 +139,7 @@ def boot_content(
         "layers": layer_paths(request, guest),
         "ready_fd": ready_fd,
         "ring_fd": ring_fd,
+        "sealed": sealed,
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
     }

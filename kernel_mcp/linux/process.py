@@ -94,6 +94,18 @@ def own_module(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", _RUN, module, *arguments]
 
 
+_BARE = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from importlib import import_module; "
+    "sys.exit(import_module(sys.argv.pop(1)).main(sys.argv[1:]))"
+)
+
+
+def bare_program(module: str, *arguments: str) -> list[str]:
+    """The command that calls `main` of a module of this project that needs no package."""
+    folder = str(Path(__file__).parents[2])
+    return [sys.executable, "-I", "-S", "-B", "-c", _BARE, folder, module, *arguments]
+
+
 # Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs. Kernels
 # would inherit that and could not be interrupted.
 _LEFT = frozenset(

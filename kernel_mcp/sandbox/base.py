@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import kernel_specs
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.mounts import Folders
 
 if TYPE_CHECKING:
     from kernel_mcp.sandbox.promise import Promise
@@ -78,7 +79,7 @@ class SandboxRequest:
 
     `argv` and `env` are already in guest paths. `readonly` are host paths bound at the same place.
     `inherit` are file descriptors the process keeps. `layers` are host paths bound read-only at
-    `GuestPaths.layers`.
+    `GuestPaths.layers`. With `folders.shown` it can make no Unix socket.
     """
 
     argv: Sequence[str]
@@ -89,6 +90,7 @@ class SandboxRequest:
     limits: Limits
     inherit: Sequence[int] = ()
     layers: Sequence[Path] = ()
+    folders: Folders = field(default_factory=Folders)
 
 
 @dataclass(frozen=True, slots=True)

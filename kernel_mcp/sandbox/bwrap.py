@@ -13,14 +13,14 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import anyio
 
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.linux.process import find_program
+from kernel_mcp.linux.process import bare_program, find_program
 from kernel_mcp.linux.safe_tree import give_tree
 from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox import mounts
@@ -164,13 +164,16 @@ class BwrapSandbox(KernelUsers):
             options += ["--bind", str(request.workspace), mounts.WORKSPACE]
             options += ["--bind", str(request.sockets), mounts.SOCKETS]
             options += mounts.layer_options(request.layers)
+            options += mounts.folder_options(request.folders)
             options += _READ_ONLY
-            options += ["--seccomp", passed.file(self.filter)]
+            filtering = self._sealed_filter if request.folders.shown else self.filter
+            options += ["--seccomp", passed.file(filtering)]
             status_read, status = passed.status()
             options += ["--json-status-fd", status]
             arguments = passed.file("\0".join([*options, ""]).encode())
             return SandboxCommand(
                 argv=[
+                    *_staged(request.folders),
                     self.program,
                     "--args",
                     arguments,
@@ -178,10 +181,16 @@ class BwrapSandbox(KernelUsers):
                     *self.drop(identity),
                     *request.argv,
                 ],
-                pass_fds=[*passed.keep(), *request.inherit],
+                pass_fds=[*passed.keep(), *request.folders.trees, *request.inherit],
                 env=request.env,
                 status_fd=status_read,
             )
+
+    @cached_property
+    def _sealed_filter(self) -> bytes:
+        arch = architecture(platform.machine())
+        assert arch is not None  # `detect` has asked
+        return compile_filter(arch, sealed=True)
 
     def promise(self, identity: Identity | None, *, forked: bool = False) -> Promise:
         """All namespaces, but `user` for a root server's cold kernels; forks have two filters."""
@@ -253,6 +262,14 @@ class BwrapSandbox(KernelUsers):
             "--no-new-privs",
             "--",
         ]
+
+
+def _staged(folders: mounts.Folders) -> list[str]:
+    """The words that put detached mounts where bubblewrap can bind them."""
+    if not folders.trees:
+        return []
+    numbers = ",".join(map(str, folders.trees))
+    return bare_program("kernel_mcp.folders.keeper", "stage", str(folders.stage), numbers)
 
 
 # An installer gets a few writable folders and maybe the network. It is trusted; code of packages

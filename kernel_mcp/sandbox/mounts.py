@@ -13,6 +13,8 @@ WORKSPACE = "/workspace"
 SOCKETS = "/run/kernel"
 BOOT = "/opt/kernel_specs"
 LAYERS = "/packages"
+BLANK = "/run/blank"
+"""What covers below mounted folders are copies of."""
 SCRATCH = ("/tmp", "/dev/shm", "/dev/pts")
 """File systems in memory that each kernel has to itself."""
 WRITABLE = frozenset((WORKSPACE, SOCKETS, *SCRATCH))
@@ -55,6 +57,33 @@ class Features:
 
     size: bool
     disable_userns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder or file of the host that a kernel sees at `guest`.
+
+    source  where it is for bubblewrap
+    covers  path below it and kind (`folders.secrets`) of what is not shown
+    """
+
+    source: Path
+    guest: str
+    writable: bool
+    covers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The mounted folders of one kernel; `blank` holds what covers are copies of.
+
+    trees  detached mounts that come into `stage` as 0, 1, … before anything is bound
+    """
+
+    shown: tuple[Folder, ...] = ()
+    blank: Path = Path("/")
+    stage: Path = Path("/")
+    trees: tuple[int, ...] = ()
 
 
 def system_options() -> list[str]:
@@ -133,6 +162,25 @@ def layer_options(layers: Iterable[Path]) -> list[str]:
     for number, layer in enumerate(layers):
         options += ["--ro-bind", str(layer), f"{LAYERS}/{number}"]
     return ["--perms", "0755", "--dir", LAYERS, *options] if options else []
+
+
+def folder_options(folders: Folders) -> list[str]:
+    """Bind mounted folders, outer ones first, each with its covers."""
+    options: list[str] = []
+    made = {"/tmp", *_FOLDERS}
+    if folders.shown:
+        options += ["--ro-bind", str(folders.blank), BLANK]
+    for folder in folders.shown:
+        for parent in _parents(folder.guest):
+            inside = _below(parent, [each.guest for each in folders.shown])
+            if parent not in made and not inside:
+                made.add(parent)
+                options += ["--perms", "0755", "--dir", parent]
+        bind = "--bind" if folder.writable else "--ro-bind"
+        options += [bind, str(folder.source), folder.guest]
+        for path, kind in folder.covers:
+            options += ["--ro-bind", f"{folders.blank}/{kind}", f"{folder.guest}/{path}"]
+    return options
 
 
 def account_files(uid: int, gid: int) -> dict[str, str]:

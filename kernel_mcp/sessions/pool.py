@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,7 @@ class _Spare:
     kernel: Kernel
     workspace: Path
     layer: Path
+    mark: object
 
 
 class WarmPool:
@@ -142,8 +143,13 @@ class WarmPool:
         folder: Path,
         layers: Path,
         capacity: Capacity | None = None,
+        mark: Callable[[], object] = lambda: None,
     ) -> None:
-        """A spare never takes the last room that `capacity` leaves for a session."""
+        """A spare never takes the last room that `capacity` leaves for a session.
+
+        `mark` tells what spares are made for; when it has changed they are not used.
+        """
+        self._mark = mark
         self._source = source
         self._capacity = capacity or Capacity()
         self._size = size
@@ -198,7 +204,7 @@ class WarmPool:
         return await self._source.start(request, progress)
 
     async def _make(self) -> _Spare:
-        name = secrets.token_hex(NAME_BYTES)
+        mark, name = self._mark(), secrets.token_hex(NAME_BYTES)
         workspace, layer = self._folder / name, self._layers / name
         make_private(workspace)
         Layer(layer).make()
@@ -211,12 +217,12 @@ class WarmPool:
             await _prewarm(kernel)
             await kernel.handle.limits.survey()
             undo.pop_all()
-        return _Spare(kernel, workspace, layer)
+        return _Spare(kernel, workspace, layer, mark)
 
     async def _hand_over(self, spare: _Spare, request: KernelRequest) -> bool:
         """Rename a spare's folders to the session's; whether the spare can be used."""
         handle = spare.kernel.handle
-        if handle.exit is not None or handle.stopped:
+        if handle.exit is not None or handle.stopped or spare.mark != self._mark():
             return False
         if not self._hand_over_layer(spare, request.layer):
             return False

@@ -25,6 +25,7 @@ from kernel_mcp.config.values import Share, duration, limit_duration, memory, sh
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.launch.doors import Doors
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import guarded
@@ -100,6 +101,9 @@ def _files(settings: Settings, sandbox: SandboxReport) -> str:
     network = " There is no network." if sandbox.enforced else ""
     if _strict(settings):
         return f"Files: code cannot open files, and has no eval, exec, compile or input.{network}"
+    shown = [f"{each.guest}{' (writable)' * each.writable}" for each in settings.mounts]
+    if shown:
+        network = f" Read-only, without its secrets, it sees {_listed(shown)} of the host.{network}"
     moves = "; write_file and read_file move files in and out" if "files" in settings.tools else ""
     return f"Files: code works in its workspace folder{moves}.{network}"
 
@@ -189,6 +193,7 @@ class Services:
     report: SandboxReport
     audit: Audit
     clock: Clock
+    doors: Doors
 
 
 class Post(Protocol):

@@ -149,6 +149,7 @@ class ServerInfo(Told):
     audit_log: str = Field(description="on, off, or since when and why it fails")
     limits: LimitsModel
     workspace: str = Field(description="The kernel's working folder, as code sees it")
+    mounts: list[str] = Field(description="What code sees of the host, and what is covered in it")
     ignored_settings: str = Field(description="Settings that were not taken, and why")
 
 

@@ -281,6 +281,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),
         sandbox=report.backend,
         sandbox_enforces=list(report.enforced),
+        mounts=services.doors.words,
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
         audit_log=services.audit.state,

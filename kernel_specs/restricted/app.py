@@ -36,6 +36,8 @@ from kernel_specs.restricted.wire import session, sockets, zmtp
 from kernel_specs.restricted.wire.session import LeanSession
 from kernel_specs.restricted.wire.sockets import Publisher, Router, listen
 
+CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+
 
 class _ProfileDir(ProfileDir):
     """A profile folder without its five subfolders and README."""
@@ -84,7 +86,7 @@ class KernelApp(IPKernelApp):
             raise BootError("this kernel does not encrypt its sockets: take a private folder (ipc)")
         self.session.renew(info.get("key", "").encode(), info.get("signature_scheme"))
         loop = cast(BaseAsyncIOLoop, IOLoop.current())
-        opened, ports = _listening(info)
+        opened, ports = _received(info, boot) if boot.sealed else _listening(info)
         publisher = Publisher(opened["iopub"], HIGH_WATER_BYTES)
         self.iopub = IOPub(
             publisher, self.session, boot.output, self.gate, OutputRing(boot.ring_fd)
@@ -152,10 +154,22 @@ def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str
     """
     transport, ip = info.get("transport", "tcp"), info.get("ip", "127.0.0.1")
     opened, ports = {}, {}
-    for name in ("shell", "iopub", "stdin", "control", "hb"):
+    for name in CHANNELS:
         port = f"{name}_port"
         opened[name], ports[port] = listen(transport, ip, int(info.get(port, 0)))
     return opened, ports
+
+
+def _received(
+    info: dict[str, Any], boot: BootConfig
+) -> tuple[dict[str, socket.socket], dict[str, int]]:
+    """The sockets that the host has made, which come before anything else. Raises BootError."""
+    with socket.socket(fileno=os.dup(boot.ready_fd)) as host:
+        _, fds, _, _ = socket.recv_fds(host, 16, len(CHANNELS), socket.MSG_CMSG_CLOEXEC)
+    if len(fds) != len(CHANNELS):
+        raise BootError("the sockets of this kernel did not come from the host")
+    opened = {name: socket.socket(fileno=fd) for name, fd in zip(CHANNELS, fds, strict=True)}
+    return opened, {f"{name}_port": int(info[f"{name}_port"]) for name in CHANNELS}
 
 
 def create() -> KernelApp:

@@ -112,6 +112,7 @@ class BootConfig:
     confined  False without a boot.json: an ordinary Jupyter kernel, nothing is restricted
     layers    extra sys.path entries
     ready_fd  where the ready packet goes; -1 for nowhere
+    sealed    the host sends the sockets over ready_fd: this process can make no Unix socket
     ring_fd  memory that keeps the end of the output for the host; -1 for none
     runtime   prefixes whose code may import anything
     """
@@ -125,6 +126,7 @@ class BootConfig:
     layers: tuple[str, ...] = ()
     ready_fd: int = -1
     ring_fd: int = -1
+    sealed: bool = False
     runtime: tuple[str, ...] = ()
 
 
@@ -170,6 +172,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
         layers=_strings(data.get("layers", [])),
         ready_fd=int(data.get("ready_fd", -1)),
         ring_fd=int(data.get("ring_fd", -1)),
+        sealed=data.get("sealed") is True,
         runtime=_strings(data.get("runtime", [])),
     )
 

@@ -55,6 +55,8 @@ SESSIONS = "/sessions"
 """Where the template of an unprivileged server has the folders of all sessions, each a mount."""
 READY = b"ready"
 IDLE = "/usr/bin/sleep"
+BLANK = "/run/blank"
+"""An empty `file` and an empty `folder`, read-only, of which covers are copies."""
 
 _SHARED = (
     linux.CLONE_NEWNS
@@ -76,13 +78,16 @@ _MOST_WATCHES = {"max_inotify_instances": 16, "max_inotify_watches": 8192}
 class Place:
     """A mount of the host's for this kernel alone.
 
-    `tree` is a detached mount to attach, -1 to bind `source` instead, a path in the template.
+    `tree` is a detached mount to attach, -1 to bind `source` instead, a path in the template. With
+    `shown` it is a mounted folder, of which `covers` (path below it, kind) are left out.
     """
 
     target: str
     source: str = ""
     tree: int = -1
     readonly: bool = False
+    shown: bool = False
+    covers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,8 @@ class Cell:
                 source=str(place["source"]),
                 tree=-1 if place["source"] else next(left, -1),
                 readonly=place["readonly"] is True,
+                shown="covers" in place,
+                covers=tuple((str(path), str(kind)) for path, kind in place.get("covers", ())),
             )
             for place in data["places"]
         )
@@ -177,9 +184,13 @@ def _build(cell: Cell, ground: Ground) -> None:
     linux.set_hostname(cell.hostname)
     linux.loopback_up()
     for place in cell.places:
-        _put(place)
+        if not place.shown:
+            _put(place)
+    folders = [(place, _handle(place)) for place in cell.places if place.shown]
     hide_sessions()
     _new_tmp(cell.tmp_bytes, ground.kept)
+    for place, tree in folders:
+        _show(place, tree)
     linux.mount("tmpfs", "/dev/shm", "tmpfs", _INERT, _tmpfs_options(cell.tmp_bytes))
     terminals = f"newinstance,ptmxmode=0666,max={_MOST_TERMINALS}"
     linux.mount("devpts", "/dev/pts", "devpts", _INERT & ~linux.MS_NODEV, terminals)
@@ -209,6 +220,36 @@ def _put(place: Place) -> None:
     if place.readonly:
         flags = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY
         linux.mount("", place.target, "", flags | linux.MS_NOSUID | linux.MS_NODEV)
+
+
+def _handle(place: Place) -> int:
+    """A detached mount of a folder to show, taken before the place that it is at is hidden."""
+    if place.tree >= 0:
+        return place.tree  # the server has set its attributes
+    attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+    if place.readonly:
+        attributes |= linux.MOUNT_ATTR_RDONLY
+    tree = linux.open_tree(place.source, recursive=True)
+    linux.set_attributes(tree, attributes, recursive=True)
+    return tree
+
+
+def _show(place: Place, tree: int) -> None:
+    """Attach a mounted folder and cover what is not to be seen of it."""
+    if place.target.startswith("/tmp/"):
+        _make_target(Path(place.target), tree)
+    linux.move_mount(tree, place.target)
+    for path, kind in place.covers:
+        with contextlib.suppress(FileNotFoundError):  # removed since it was found
+            linux.mount(f"{BLANK}/{kind}", f"{place.target}/{path}", "", linux.MS_BIND)
+
+
+def _make_target(target: Path, tree: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if stat.S_ISDIR(os.fstat(tree).st_mode):
+        target.mkdir(exist_ok=True)
+    else:
+        target.touch()
 
 
 def _new_tmp(size: int, kept: Sequence[str]) -> None:

@@ -111,7 +111,12 @@ SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _SYS_MOVE_MOUNT = 429  # the same on every architecture, as all calls from 424 on
 _SYS_CLOSE_RANGE = 436
-_MOVE_MOUNT_F_EMPTY_PATH = 4
+_SYS_OPEN_TREE = 428
+_SYS_MOUNT_SETATTR = 442
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
+_OPEN_TREE_CLONE = 1
+_AT_EMPTY_PATH, _AT_NO_AUTOMOUNT, _AT_RECURSIVE = 0x1000, 0x800, 0x8000
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2, 4, 0x100000
 _AT_FDCWD = -100
 LAST_FD = 0x7FFFFFFF
 CAP_SYS_PTRACE = 19
@@ -153,17 +158,53 @@ def unmount(target: str) -> None:
     _check(_libc.umount2(target.encode(), ctypes.c_int(MNT_DETACH)), f"umount {target}")
 
 
-def move_mount(tree: int, target: str) -> None:
-    """Attach a detached mount, as open_tree(2) makes them."""
+def move_mount(tree: int, target: str | int) -> None:
+    """Attach a detached mount, as open_tree(2) makes them, at a path or an open place."""
+    folder, path, flags = _AT_FDCWD, b"", _MOVE_MOUNT_F_EMPTY_PATH
+    if isinstance(target, int):
+        folder, flags = target, flags | _MOVE_MOUNT_T_EMPTY_PATH
+    else:
+        path = os.fsencode(target)
     done = _libc.syscall(
         ctypes.c_long(_SYS_MOVE_MOUNT),
         ctypes.c_int(tree),
         b"",
-        ctypes.c_int(_AT_FDCWD),
-        target.encode(),
-        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+        ctypes.c_int(folder),
+        path,
+        ctypes.c_uint(flags),
     )
     _check(done, f"move_mount {target}")
+
+
+def open_tree(place: str | int, *, recursive: bool = False) -> int:
+    """A detached copy of the mount at a path or an open place, close-on-exec; Linux 5.2."""
+    folder, path = (place, b"") if isinstance(place, int) else (_AT_FDCWD, os.fsencode(place))
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_NO_AUTOMOUNT
+    tree = _libc.syscall(
+        ctypes.c_long(_SYS_OPEN_TREE),
+        ctypes.c_int(folder),
+        path,
+        ctypes.c_uint(flags | (_AT_RECURSIVE if recursive else 0)),
+    )
+    return _check(int(tree), f"open_tree {place}")
+
+
+def set_attributes(
+    place: str | int, attributes: int, *, recursive: bool = False, userns: int = -1
+) -> None:
+    """mount_setattr(2), private; with `userns` that namespace's id-map. Linux 5.12."""
+    folder, path = (place, b"") if isinstance(place, int) else (_AT_FDCWD, os.fsencode(place))
+    wanted = attributes | (MOUNT_ATTR_IDMAP if userns >= 0 else 0)
+    content = struct.pack("=4Q", wanted, 0, MS_PRIVATE, max(userns, 0))
+    done = _libc.syscall(
+        ctypes.c_long(_SYS_MOUNT_SETATTR),
+        ctypes.c_int(folder),
+        path,
+        ctypes.c_uint(_AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)),
+        content,
+        ctypes.c_size_t(len(content)),
+    )
+    _check(int(done), "mount_setattr")
 
 
 def prctl(option: int, first: int = 0, second: int = 0) -> int:

@@ -105,7 +105,8 @@ def prewarm(app: Any, modules: Sequence[str]) -> None:
 
     They fill caches that all children share: lazy imports, traits, bytecode, fonts.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    # with mounted folders no process may make Unix sockets
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(PermissionError):
         _use_sockets(f"{folder}/s")
     _use_loops()
     with forgetting(app.shell), _disconnected(app.shell):

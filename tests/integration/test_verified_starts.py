@@ -167,6 +167,7 @@ def test_the_doctor_fails_when_the_template_lacks_its_filter(without_filter: Pat
         text=True,
         check=False,
     )
+    assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     failed = [c for c in report["backends"][0]["checks"] if c["state"] == "fails"]
     assert (done.returncode, report["holds"]) == (1, False)
@@ -178,7 +179,7 @@ def test_the_doctor_fails_when_kernels_of_an_ordinary_user_see_all_sessions() ->
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # pytest's folders are closed
         folder = Path(name)
         folder.chmod(0o755)
-        seen = ("cell.py", "        _put(place)\n    hide_sessions()\n", "        _put(place)\n")
+        seen = ("cell.py", "    hide_sessions()\n    _new_tmp(", "    _new_tmp(")
         sabotaged(folder, seen)
         argv = [sys.executable, "-m", "kernel_mcp", "doctor", "--json", "--sandbox", "bwrap"]
         words = ["env", "--chdir=/", f"PYTHONPATH={folder}:{REPOSITORY}", *argv]

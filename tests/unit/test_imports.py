@@ -21,6 +21,7 @@ ROOMS = (
     ("config",),
     ("output",),
     ("policy",),
+    ("folders",),
     ("files",),
     ("sandbox",),
     ("limits",),

@@ -19,17 +19,20 @@ from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Trial, TrialKernel
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
-from kernel_mcp.environments.store import EnvironmentStore
+from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import ProgressCallback, sources
 from kernel_mcp.errors import (
+    ConfigError,
     EnvironmentBuildError,
     KernelMcpError,
     LaunchError,
     SandboxUnavailable,
 )
+from kernel_mcp.folders import shown_folders
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
@@ -150,23 +153,45 @@ async def examine(
         await stack.enter_async_context(resources.running())
         report = resources.report(sandbox.report(), settings.limits)
         found = _summed_up(checks)
+        doors, refused = await _opened(settings, name, runs)
+        stack.push_async_callback(doors.aclose)
+        shown = doors.shown
+        found += [*refused, *(Check(f"folder {one.mount.guest}", True, str(one)) for one in shown)]
         if environment is not None:
-            cold = LocalLauncher(sandbox, runs, resources=resources)
+            cold = LocalLauncher(sandbox, runs, resources=resources, doors=doors)
             found += await _TrialRunner(cold, runs.path, environment).perform_all()
             if sandbox.forks and not settings.no_template:
-                found += await _through_template(sandbox, runs, resources, environment)
+                found += await _through_template(sandbox, runs, resources, environment, doors)
             orphan = partial(killed_server, name, environment, folder, options)
             found.append(await anyio.to_thread.run_sync(orphan))
     return Examination(name, checks=tuple(found), report=report)
 
 
+async def _opened(
+    settings: Settings, sandbox: str, runs: RunDirectory
+) -> tuple[Doors, list[Check]]:
+    """The mounted folders as a server would have them, and why it would not start with them."""
+    doors = Doors()
+    try:
+        doors = Doors(shown_folders(settings, sandbox, runs.path, default_cache()), runs.path)
+        await doors.open()
+    except (ConfigError, LaunchError) as refusal:
+        await doors.aclose()
+        return Doors(), [Check("mounted folders", False, str(refusal), "change --mount")]
+    return doors, []
+
+
 async def _through_template(
-    sandbox: Sandbox, runs: RunDirectory, resources: ResourceManager, environment: KernelEnvironment
+    sandbox: Sandbox,
+    runs: RunDirectory,
+    resources: ResourceManager,
+    environment: KernelEnvironment,
+    doors: Doors,
 ) -> list[Check]:
     """The self-test and the trials in kernels forked from a template."""
     folder = runs.path / "f"
     launcher = TemplateLauncher(
-        sandbox, runs, cold=_ForkedOnly(), shared=(folder,), resources=resources
+        sandbox, runs, cold=_ForkedOnly(), shared=(folder,), resources=resources, doors=doors
     )
     try:
         launcher.prepare(environment)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import logging
 import os
 import secrets
-import struct
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -21,6 +19,7 @@ from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import hand_over, remove_folder, seal
+from kernel_mcp.launch.doors import Doors, as_folder
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
@@ -32,18 +31,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox
 from kernel_mcp.sandbox.probe import Check
-
-# <linux/mount.h>, <fcntl.h>; numbers from 424 on are the same on every architecture
-_SYS_OPEN_TREE = 428
-_SYS_MOUNT_SETATTR = 442
-_OPEN_TREE_CLONE = 1
-_AT_EMPTY_PATH = 0x1000
-_AT_NO_AUTOMOUNT = 0x800
-_AT_FDCWD = -100
-_MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 2, 4
-_MS_PRIVATE = 1 << 18
-
-_libc = ctypes.CDLL(None, use_errno=True)
+from kernel_specs.template import linux
 
 
 def detached(folder: Path) -> int:
@@ -51,11 +39,7 @@ def detached(folder: Path) -> int:
     # through a handle, so that a symlink in the folder's place is refused
     handle = os.open(folder, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH | _AT_NO_AUTOMOUNT
-        tree = _libc.syscall(
-            ctypes.c_long(_SYS_OPEN_TREE), ctypes.c_int(handle), b"", ctypes.c_uint(flags)
-        )
-        _check(tree, f"open_tree {folder}")
+        tree = linux.open_tree(handle)
     finally:
         os.close(handle)
     try:
@@ -63,7 +47,7 @@ def detached(folder: Path) -> int:
     except BaseException:
         os.close(tree)
         raise
-    return int(tree)
+    return tree
 
 
 def _restrict(tree: int) -> None:
@@ -71,23 +55,11 @@ def _restrict(tree: int) -> None:
 
     Before Linux 5.12 that is left to no_new_privs and to the process that attaches the mount.
     """
-    attributes = struct.pack("=4Q", _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, 0, _MS_PRIVATE, 0)
-    done = _libc.syscall(
-        ctypes.c_long(_SYS_MOUNT_SETATTR),
-        ctypes.c_int(tree),
-        b"",
-        ctypes.c_uint(_AT_EMPTY_PATH),
-        attributes,
-        ctypes.c_size_t(len(attributes)),
-    )
-    if done < 0 and ctypes.get_errno() != errno.ENOSYS:
-        _check(done, "mount_setattr")
-
-
-def _check(result: int, what: str) -> None:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+    try:
+        linux.set_attributes(tree, linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV)
+    except OSError as reason:
+        if reason.errno != errno.ENOSYS:
+            raise
 
 
 logger = logging.getLogger(__name__)
@@ -111,6 +83,7 @@ class TemplateLauncher:
         templates: int = 4,
         resources: ResourceManager | None = None,
         inspector: Inspector | None = None,
+        doors: Doors | None = None,
     ) -> None:
         """Keep the `templates` that were used last.
 
@@ -121,7 +94,11 @@ class TemplateLauncher:
         self._sandbox = sandbox
         self._runs = runs
         self._cold = cold
-        self._shared = outer.Shared((runs.kernels, *shared))
+        self._doors = doors or Doors()
+        mounts = tuple(each.mount for each in self._doors.shown)
+        self._shared = outer.Shared(
+            (runs.kernels, *shared), mounts, self._doors.blank, self._doors.marks
+        )
         self._prover = Prover(sandbox, runs, self._inspector, self._start, self._shared.places)
         self._most = templates
         self._fork_slots = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
@@ -177,6 +154,7 @@ class TemplateLauncher:
         supervisor = self._supervisors.pop(request.environment, None)
         if supervisor is not None:
             self._supervisors[request.environment] = supervisor  # now the last to lose its template
+            supervisor.renew()
             template = supervisor.template
             if template is not None:
                 doing = "forking a kernel, which starts cold instead"
@@ -211,6 +189,9 @@ class TemplateLauncher:
         Raises LaunchError, OSError.
         """
         proof = await self._prover.proven(template, request.environment)
+        if self._doors:
+            await self._doors.look(request.environment)
+        since = self._doors.version
         async with AsyncExitStack() as undo:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
@@ -220,7 +201,7 @@ class TemplateLauncher:
             paths = self._sandbox.guest_paths(request.workspace, folder)
             if identity is not None:
                 await hand_over(request.workspace, identity)
-            _furnish(folder, request, connection, paths, identity)
+            _furnish(folder, request, connection, paths, identity, sealed=bool(self._doors))
             limits = self._resources.open(
                 request.limits, request.workspace, folder, request.session
             )
@@ -229,6 +210,8 @@ class TemplateLauncher:
             undo.callback(channel.close)
             ring = OutputRing()
             undo.callback(ring.close)
+            if self._doors:
+                channel.give(rundir.listening(connection))
             inherited = (channel.guest_fd, ring.guest_fd())
             process = await self._start(template, request, folder, identity, inherited)
             undo.push_async_callback(process.aclose)
@@ -242,8 +225,11 @@ class TemplateLauncher:
                 forked=True,
                 others=proof.namespaces,
                 ceilings=rundir.ceilings(request, paths),
+                writable=self._doors.writable,
             )
             undo.callback(inspected.forget)
+            if self._doors:
+                await self._doors.hold(process.pids[0], since)
             await limits.settled()
             channel.close()
             if identity is not None:
@@ -273,6 +259,8 @@ class TemplateLauncher:
             undo.callback(os.close, read)
             sent.callback(os.close, write)
             places, trees = self._places(request, folder, sent, bind=identity is None)
+            if trial is None:
+                await self._show(places, trees, sent, identity)
             message = {
                 "uid": 0 if identity is None else identity.uid,
                 "hostname": outer.HOSTNAME,
@@ -312,6 +300,30 @@ class TemplateLauncher:
             places.append({"target": target, "source": inside, "readonly": readonly})
         return places, trees
 
+    async def _show(
+        self,
+        places: list[dict[str, Any]],
+        trees: list[int],
+        sent: ExitStack,
+        identity: Identity | None,
+    ) -> None:
+        """Add the mounted folders."""
+        made = await self._doors.trees(identity) if identity is not None and self._doors else []
+        for tree in made:
+            sent.callback(os.close, tree)
+        trees += made
+        for number, shown in enumerate(self._doors.shown):
+            source = self._shared.shown(number) if identity is None else ""
+            folder = as_folder(shown, shown.mount.host)
+            places.append(
+                {
+                    "target": folder.guest,
+                    "source": source,
+                    "readonly": not folder.writable,
+                    "covers": folder.covers,
+                }
+            )
+
 
 def _furnish(
     folder: Path,
@@ -319,8 +331,10 @@ def _furnish(
     connection: ConnectionInfo,
     paths: GuestPaths,
     identity: Identity | None,
+    *,
+    sealed: bool,
 ) -> None:
-    boot = rundir.boot_content(request, paths, READY_FD, RING_FD)
+    boot = rundir.boot_content(request, paths, READY_FD, RING_FD, sealed=sealed)
     contents = {
         rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
         rundir.BOOT_FILE: boot,

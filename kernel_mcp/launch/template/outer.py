@@ -10,7 +10,7 @@ import asyncio
 import base64
 import logging
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from typing import Any
 import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.folders import within
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template.process import TemplateProcess
 from kernel_mcp.linux.folders import Identity
@@ -70,6 +72,9 @@ class Shared:
     """The folders below which everything lies that kernels get to see."""
 
     folders: tuple[Path, ...]
+    mounts: tuple[Mount, ...] = ()
+    blank: Path = Path("/")
+    mark: Callable[[], object] = lambda: None
 
     def inside(self, path: Path) -> str:
         """Where the template of an unprivileged server sees `path`. Raises LaunchError."""
@@ -89,6 +94,32 @@ class Shared:
         for folder, place in zip(self.folders, self.places, strict=True):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             options += ["--bind", str(folder), place]
+        for number, mount in enumerate(self.mounts):
+            bind = "--bind" if mount.writable else "--ro-bind"
+            options += [bind, str(mount.host), self.shown(number)]
+        return options
+
+    @staticmethod
+    def shown(number: int) -> str:
+        """Where it sees a mounted folder."""
+        return f"{SESSIONS}/m{number}"
+
+    def targets(self, passed: Passed) -> list[str]:
+        """Make the places of mounted folders, but below /tmp, which each kernel has to itself."""
+        options: list[str] = []
+        if self.mounts:
+            options += ["--ro-bind", str(self.blank), mounts.BLANK]
+        inner = [each.guest for each in self.mounts]
+        for mount in self.mounts:
+            parents = [str(parent) for parent in reversed(Path(mount.guest).parents)]
+            if "/tmp" in parents or within(str(Path(mount.guest).parent), inner):
+                continue
+            for parent in parents[1:]:
+                options += ["--perms", "0755", "--dir", parent]
+            if mount.host.is_dir():
+                options += ["--perms", "0755", "--dir", mount.guest]
+            else:
+                options += ["--perms", "0644", "--file", passed.file(b""), mount.guest]
         return options
 
 
@@ -109,10 +140,11 @@ def outer_command(
         entry += [",".join(":".join(map(str, row)) for row in _maps(identity))]
     options = _options(environment, shared, root=identity is not None)
     with Passed() as passed:
+        options += shared.targets(passed)
         for name, content in mounts.account_files(GUEST_ID, GUEST_ID).items():
             options += ["--perms", "0644", "--file", passed.file(content.encode()), f"/etc/{name}"]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
-        options += ["--seccomp", passed.file(compile_filter(_architecture(), BUILDING))]
+        options += ["--seccomp", passed.file(_filter(shared, BUILDING))]
         return SandboxCommand(
             argv=[
                 program,
@@ -124,17 +156,22 @@ def outer_command(
         )
 
 
-def start_message(environment: KernelEnvironment, preload: Sequence[str]) -> dict[str, Any]:
+def start_message(
+    environment: KernelEnvironment, preload: Sequence[str], shared: Shared
+) -> dict[str, Any]:
     """What the template is told first. Raises SandboxUnavailable without a filter, LaunchError."""
-    arch = _architecture()
     runtime = mounts.runtime_options(environment.readonly)
     return {
         "python": str(environment.python),
         "preload": list(preload),
         "masks": list(mounts.masked()),
         "kept": [path for path in _bound(runtime) if path.startswith("/tmp/")],
-        "filter": base64.b64encode(compile_filter(arch)).decode(),
+        "filter": base64.b64encode(_filter(shared)).decode(),
     }
+
+
+def _filter(shared: Shared, but: Collection[str] = ()) -> bytes:
+    return compile_filter(_architecture(), but, sealed=bool(shared.mounts))
 
 
 def _architecture() -> Architecture:
@@ -211,7 +248,14 @@ class TemplateSupervisor:
         self._failures = 0
         self.refusal = ""
         """Why no template of this environment may be used, if that is so."""
+        self._mark: object = None
         self._start()
+
+    def renew(self) -> None:
+        """Replace a template that shows folders which are elsewhere by now."""
+        if self._mark != self._shared.mark() and self._current is not None:
+            self._current.retire()
+            self._replace("a mounted folder was replaced on the host")
 
     @property
     def template(self) -> TemplateProcess | None:
@@ -270,12 +314,13 @@ class TemplateSupervisor:
 
     def _start(self) -> None:
         self._failures = 0
+        self._mark = self._shared.mark()
         identity = None
         with Barrier("starting a template") as barrier:
             identity = self._sandbox.identity()
             template = TemplateProcess(
                 lambda control: outer_command(self.environment, control, self._shared, identity),
-                start_message(self.environment, self.preload),
+                start_message(self.environment, self.preload, self._shared),
                 self._on_change,
             )
             self._current = template

@@ -25,6 +25,10 @@ INTERNET_PROTOCOLS = (0, 6, 17)
 """The family's own choice, IPPROTO_TCP, IPPROTO_UDP: no MPTCP, SCTP, UDP-Lite, ping or raw ones."""
 UNIX_PROTOCOLS = (0, 1)
 """None, and PF_UNIX, which means the same."""
+CONNECTED_TYPES = (1, 5)
+"""SOCK_STREAM, SOCK_SEQPACKET: both ends of a pair are connected for good. Datagrams are not."""
+TYPE_OF_SOCKET = 0xF
+"""SOCK_TYPE_MASK of <linux/net.h>."""
 MSG_OOB = 1
 """<linux/socket.h>."""
 TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
@@ -47,16 +51,21 @@ SOL_SOCKET, SO_LINGER = 1, 13
 MAP_HUGETLB, MFD_HUGETLB = 0x40000, 0x4
 """<asm-generic/mman-common.h>, <linux/memfd.h>."""
 
-BUILDING = frozenset({"mount", "move_mount", "prctl", "setns", "sethostname", "umount2", "unshare"})
+BUILDING = frozenset(
+    {"mount", "mount_setattr", "move_mount", "open_tree", "prctl", "setns", "sethostname"}
+    | {"umount2", "unshare"}
+)
 """What it takes to build sandboxes for others, as a template does that has imported packages."""
 
 
-def compile_filter(arch: Architecture, but: Collection[str] = ()) -> bytes:
+def compile_filter(arch: Architecture, but: Collection[str] = (), *, sealed: bool = False) -> bytes:
     """The filter for one architecture, as bubblewrap's `--seccomp` reads it.
 
-    The calls named in `but` are allowed whatever their arguments.
+    The calls named in `but` are allowed whatever their arguments. `sealed` refuses every Unix
+    socket that could be connected to one of the host's: what is left are pairs.
     """
-    return compile_rules(arch, {name: rule for name, rule in _rules().items() if name not in but})
+    rules = {**_rules(), **(_sealed() if sealed else {})}
+    return compile_rules(arch, {name: rule for name, rule in rules.items() if name not in but})
 
 
 def _rules() -> dict[str, bpf.Program]:
@@ -115,11 +124,18 @@ def _threads() -> bpf.Program:
     return bpf.branch(bpf.JUMP_SET, CLONE_THREAD, then=shares, otherwise=allow)
 
 
-def _sockets() -> bpf.Program:
-    """Allow sockets of few families and of their usual protocols."""
+def _sealed() -> dict[str, bpf.Program]:
+    """A socket file below a mounted folder answers whatever the mount and the namespaces are."""
+    refused = bpf.give(fail(errno.EACCES))
+    pairs = argument(1, TYPE_OF_SOCKET) + one_of(CONNECTED_TYPES, bpf.give(ALLOW), refused)
+    return {"socket": _sockets(unix=refused), "socketpair": _sockets(unix=pairs)}
+
+
+def _sockets(unix: bpf.Program | None = None) -> bpf.Program:
+    """Allow sockets of few families and of their usual protocols; `unix` decides on AF_UNIX."""
     allow, other = bpf.give(ALLOW), bpf.give(fail(errno.EPROTONOSUPPORT))
     internet = argument(2) + one_of(INTERNET_PROTOCOLS, allow, other)
-    unix = argument(2) + one_of(UNIX_PROTOCOLS, allow, other)
+    unix = unix or argument(2) + one_of(UNIX_PROTOCOLS, allow, other)
     # libzmq aborts on EAFNOSUPPORT
     known = one_of(INTERNET_FAMILIES, internet, bpf.give(fail(errno.EOPNOTSUPP)))
     return argument(0) + bpf.branch(bpf.JUMP_EQ, AF_UNIX, then=unix, otherwise=known)

@@ -93,6 +93,7 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
 
 
 OPERATORS_ALONE = {
+    "mount": '["/srv"]',
     "workspace": '"work"',
     "cache-dir": '"c"',
     "cache-size": '"1M"',

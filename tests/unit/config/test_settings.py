@@ -27,6 +27,8 @@ SAMPLES = {
     "SECONDS": "7",
     "SIZE": "3G",
     "TIME": "7s",
+    "HOST[:GUEST]": "data:/data",
+    "HOST[:GUEST][:ro|rw|strict]": "data:/data",
     "URL": "https://mirror.example/simple",
     "VERSION": "3.12",
 }

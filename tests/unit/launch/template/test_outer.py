@@ -114,7 +114,7 @@ def test_what_is_not_below_a_shared_folder_is_refused(path: str) -> None:
 
 def test_the_start_message_names_the_runtime_below_tmp(tmp_path: Path) -> None:
     environment = KernelEnvironment(python=Path(sys.executable), readonly=(tmp_path, Path("/usr")))
-    message = start_message(environment, ["numpy"])
+    message = start_message(environment, ["numpy"], Shared(()))
     assert message["preload"] == ["numpy"]
     assert message["python"] == sys.executable
     kept = [str(tmp_path)] if str(tmp_path).startswith("/tmp/") else []
@@ -122,12 +122,12 @@ def test_the_start_message_names_the_runtime_below_tmp(tmp_path: Path) -> None:
 
 
 def test_the_start_message_holds_the_system_call_filter() -> None:
-    program = base64.b64decode(start_message(ENVIRONMENT, [])["filter"])
+    program = base64.b64decode(start_message(ENVIRONMENT, [], Shared(()))["filter"])
     assert program
     assert len(program) % 8 == 0
 
 
 def test_the_start_message_masks_only_files_of_proc() -> None:
-    masks = start_message(ENVIRONMENT, [])["masks"]
+    masks = start_message(ENVIRONMENT, [], Shared(()))["masks"]
     assert masks
     assert all(mask.startswith("/proc/") for mask in masks)

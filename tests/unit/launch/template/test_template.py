@@ -85,7 +85,9 @@ class Ids(NoSandbox):
 @pytest.fixture
 def sandbox(monkeypatch: pytest.MonkeyPatch) -> Ids:
     monkeypatch.setattr(template_supervisor, "TemplateProcess", Process)
-    monkeypatch.setattr(template_supervisor, "start_message", lambda _env, names: {"names": names})
+    monkeypatch.setattr(
+        template_supervisor, "start_message", lambda _env, names, _shared: {"names": names}
+    )
     monkeypatch.setattr(template_supervisor, "FIRST_PAUSE_S", 0.001)
     Process.made, Process.another, Process.refusal = [], anyio.Event(), ""
     return Ids()

@@ -221,3 +221,21 @@ def test_urgent_data_is_refused_and_every_other_flag_passes(
     assert answer(arch, call, *arguments, 1 | 0x4000) == fail(errno.EOPNOTSUPP)
     for flags in (0, 2, 0x40, 0x4000, 0x40000000, 0x7FFFFFFE):
         assert answer(arch, call, *arguments, flags) == ALLOW
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_sealed_filter_leaves_only_connected_pairs_of_unix_sockets(
+    verdict: Verdict, arch: Architecture
+) -> None:
+    program = seccomp.compile_filter(arch, sealed=True)
+
+    def answer(name: str, *args: int) -> int:
+        return verdict(program, arch=arch.audit_arch, number=arch.numbers[name], args=args)
+
+    cloexec = 0o2000000
+    for kind in (1, 2, 3, 5):
+        assert answer("socket", 1, kind | cloexec, 0) == fail(errno.EACCES)
+        pair = answer("socketpair", 1, kind | cloexec, 0)
+        assert pair == (ALLOW if kind in (1, 5) else fail(errno.EACCES))
+    assert answer("socket", 2, 1 | cloexec, 6) == ALLOW
+    assert answer("socket", 16, 3, 0) == fail(errno.EOPNOTSUPP)

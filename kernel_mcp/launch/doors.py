@@ -1,0 +1,325 @@
+"""The mounted folders of a server, as its kernels get them: trees, covers, and who watches both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.values import Mount
+from kernel_mcp.errors import ConfigError, LaunchError
+from kernel_mcp.folders import Shown, within
+from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.readiness import StderrTail
+from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.linux.process import bare_program
+from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.sandbox.mounts import Folder
+from kernel_specs.template import linux
+
+BEGIN_S = 60.0
+"""Seconds that the first walk through all mounts may take; 100,000 files take one."""
+ANSWER_S = 10.0
+KEEPER = "kernel_mcp.folders.keeper"
+
+logger = logging.getLogger(__name__)
+
+
+class NotMapped(OSError):
+    """A file system without id-maps."""
+
+
+class Doors:
+    """Starts the keeper of `mounts` and asks it; `blank` holds what covers are copies of."""
+
+    def __init__(self, mounts: Sequence[Mount] = (), folder: Path = Path("/")) -> None:
+        """`folder` is one of the server's own, which has to exist."""
+        self.shown = [Shown(mount) for mount in mounts]
+        self.blank = folder / "blank"
+        self.stage = folder / "stage"
+        self.version = 0
+        self.writable = frozenset(_listed(each.guest) for each in mounts if each.writable)
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
+        self._maps: dict[tuple[int, ...], int] = {}
+        self._control: socket.socket | None = None
+        self._undo = ExitStack()
+
+    def __bool__(self) -> bool:
+        return bool(self.shown)
+
+    def marks(self) -> tuple[tuple[int, int], ...]:
+        """Which folders are at the places of the mounts now: what was made for others is stale."""
+        found = []
+        for each in self.shown:
+            with contextlib.suppress(OSError):
+                info = each.mount.host.stat()
+                found.append((info.st_dev, info.st_ino))
+        return tuple(found)
+
+    @property
+    def state(self) -> str:
+        """What is wrong, in words; empty where all is well."""
+        return "" if self._control is not None or not self else _GONE
+
+    @property
+    def words(self) -> list[str]:
+        """All of it, for people."""
+        return [*([self.state] if self.state else []), *map(str, self.shown)]
+
+    async def open(self) -> None:
+        """Walk all mounts. Raises ConfigError for one that cannot be shown, LaunchError."""
+        if not self:
+            return
+        (self.blank / "folder").mkdir(parents=True)
+        (self.blank / "file").touch()
+        self.stage.mkdir()
+        for path, mode in ((self.blank, 0o755), (self.blank / "folder", 0o555)):
+            path.chmod(mode)
+        (self.blank / "file").chmod(0o444)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._undo.callback(ours.close)
+        ours.setblocking(False)
+        argv = bare_program(KEEPER, str(theirs.fileno()))
+        popen, output = spawn(SandboxCommand(argv, [theirs.detach()], {"LANG": "C.UTF-8"}))
+        self._undo.callback(popen.wait)
+        self._undo.callback(popen.kill)
+        tail = StderrTail(output, asyncio.get_running_loop())
+        self._undo.callback(tail.close)
+        self._control = ours
+        self._tail = tail
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
+        for each in self.shown:
+            each.place = _place(each.mount.host)
+        with anyio.move_on_after(BEGIN_S):
+            await self._ask({"op": "watch", "mounts": [self._told(each) for each in self.shown]})
+            if os.geteuid() == 0:
+                await self._try_maps()
+            return
+        raise ConfigError(
+            f"--mount: looking for secrets in the mounted folders took more than {BEGIN_S:g} s; "
+            "mount the folders in them that are needed"
+        )
+
+    def _told(self, shown: Shown) -> dict[str, Any]:
+        inner = [
+            Path(each.mount.guest).relative_to(shown.mount.guest).parts
+            for each in self.shown
+            if each is not shown and within(each.mount.guest, (shown.mount.guest,))
+        ]
+        mount = shown.mount
+        return {"host": str(mount.host), "guest": mount.guest, "own": [], "inner": inner}
+
+    async def _try_maps(self) -> None:
+        """Find out which mounts cannot be shown with the rights of their owners."""
+        for each in self.shown:
+            await self._try_map(each)
+
+    async def _try_map(self, shown: Shown) -> None:
+        try:
+            os.close(await self._mapped(shown, Identity(1, 1)))
+        except NotMapped as reason:
+            shown.mapped = False
+            if shown.mount.writable:
+                raise ConfigError(
+                    f"--mount {shown.mount}: sessions run as users of their own, and on this "
+                    f"file system Linux cannot give what they make to the folder's owner "
+                    f"({reason}). Mount it read-only, or start the server as that user."
+                ) from None
+            logger.warning(
+                "--mount %s: sessions read there only what every user may read, as this file "
+                "system has no id-maps (%s)",
+                shown.mount,
+                reason,
+            )
+
+    async def aclose(self) -> None:
+        """End the keeper."""
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._control = None
+        self._undo.close()
+        linux.close_all(list(self._maps.values()))
+        self._maps.clear()
+
+    async def look(self, environment: KernelEnvironment) -> None:
+        """Before a start: walk again what was replaced on the host. Raises LaunchError."""
+        if self.state:
+            raise LaunchError(self.state)
+        for number, each in enumerate(self.shown):
+            place = _place(each.mount.host)
+            if place != each.place:
+                await self._ask({"op": "again", "mount": number})
+                each.place = place
+            self._hides(each.mount, environment)
+
+    def _hides(self, mount: Mount, environment: KernelEnvironment) -> None:
+        for path in map(str, environment.readonly):
+            same = mount.guest == str(mount.host)
+            if within(path, (mount.guest,)) and not same:
+                raise LaunchError(
+                    f"--mount {mount}: it would hide {path}, which the kernel's interpreter needs; "
+                    "give it another place"
+                )
+
+    async def trees(self, identity: Identity) -> list[int]:
+        """A detached mount for each, as `identity` may use it; the caller closes them."""
+        trees: list[int] = []
+        try:
+            for each in self.shown:
+                trees += [await self._mapped(each, identity)]
+        except BaseException:
+            linux.close_all(trees)
+            raise
+        return trees
+
+    async def _mapped(self, shown: Shown, identity: Identity) -> int:
+        handle = os.open(shown.mount.host, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            info = os.fstat(handle)
+            tree = linux.open_tree(handle)
+        finally:
+            os.close(handle)
+        attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+        if not shown.mount.writable:
+            attributes |= linux.MOUNT_ATTR_RDONLY
+        try:
+            userns = -1
+            if shown.mapped:
+                userns = await self._map(info.st_uid, info.st_gid, identity)
+            try:
+                linux.set_attributes(tree, attributes, userns=userns)
+            except OSError as reason:
+                raise NotMapped(reason.errno, reason.strerror) from reason
+        except BaseException:
+            os.close(tree)
+            raise
+        return tree
+
+    async def _map(self, uid: int, gid: int, identity: Identity) -> int:
+        key = (uid, identity.uid, gid, identity.gid)
+        if key not in self._maps:
+            rows = [(uid, identity.uid), (gid, identity.gid)]
+            _, fds = await self._ask({"op": "map", "rows": rows})
+            self._maps[key] = fds[0]
+        return self._maps[key]
+
+    async def hold(self, pid: int, since: int) -> None:
+        """Have a sandbox watched that was made after `since`, of which `pid` is a process.
+
+        Raises LaunchError.
+        """
+        namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            process = os.pidfd_open(pid)
+            try:
+                await self._ask({"op": "hold", "since": since}, [namespace, process])
+            finally:
+                os.close(process)
+        finally:
+            os.close(namespace)
+
+    async def _ask(
+        self, message: Mapping[str, Any], fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Send a request and wait for its answer. Raises LaunchError, ConfigError."""
+        if self._control is None:
+            raise LaunchError(_GONE)
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            linux.send(self._control, {**message, "id": number}, fds)
+            with anyio.fail_after(BEGIN_S if message["op"] in ("watch", "again") else ANSWER_S):
+                said, got = await answer
+        except (OSError, TimeoutError) as reason:
+            raise LaunchError(f"the keeper of the mounted folders does not answer: {reason}") from (
+                reason
+            )
+        finally:
+            del self._asked[number]
+        if said["op"] == "refused":
+            raise ConfigError(f"--mount {self.shown[said['mount']].mount}: {said['error']}")
+        if said["op"] == "failed":
+            raise LaunchError(f"the mounted folders cannot be shown: {said['error']}")
+        return said, got
+
+    def _on_readable(self) -> None:
+        with Barrier("hearing the keeper of the mounted folders"):
+            while self._control is not None:
+                try:
+                    received = linux.receive(self._control, wait=False)
+                except BlockingIOError:
+                    return
+                if received is None:
+                    self._on_end()
+                    return
+                self._on_message(*received)
+
+    def _on_message(self, message: dict[str, Any], fds: list[int]) -> None:
+        operation = message["op"]
+        if operation == "covers":
+            shown = self.shown[message["mount"]]
+            if message["anew"]:
+                shown.covers.clear()
+            shown.covers.update({tuple(path): kind for path, kind in message["covers"]})
+            shown.inodes.update((device, inode) for device, inode in message["inodes"])
+            self.version = max(self.version, message["version"])
+        elif operation == "said":
+            logger.warning("%s", message["text"])
+        else:
+            answer = self._asked.get(message.get("id", 0))
+            if answer is not None and not answer.done():
+                answer.set_result((message, fds))
+            else:
+                linux.close_all(fds)
+
+    def _on_end(self) -> None:
+        assert self._control is not None
+        asyncio.get_running_loop().remove_reader(self._control.fileno())
+        self._control = None
+        logger.error("%s It wrote: %s", _GONE, self._tail.text().strip())
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(OSError(_GONE))
+
+
+_GONE = (
+    "the process that covers secrets below the mounted folders has ended, so that no kernel is "
+    "started any more: start the server anew."
+)
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """Device and inode. Raises LaunchError for what is gone."""
+    try:
+        info = path.stat()
+    except OSError as reason:
+        raise LaunchError(f"--mount {path}: it cannot be shown any more: {reason.strerror}") from (
+            reason
+        )
+    return info.st_dev, info.st_ino
+
+
+def _listed(path: str) -> str:
+    """A path as /proc/PID/mountinfo writes it."""
+    return "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in path)
+
+
+def as_folder(shown: Shown, source: Path) -> Folder:
+    """A mount as a sandbox is told of it, found at `source`; covers of what is gone are dropped."""
+    for path in list(shown.covers):
+        if not os.path.lexists(shown.mount.host.joinpath(*path)):
+            del shown.covers[path]
+    covers = tuple(("/".join(path), kind) for path, kind in sorted(shown.covers.items()))
+    return Folder(source, shown.mount.guest, shown.mount.writable, covers)

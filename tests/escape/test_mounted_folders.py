@@ -1,0 +1,350 @@
+"""Code that reaches for what a mounted folder does not show, and through it for the host."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import StdioServerParameters
+from mcp.client import Client
+
+from tests.integration.agent import Agent, command
+from tests.integration.unprivileged import USER, as_ordinary_user
+
+pytestmark = [pytest.mark.anyio]
+
+SECRET = "the-secret-of-the-host"
+GIT_CONFIG = f'[remote "origin"]\n\turl = https://me:{SECRET}@host/x\n'
+PATIENCE_S = 60.0
+
+
+class Project:
+    """A folder of an ordinary user with data, secrets and doors."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.write("data.csv", "a,b\n1,2\n", mode=0o600)
+        for name in (".env", "sub/.env.local", ".ssh/id", "deep/er/.aws/credentials", ".netrc"):
+            self.write(name, SECRET)
+        self.write(".git/config", GIT_CONFIG)
+        self.write(".git/HEAD", "ref: refs/heads/main\n")
+        self.write(".git/hooks/post-commit", "#!/bin/sh\n")
+        self.write("plain/.git/config", "[core]\n\tbare = false\n")
+        self.write("real", SECRET)
+        (root / ".env.link").symlink_to("real")
+        (root / "hard").hardlink_to(root / ".env")
+        (root / "out").symlink_to("/etc")
+        os.mkfifo(root / "pipe")
+        self.own()
+
+    def write(self, name: str, text: str, mode: int = 0o644) -> Path:
+        """Make or replace a file as an editor does, by a rename."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{path.name}~fresh")
+        fresh.write_text(text)
+        fresh.chmod(mode)
+        if os.geteuid() == 0:
+            os.chown(fresh, USER, USER)
+        fresh.rename(path)
+        return path
+
+    def own(self) -> None:
+        """Give all of it to the ordinary user."""
+        if os.geteuid() == 0:
+            for path in (self.root, *self.root.rglob("*")):
+                os.chown(path, USER, USER, follow_symlinks=False)
+
+    def listener(self, name: str) -> socket.socket:
+        """A server of the host behind a socket that everyone may write to."""
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(self.root / name))
+        listening.listen(1)
+        (self.root / name).chmod(0o777)
+        listening.setblocking(False)
+        return listening
+
+
+@pytest.fixture
+def project() -> Iterator[Project]:
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="mounted-"))
+    folder.chmod(0o755)
+    (folder / "home").mkdir()
+    try:
+        yield Project(folder / "home")
+    finally:
+        shutil.rmtree(folder)
+
+
+Session = Callable[..., Any]
+WAYS = ("root cold", "root forked", "ordinary cold", "ordinary forked")
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    if request.param.startswith("root") and os.geteuid() != 0:
+        pytest.skip("takes root")
+    return str(request.param)
+
+
+class Notebook:
+    """A session whose cells print JSON."""
+
+    def __init__(self, agent: Agent, session: str) -> None:
+        self.agent = agent
+        self.session = session
+
+    async def run(self, code: str) -> Any:
+        """What the last line of a cell prints."""
+        answer = await self.agent.run(code, session=self.session)
+        assert answer.status == "ok", answer.text
+        return json.loads(answer.text.strip().splitlines()[-1])
+
+
+@asynccontextmanager
+async def opened(way: str, *flags: str) -> AsyncIterator[Notebook]:
+    """A session of a server of that kind of user, started in that way."""
+    start = ("--allow", "*", *flags, "--warm", "0")
+    if way.endswith("cold"):
+        start += ("--no-template",)
+    wanted = command(*start)
+    if way.startswith("ordinary"):
+        words = as_ordinary_user([sys.executable, "-m", "kernel_mcp", *start])
+        wanted = StdioServerParameters(command=words[0], args=words[1:], env={}, cwd="/")
+    async with Client(wanted) as client:
+        agent = Agent(client)
+        with anyio.fail_after(PATIENCE_S):
+            while True:
+                session = (await agent.call("create_session")).data["session"]
+                await agent.run("1", session=session)
+                found = (await agent.call("info", session=session)).data["sandbox_found"]
+                if way.endswith("cold") or found[0].startswith("forked"):
+                    break
+                await agent.call("close_session", session=session)
+        yield Notebook(agent, session)
+
+
+READ_ALL = """
+import json, os
+found = {}
+for folder, _, names in os.walk(ROOT):
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            found[os.path.relpath(path, ROOT)] = os.read(fd, 4096).decode("latin-1")
+            os.close(fd)
+        except OSError as error:
+            found[os.path.relpath(path, ROOT)] = error.strerror
+print(json.dumps(found))
+"""
+
+
+def reading(project: Project) -> str:
+    return f"ROOT = {str(project.root)!r}\n{READ_ALL}"
+
+
+CONNECT = """
+import ctypes, json, os, socket, struct
+done = {}
+def attempt(name, work):
+    try:
+        done[name] = str(work())
+    except OSError as error:
+        done[name] = error.strerror or str(error)
+def plain(kind):
+    with socket.socket(socket.AF_UNIX, kind) as one:
+        one.connect(PATH)
+        return "connected"
+def pair(kind):
+    one, other = socket.socketpair(socket.AF_UNIX, kind)
+    with one, other:
+        one.connect(PATH)
+        return "connected"
+def later():
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    other.close()
+    one.shutdown(socket.SHUT_RDWR)
+    with one:
+        one.connect(PATH)
+        return "connected"
+def sent():
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with one, other:
+        one.sendto(b"x", PATH)
+        return "sent"
+def inherited():
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            one = socket.socket(fileno=os.dup(int(name)))
+            one.connect(PATH)
+            return "connected"
+        except OSError:
+            pass
+    return "none"
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET, socket.SOCK_RAW):
+    attempt(f"socket {kind}", lambda: plain(kind))
+    attempt(f"pair {kind}", lambda: pair(kind))
+attempt("later", later)
+attempt("sent", sent)
+attempt("inherited", inherited)
+print(json.dumps(done))
+"""
+
+
+def connecting(path: Path) -> str:
+    return f"PATH = {str(path)!r}\n{CONNECT}"
+
+
+def accepted(listening: socket.socket) -> bool:
+    try:
+        listening.accept()
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def test_a_folder_shows_its_data_and_none_of_its_secrets(way: str, project: Project) -> None:
+    async with opened(way, "--mount", str(project.root)) as notebook:
+        found = await notebook.run(reading(project))
+        assert found["data.csv"] == "a,b\n1,2\n"
+        assert found["plain/.git/config"].startswith("[core]")
+        assert found[".git/HEAD"].startswith("ref:")
+        assert SECRET not in json.dumps(found)
+        assert not [name for name in found if name.startswith((".ssh/", "deep/er/.aws/"))]
+        # by other ways to the same place
+        hidden = await notebook.run(
+            f"import json, os\nR = {str(project.root)!r}\nfound = {{}}\n"
+            "for path in (R + '/sub/../.env', R + '/.ssh/id', '/proc/self/root' + R + '/.env',\n"
+            "             '/proc/self/root' + R + '/real', R + '/hard', R + '/out/shadow'):\n"
+            "    try: found[path] = open(path).read()\n"
+            "    except OSError as error: found[path] = error.strerror\n"
+            "os.chdir(R); found['cwd'] = open('.env').read()\n"
+            "found['above'] = os.listdir('..'); found['table'] = open('/proc/mounts').read()\n"
+            "print(json.dumps(found))"
+        )
+        assert hidden.pop("above") == [project.root.name]
+        assert SECRET not in json.dumps(hidden)
+        assert "root:" not in json.dumps(hidden)
+        # and nothing can be changed
+        changed = await notebook.run(
+            f"import json, os\nR = {str(project.root)!r}\ndone = []\n"
+            "for work in (lambda: open(R + '/new', 'w'), lambda: open(R + '/data.csv', 'a'),\n"
+            "             lambda: os.unlink(R + '/data.csv'), lambda: os.mkdir(R + '/x'),\n"
+            "             lambda: os.rename(R + '/real', R + '/y'), lambda: os.chmod(R, 0o777),\n"
+            "             lambda: os.utime(R + '/real'), lambda: os.link(R + '/real', R + '/z'),\n"
+            "             lambda: os.unlink(R + '/.env'), lambda: os.truncate(R + '/real', 0)):\n"
+            "    try: work(); done.append('done')\n"
+            "    except OSError as error: done.append(error.errno)\n"
+            "print(json.dumps(done))"
+        )
+        assert "done" not in changed
+        assert (project.root / "data.csv").read_text() == "a,b\n1,2\n"
+
+
+async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project: Project) -> None:
+    async with opened(way, "--mount", str(project.root)) as notebook:
+        project.write(".env", SECRET)
+        project.write(".git/config", GIT_CONFIG)
+        project.write("sub/.env.production", SECRET)
+        (project.root / ".ssh").rename(project.root / "keys")
+        (project.root / "again").hardlink_to(project.root / ".env")
+        project.write("fresh/.aws/credentials", SECRET)
+        project.write("plain/.git/config", GIT_CONFIG)
+        project.own()
+        with anyio.fail_after(PATIENCE_S):
+            while SECRET in json.dumps(found := await notebook.run(reading(project))):
+                pass
+        assert found["data.csv"] == "a,b\n1,2\n"
+        # a session that begins now, and one that was there
+        again = await notebook.agent.call("create_session")
+        other = Notebook(notebook.agent, again.data["session"])
+        assert SECRET not in json.dumps(await other.run(reading(project)))
+
+
+async def test_sockets_below_a_mount_cannot_be_connected_to(way: str, project: Project) -> None:
+    with closing(project.listener("before")) as before:
+        async with opened(way, "--mount", str(project.root)) as notebook:
+            with closing(project.listener("after")) as after:
+                for listening, name in ((before, "before"), (after, "after")):
+                    found = await notebook.run(connecting(project.root / name))
+                    assert "connected" not in found.values(), found
+                    assert "sent" not in found.values(), found
+                    assert not accepted(listening)
+                # what code needs of sockets still works
+                works = await notebook.run(
+                    "import multiprocessing, socket\n"
+                    "a, b = socket.socketpair(); a.send(b'x')\n"
+                    "with socket.create_server(('127.0.0.1', 0)) as s:\n"
+                    "    socket.create_connection(s.getsockname()).close()\n"
+                    "with multiprocessing.Pool(2) as pool: print(pool.map(abs, [-1, -2]))"
+                )
+                assert works == [1, 2]
+
+
+async def test_one_file_is_shown_when_it_is_mounted_by_name(way: str, project: Project) -> None:
+    flags = ("--mount", str(project.root), "--mount", str(project.root / ".env"))
+    async with opened(way, *flags) as notebook:
+        found = await notebook.run(reading(project))
+        assert found[".env"] == SECRET
+        del found[".env"]
+        assert SECRET not in json.dumps({**found, "hard": ""})
+
+
+async def test_file_tools_see_the_same_covers(way: str, project: Project) -> None:
+    with closing(project.listener("before")):
+        async with opened(way, "--mount", str(project.root)) as notebook:
+            agent, root = notebook.agent, str(project.root)
+            read = await agent.call("read_file", path=f"{root}/data.csv")
+            assert "1,2" in read.text
+            listed = await agent.call("list_files", path=root)
+            assert f"{root}/data.csv" in json.dumps(listed.data)
+            assert "read-only" in await agent.refused(
+                "write_file", path=f"{root}/new.txt", content="x"
+            )
+            for name in (
+                *(".env", "hard", "real", "sub/.env.local", ".ssh/id", ".ssh", ".git/config"),
+                *("before", "pipe", "sub/../.env", "out/shadow", "out/passwd"),
+            ):
+                assert SECRET not in await agent.refused("read_file", path=f"{root}/{name}")
+            assert "outside the workspace" in await agent.refused(
+                "read_file", path=f"{root}/../../etc/passwd"
+            )
+            project.write("sub/.env.new", SECRET)
+            assert "covered" in await agent.refused("read_file", path=f"{root}/sub/.env.new")
+
+
+@pytest.mark.parametrize(
+    ("mount", "reason"),
+    [
+        ("/", "no folder of one project"),
+        ("/etc", "belongs to the system"),
+        ("/usr/share", "belongs to the system"),
+        ("/proc", "belongs to the system"),
+        ("/root", "project"),
+        ("/no/such/folder", "no such folder"),
+        ("/srv:/proc/x", "place of the sandbox"),
+        ("/srv:/workspace/x", "place of the sandbox"),
+        ("/srv:relative", "absolute path"),
+    ],
+)
+async def test_places_that_belong_to_others_are_refused(mount: str, reason: str) -> None:
+    wanted = command("--mount", mount)
+    done = await anyio.run_process(
+        [wanted.command, *wanted.args], env=wanted.env, cwd=wanted.cwd, check=False, input=b""
+    )
+    said = done.stderr.decode()
+    assert done.returncode != 0
+    assert re.search(reason, said), said
+    assert "Traceback" not in said

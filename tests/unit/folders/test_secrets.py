@@ -1,0 +1,131 @@
+"""What a walk through a mounted folder covers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.folders import secrets
+from kernel_mcp.folders.secrets import FILE, FOLDER, Walk
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def make(folder: Path, *names: str, text: str = "x") -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def covered(found: dict[tuple[str, ...], str]) -> dict[str, str]:
+    return {"/".join(path): kind for path, kind in found.items()}
+
+
+def test_known_names_are_covered_at_any_depth(tmp_path: Path, root: int) -> None:
+    make(tmp_path, ".env", "a/.env.local", "a/b/.ssh/id", ".config/gcloud/x", "a/.netrc")
+    make(tmp_path, ".config/other/x", "env", "a/environment.yml", "a/b/ssh")
+    assert covered(Walk(root).all().covers) == {
+        ".env": FILE,
+        "a/.env.local": FILE,
+        "a/.netrc": FILE,
+        "a/b/.ssh": FOLDER,
+        ".config/gcloud": FOLDER,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("url = https://me:pass@host/x", True),
+        ("url = https://token@host/x", True),
+        ("extraheader = AUTHORIZATION: basic abc", True),
+        ("url = ssh://git@host/x", False),
+        ("url = git@host:x", False),
+        ("[core]\n\tbare = false", False),
+    ],
+)
+def test_a_configuration_is_covered_when_it_holds_credentials(
+    tmp_path: Path, root: int, text: str, wanted: bool
+) -> None:
+    make(tmp_path, ".git/config", ".git/modules/m/config", "config", text=text)
+    names = {".git/config", ".git/modules/m/config"} if wanted else set()
+    assert set(Walk(root).all().covers) == {tuple(name.split("/")) for name in names}
+
+
+def test_doors_are_covered(tmp_path: Path, root: int) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with closing(socket.socket(socket.AF_UNIX)) as one:
+        one.bind(str(tmp_path / "s"))
+        assert covered(Walk(root).all().covers) == {"pipe": FILE, "s": FILE}
+
+
+def test_other_names_of_a_secret_are_covered(tmp_path: Path, root: int) -> None:
+    make(tmp_path, ".env", "sub/real", "sub/plain")
+    (tmp_path / "sub" / "hard").hardlink_to(tmp_path / ".env")
+    (tmp_path / ".env.link").symlink_to("sub/real")
+    (tmp_path / ".env.out").symlink_to("/etc/passwd")
+    (tmp_path / ".env.gone").symlink_to("nothing")
+    assert covered(Walk(root).all().covers) == {".env": FILE, "sub/hard": FILE, "sub/real": FILE}
+
+
+def test_a_covered_folder_keeps_its_cover_under_another_name(tmp_path: Path, root: int) -> None:
+    make(tmp_path, ".ssh/id", ".env")
+    walk = Walk(root)
+    walk.all()
+    (tmp_path / ".ssh").rename(tmp_path / "keys")
+    (tmp_path / ".env").rename(tmp_path / "plain")
+    assert walk.one(("keys",)) == [("keys",)]
+    assert walk.one(("plain",)) == [("plain",)]
+    assert walk.found.covers[("keys",)] == FOLDER
+
+
+def test_what_is_new_is_looked_through(tmp_path: Path, root: int) -> None:
+    walk = Walk(root)
+    walk.all()
+    make(tmp_path, "new/deep/.env", "new/plain")
+    assert walk.one(("new",)) == [("new", "deep", ".env")]
+    assert walk.one(("new", "plain")) == []
+    assert walk.one(("gone",)) == []
+
+
+def test_other_mounts_in_a_folder_are_left_to_themselves(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "inner/.env", ".env")
+    found = Walk(root, inner=[("inner",), (".env",)]).all()
+    assert found.covers == {}
+
+
+def test_the_server_may_have_more_covered(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "plain", "log/x")
+    own: dict[tuple[str, ...], str] = {("plain",): FILE, ("log",): FOLDER}
+    assert Walk(root, own=own).all().covers == own
+
+
+def test_too_many_secrets_are_an_error_and_those_gone_do_not_count(
+    tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "MOST_COVERS", 2)
+    walk = Walk(root)
+    for number in range(5):
+        make(tmp_path, f".env.{number}")
+        assert walk.one((f".env.{number}",))
+        (tmp_path / f".env.{number}").unlink()
+    make(tmp_path, ".env.a", ".env.b", ".env.c")
+    with pytest.raises(secrets.TooManySecrets):
+        Walk(root).all()
+
+
+def test_links_are_never_followed_by_the_walk(tmp_path: Path, root: int) -> None:
+    (tmp_path / "loop").symlink_to(".")
+    (tmp_path / "out").symlink_to("/")
+    assert Walk(root).all().folders == 1
