@@ -57,7 +57,7 @@ def idle_duration(given: object) -> float:
 
 
 LEAST_BARE_BYTES = MIB
-"""Below it a number without a unit lacks one."""
+"""Below it a number of bytes lacks its unit."""
 LEAST_MEMORY = 16 * MIB
 
 
@@ -68,11 +68,11 @@ def size(given: object) -> int:
     match = _SIZE.fullmatch(given.strip().lower()) if isinstance(given, str) else None
     if match is None:
         raise ValueError("expected a size such as 512M or 2G (0 for no limit)")
-    found = int(float(match[1]) * _UNITS_BYTES[match[2]])
-    if not match[2] and 0 < found < LEAST_BARE_BYTES:
-        meant = f"{match[1]}G" if found < 64 else f"{match[1]}M"
-        raise ValueError(f"{found} without a unit is {found} bytes; write {meant} if you mean that")
-    return found
+    number = float(match[1])
+    if match[2] in ("", "b") and 0 < number < LEAST_BARE_BYTES:
+        meant = f"{match[1]}{'G' if number < 64 else 'M'}"
+        raise ValueError(f"that is {match[1]} bytes; write {meant} if you mean that")
+    return int(number * _UNITS_BYTES[match[2]])
 
 
 def memory(given: object) -> int:

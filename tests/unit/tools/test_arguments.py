@@ -44,7 +44,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("reset", {"files": "maybe"}, "`files` has to be true or false, not the string 'maybe'."),
     ("execute", {"code": "1", "timeout": 4000}, "Ask for at most 3600 s (--max-timeout)"),
     ("create_session", {"memory": "2X"}, "`memory` is the string '2X': expected a size such as"),
-    ("create_session", {"memory": 2}, "2 without a unit is 2 bytes; write 2G if you mean that."),
+    ("create_session", {"memory": 2}, "`memory` is the number 2: that is 2 bytes; write 2G if"),
     ("create_session", {"memory": "3G"}, "memory: 3 GiB is more than the operator permits."),
     ("run_script", {"script": "1", "cpu": "0"}, "expected processors such as 1.5, or a time"),
     ("run_script", {"script": "1", "cpu": 3}, "Ask for at most 2 (--cpus), or leave it out."),
