@@ -327,5 +327,6 @@ async def narrate(cell: Cell, report: ProgressCallback, clock: Callable[[], floa
 def _sign_of_life(cell: Cell, now: float, since: float) -> str:
     if cell.started is None:
         return f"cell {cell.number}: queued for {now - since:.0f} s"
-    doing = "running" if cell.listens else "waiting for its kernel"
+    before = "installing" if cell.phase is Phase.INSTALL else "waiting for its kernel"
+    doing = "running" if cell.listens else before
     return f"cell {cell.number}: {doing} for {now - cell.started:.0f} s"

@@ -132,9 +132,11 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
             )
         case Status.RUNNING if not cell.listens:
             step = f" ({cell.steps[-1]})" if cell.steps else ""
+            installs = cell.phase is Phase.INSTALL
+            doing = "its packages are being installed" if installs else "kernels are being prepared"
             return (
-                f"running: kernels are being prepared{step}; cell {cell.number} begins then. Call "
-                "wait to follow, interrupt to give it up"
+                f"running: {doing}{step}; cell {cell.number} begins then. Call wait to follow, "
+                "interrupt to give it up"
             )
         case Status.RUNNING:
             return (

@@ -41,21 +41,22 @@ def is_harmless(name: str, line: str = "") -> bool:
 
 INSTALLERS = ("pip", "uv", "conda", "mamba", "micromamba")
 """Magics that start a program of the same name."""
-_INSTALLATION = re.compile(
+_CHANGE = re.compile(
     r"(?:^|[;&|(]|\bsudo\s|\btime\s)\s*(?:\S*python[\d.]*[\"']?\s+-m\s+)?(?:[\w./]*/)?"
-    r"(?:pip[\d.]*|uv|conda|mamba|micromamba)\s[^;&|]*?(?<!\S)(?:install|add)(?!\S)"
+    r"(?:(?:uv\s+)?pip[\d.]*\s+(?:-\S+\s+)*(?!(?:list|freeze|show|-\S+)(?!\S))"
+    r"|(?:uv|(?:micro)?mamba|conda)\s+(?:-\S+\s+)*(?!pip(?!\S)|list(?!\S)|-))\w"
 )
 
 
 class InstallationError(RuntimeError):
-    """Running code has tried to install packages."""
+    """Running code has tried to add or remove packages."""
 
     __module__ = "builtins"
 
 
 def refuse_installation(command: str) -> None:
-    """Raise InstallationError for a shell command that installs packages."""
-    if _INSTALLATION.search(command):
+    """Raise InstallationError for a shell command that adds or removes packages."""
+    if _CHANGE.search(command):
         raise InstallationError(ADVICE)
 
 

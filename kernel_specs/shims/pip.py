@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 
 ADVICE = (
-    "Running code cannot install packages: call the tool `install` with their names, or write "
+    "Running code cannot add or remove packages: call the tool `install` with names, or write "
     "`%pip install NAME` as a line of its own, not indented, in a cell."
 )
 FIELDS = ("Name", "Version", "Summary", "Home-page", "Author", "License")

@@ -124,6 +124,7 @@ async def test_a_cell_that_installs_can_be_stopped_while_others_wait() -> None:
                 await notebook.run("x = 41")
                 answer = await notebook.run("x = 0\n%pip install rich", wait=0)
                 assert answer.status == "running"
+                assert "its packages are being installed" in answer.text
                 queued = await notebook.run("x += 1", wait=0)
                 assert queued.status == "queued"
                 await anyio.wait_readable(silent_index)

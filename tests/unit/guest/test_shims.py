@@ -56,6 +56,9 @@ def test_packages_are_listed_and_shown_as_pip_does() -> None:
         "cd x; uv add polars",
         "true && sudo pip3 install polars",
         "conda install -y polars",
+        "pip uninstall -y polars",
+        "python -m pip --quiet download polars",
+        "uv sync",
     ],
 )
 def test_a_shell_command_that_installs_is_an_error(command: str) -> None:
@@ -64,7 +67,19 @@ def test_a_shell_command_that_installs_is_an_error(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["pip list", "echo pip install x", "grep 'pip install' notes", "pip show install-x"]
+    "command",
+    [
+        "pip list",
+        "pip freeze | grep polars",
+        "python -m pip show install-x",
+        "uv pip -q list",
+        "conda list",
+        "pip --version",
+        "echo pip install x",
+        "grep 'pip install' notes",
+        "which pip",
+        "pip-audit x",
+    ],
 )
 def test_any_other_command_is_not(command: str) -> None:
     refuse_installation(command)
