@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors are one line on stderr. Exit codes: 0, 1 failed, 2 wrong usage."""
     plain_signals()
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     command = _COMMANDS.get(words[0]) if words else None
     try:
         if command is not None:

@@ -22,7 +22,7 @@ AT_OWN_RISK = "`--sandbox none` runs kernels without any confinement, at your ow
 
 _MARKS = {"podman": Path("/run/.containerenv"), "docker": Path("/.dockerenv")}
 _OPTIONS = {
-    "podman": "--user 1000 --security-opt unmask=ALL",
+    "podman": "--user 1000 --security-opt seccomp=unconfined --security-opt unmask=ALL",
     "docker": "--user 1000 --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
     "--security-opt systempaths=unconfined",
 }

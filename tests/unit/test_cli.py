@@ -89,6 +89,11 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == f"kernel-mcp {__version__}\n"
 
 
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["help", "env"]) == 0
+    assert capsys.readouterr().out.startswith("usage: kernel-mcp env list|build|prune")
+
+
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_help_and_version_leave_the_heavy_libraries_alone(flag: str) -> None:
     code = (

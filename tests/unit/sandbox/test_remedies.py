@@ -44,7 +44,7 @@ NO_NAMESPACE = "bwrap: Creating new namespace failed: Operation not permitted"
 @pytest.mark.parametrize(
     ("engine", "options"),
     [
-        ("podman", "--user 1000 --security-opt unmask=ALL"),
+        ("podman", "--user 1000 --security-opt seccomp=unconfined --security-opt unmask=ALL"),
         ("docker", "--user 1000 --security-opt seccomp=unconfined"),
     ],
 )
