@@ -131,9 +131,9 @@ async def test_a_cell_that_installs_can_be_stopped_while_others_wait() -> None:
                 stopped = await notebook.call("interrupt")
                 assert stopped.status == "interrupted"
                 assert "no line of it was run" in stopped.text
-                assert (await notebook.run("x")).text == "42"
+                assert (await notebook.run("x")).text.startswith("42")
                 await cancelled(notebook, silent_index)
-                assert (await notebook.run("x")).text == "42"
+                assert (await notebook.run("x")).text.startswith("42")
 
 
 async def cancelled(notebook: Agent, index: socket.socket) -> None:
