@@ -126,7 +126,7 @@ def register(box: Toolbox, services: Services) -> None:
             await found.follow(chosen, wait, progress_of(ctx))
             since = Position() if chosen.told else chosen.reported
             result = await told(found, chosen, caller.reply, since=since)
-        if chosen.number != len(found.cells):
+        if not cell and chosen.number != len(found.cells):
             result.content.insert(0, said(_earlier(found, chosen)))
         return result
 

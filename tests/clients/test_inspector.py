@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,33 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import lacking
+from tests.clients.node import installed
 
 pytestmark = pytest.mark.full
 
-PACKAGES = ("node@22", "@modelcontextprotocol/inspector@2.12.0")
-"""The inspector takes Node 22 or newer, which comes as a package too."""
+PACKAGE = "@modelcontextprotocol/inspector@2.12.0"
 ERAS = ((), ("--protocol-era", "modern"))
 
 
 @pytest.fixture(scope="module")
 def inspector(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command of the inspector, installed for this run."""
-    npm = shutil.which("npm")
-    if npm is None:
-        lacking("node", "needs npm")
-    folder = tmp_path_factory.mktemp("inspector")
-    (folder / "package.json").write_text("{}")
-    done = subprocess.run(
-        [npm, "install", "--silent", *PACKAGES],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lacking("node", f"npm cannot install the inspector: {done.stderr[-300:]}")
-    programs = folder / "node_modules" / ".bin"
+    programs = installed(tmp_path_factory.mktemp("inspector"), PACKAGE)
     return [str(programs / "node"), str(programs / "mcp-inspector"), "--cli"]
 
 

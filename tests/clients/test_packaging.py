@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,32 +10,19 @@ import pytest
 import uv
 
 from kernel_mcp import __version__
-from tests.conftest import lacking
+from tests.clients.node import installed
 
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("node@22", "@anthropic-ai/claude-code", "@anthropic-ai/mcpb")
+PACKAGES = ("@anthropic-ai/claude-code", "@anthropic-ai/mcpb")
 
 
 @pytest.fixture(scope="module")
 def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment with the validators on its PATH, installed for this run."""
-    npm = shutil.which("npm")
-    if npm is None:
-        lacking("node", "needs npm")
     folder = tmp_path_factory.mktemp("validators")
-    (folder / "package.json").write_text("{}")
-    done = subprocess.run(
-        [npm, "install", "--silent", *PACKAGES],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lacking("node", f"npm cannot install the validators: {done.stderr[-300:]}")
-    programs = folder / "node_modules" / ".bin"
+    programs = installed(folder, *PACKAGES)
     return {**os.environ, "HOME": str(folder), "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
