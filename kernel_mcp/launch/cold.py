@@ -145,7 +145,7 @@ class LocalLauncher:
         layers = request.layers if paths.layers else ()
         unmoved = () if paths.layers else request.layers
         try:
-            _furnish(folder, request, connection, paths, identity, inherited, folders)
+            _write_boot_files(folder, request, connection, paths, identity, inherited, folders)
             command = self._sandbox.command(
                 SandboxRequest(
                     argv=rundir.argv(request, paths),
@@ -167,7 +167,7 @@ class LocalLauncher:
         return ConfinedProcess(Spawned(limits.command(command)), limits.explain)
 
 
-def _furnish(
+def _write_boot_files(
     folder: Path,
     request: LaunchRequest,
     connection: ConnectionInfo,

@@ -125,3 +125,24 @@ def test_the_paper_on_the_architecture_names_every_room_and_no_other_file() -> N
     places = [ROOT, ROOT / "kernel_mcp", ROOT / "kernel_specs", ROOT / "kernel_specs/restricted"]
     for name in re.findall(r"`([a-z_]+/[a-z_]+)`", paper):
         assert any((place / f"{name}{end}").exists() for place in places for end in ("", ".py"))
+
+
+def rows(text: str) -> dict[str, str]:
+    """What docs/architecture.md says of each room."""
+    found = {}
+    for names, words in re.findall(r"^\| (`[^|]+`) \| (.*) \|$", text, re.MULTILINE):
+        for name in re.findall(r"`([^`]+)`", names):
+            found[name.rstrip("/")] = words
+    return found
+
+
+def test_the_map_names_every_file() -> None:
+    told = rows((ROOT / "docs/architecture.md").read_text())
+    for module in sources():
+        _, *path = module.split(".")
+        count = len(path)
+        while count and "/".join(path[:count]) not in told:
+            count -= 1
+        room = told["/".join(path[:count])] if count else ""
+        unnamed = [part for part in path[count:] if not re.search(rf"`{part}/?`", room)]
+        assert unnamed in ([], ["__main__"]), f"docs/architecture.md does not name {module}"

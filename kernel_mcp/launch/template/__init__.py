@@ -201,7 +201,9 @@ class TemplateLauncher:
             paths = self._sandbox.guest_paths(request.workspace, folder)
             if identity is not None:
                 await hand_over(request.workspace, identity)
-            _furnish(folder, request, connection, paths, identity, sealed=bool(self._doors))
+            _write_boot_files(
+                folder, request, connection, paths, identity, sealed=bool(self._doors)
+            )
             limits = self._resources.open(
                 request.limits, request.workspace, folder, request.session
             )
@@ -325,7 +327,7 @@ class TemplateLauncher:
             )
 
 
-def _furnish(
+def _write_boot_files(
     folder: Path,
     request: LaunchRequest,
     connection: ConnectionInfo,
