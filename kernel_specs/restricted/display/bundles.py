@@ -202,14 +202,11 @@ def _of_bokeh(model: Any) -> dict[str, Any]:
     return {"text/plain": texts.of_bokeh(model), "text/html": page}
 
 
-def _of_folium(view: Any) -> dict[str, Any]:
-    return {"text/plain": texts.of_folium(view)}
-
-
 _MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "altair": _of_altair,
     "bokeh": _of_bokeh,
-    "folium": _of_folium,
+    "folium": lambda view: {"text/plain": texts.of_folium(view)},
+    "networkx": lambda graph: {"text/plain": str(graph)},
 }
 
 
