@@ -166,6 +166,7 @@ READ_CHARS = 64 * KIB
 """Text of one display that is considered; its middle is counted."""
 _UNLINKED = ("text/plain", "text/markdown", "application/vnd.jupyter.widget-view+json")
 """What is shown as it is, and what means nothing outside the session."""
+_UNSAID = re.compile(r"<(?:script|iframe|img|svg|canvas|object|embed|video|audio)\b", re.I)
 _OBJECT = re.compile(r"<[^\n]*>")
 
 
@@ -279,12 +280,12 @@ def _lay_out_display(layout: Layout, item: DisplayItem, cell: int, uri: str) -> 
 
 
 def _is_said(part: Part, text: Cut, plain: Part | None) -> bool:
-    """Whether the shown `text` says all of a part: its own, or that of HTML without programs."""
+    """Whether the shown `text` says all of a part: its own, or that of HTML with words alone."""
     if text.omitted or part.size > READ_CHARS or is_binary(part.mime):
         return False
     own = part.read()
     if part.mime == "text/html" and plain is not None:
-        return clean(plain.read()) == text.head and "<script" not in own
+        return clean(plain.read()) == text.head and _UNSAID.search(own) is None
     return clean(own) == text.head
 
 

@@ -61,7 +61,7 @@ CELLS = (
     Seen("import graphviz\ng = graphviz.Digraph()\ng.edge('a', 'b')\ng", "a -> b"),
     Seen("df.style.format('{:.2f}')", "0 | 1.00 | 3.00", links=("text/html",)),
     Seen("from IPython.display import HTML\nHTML(df.to_html())", "0 | 1 | 3"),
-    Seen("pd.DataFrame({f'column_{n}': [n] for n in range(12)})", "11", links=("text/html",)),
+    Seen("pd.DataFrame({f'column_{n}': [n] for n in range(12)})", "11"),
     Seen("import polars as pl\npl.DataFrame({f'c{n}': [n] for n in range(20)})", "┆ c19 │"),
     Seen("pl.DataFrame({'a': [1], 'b': [2]}).plot.point(x='a', y='b')", "point", 1, (VEGALITE,)),
     Seen("import pyarrow as pa\npa.table({'a': [1, 2]})", "a: [[1,2]]"),

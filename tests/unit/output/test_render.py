@@ -174,6 +174,7 @@ async def test_pictures_stop_when_time_is_up(
             "a",
             "text/html",
         ),
+        ({"text/plain": "a map", "text/html": "<iframe srcdoc='x'>"}, "a map", "text/html"),
         ({"text/html": "<p>Words <b>only</b></p>"}, "Words only", "text/html"),
         ({"image/svg+xml": "<svg/>", "text/plain": "<Figure>"}, "<Figure>", "image/svg+xml"),
         ({"text/latex": "$x$", "text/plain": "x"}, "x", "text/latex"),
