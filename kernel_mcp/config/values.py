@@ -68,7 +68,8 @@ def size(given: object) -> int:
     match = _SIZE.fullmatch(given.strip().lower()) if isinstance(given, str) else None
     if match is None:
         raise ValueError("expected a size such as 512M or 2G (0 for no limit)")
-    number = float(match[1])
+    if not math.isfinite(number := float(match[1])):
+        raise ValueError("the number is too large")
     if match[2] in ("", "b") and 0 < number < LEAST_BARE_BYTES:
         meant = f"{match[1]}{'G' if number < 64 else 'M'}"
         raise ValueError(f"that is {match[1]} bytes; write {meant} if you mean that")
@@ -95,7 +96,7 @@ def count(given: object) -> int:
 def number(given: object) -> float:
     """A number, zero or more."""
     if isinstance(given, (int, float)) and not isinstance(given, bool):
-        if math.isfinite(given) and given >= 0:
+        if math.isfinite(_float(given)) and given >= 0:
             return float(given)
     elif isinstance(given, str) and re.fullmatch(r"\d{1,6}(\.\d{1,6})?", given.strip()):
         return float(given)
@@ -315,9 +316,16 @@ def split_names(text: str) -> list[str]:
     return names
 
 
+def _float(given: float) -> float:
+    try:
+        return float(given)
+    except OverflowError:
+        return math.inf
+
+
 def _seconds(given: object) -> float:
     if isinstance(given, (int, float)) and not isinstance(given, bool):
-        if math.isfinite(given) and given >= 0:
+        if math.isfinite(_float(given)) and given >= 0:
             return float(given)
     elif isinstance(given, str):
         match = _DURATION.fullmatch(given.strip().lower())

@@ -33,12 +33,9 @@ class CheckedTool(Tool):
     """A tool that takes the arguments of its schema and no others."""
 
     def model_post_init(self, context: Any, /) -> None:
-        """Forbid other arguments, and take the titles out of both schemas."""
+        """Take the titles out of both schemas, and say that there are no other arguments."""
         super().model_post_init(context)
-        model = self.fn_metadata.arg_model
-        model.model_config["extra"] = "forbid"
-        model.model_rebuild(force=True)
-        self.parameters = plain_schema(model.model_json_schema(by_alias=True))
+        self.parameters = {**plain_schema(self.parameters), "additionalProperties": False}
         if (output := self.fn_metadata.output_schema) is not None:
             self.fn_metadata.output_schema = plain_schema(output)
 
@@ -46,15 +43,21 @@ class CheckedTool(Tool):
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> Any:
         """The result of the tool; arguments that cannot be used are an answer in words."""
+        unknown = [name for name in arguments if name not in self.parameters["properties"]]
+        errors: list[ErrorDetails] = []
         try:
-            return await super().run(arguments, context, convert_result)
+            if not unknown:
+                return await super().run(arguments, context, convert_result)
+            self.fn_metadata.validate_arguments(arguments)
         except UnexpectedToolError:
             raise
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
         except ToolError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
-            found = error.__cause__.errors(include_url=False)
-            return refusal(InputError(complaint(self.name, self.parameters, found)))
+            errors = error.__cause__.errors(include_url=False)
+        return refusal(InputError(complaint(self.name, self.parameters, unknown, errors)))
 
 
 def no_such_tool(name: str, known: Sequence[str]) -> InputError:
@@ -93,11 +96,12 @@ def _folded(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def complaint(tool: str, schema: Mapping[str, Any], errors: Sequence[ErrorDetails]) -> str:
+def complaint(
+    tool: str, schema: Mapping[str, Any], unknown: Sequence[str], errors: Sequence[ErrorDetails]
+) -> str:
     """What was wrong with the arguments of a call, a line for each, and that it did nothing."""
     takes: Mapping[str, Any] = schema["properties"]
     missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
-    unknown = [name for error in errors if (name := str(error["loc"][0])) not in takes]
     told = []
     for name in unknown:
         meant = nearest(name, takes) or next(iter(missing), "")
@@ -106,11 +110,7 @@ def complaint(tool: str, schema: Mapping[str, Any], errors: Sequence[ErrorDetail
         hint = f"; did you mean `{meant}` ({takes[meant]['description']})?" if meant else "."
         told.append(f"{tool} has no argument `{_cut(name)}`{hint}")
     told += [f"{tool} needs `{name}`: {takes[name]['description']}." for name in missing]
-    wrong = {
-        _place(error["loc"]): error
-        for error in errors
-        if error["type"] != "missing" and error["loc"][0] in takes
-    }
+    wrong = {_place(error["loc"]): error for error in errors if error["type"] != "missing"}
     told += [_fault(place, schema, error) for place, error in wrong.items()]
     if unknown:
         told.append(f"It takes {', '.join(takes) or 'none'}.")
