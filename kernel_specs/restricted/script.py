@@ -28,7 +28,6 @@ class Script:
         self._file = file
         self._exits = _ExitCalls(shell._cell_name)
         self._threads: frozenset[threading.Thread] = frozenset()
-        self._show = shell.showtraceback
         self._begun = False
 
     def expect(self) -> None:
@@ -44,7 +43,6 @@ class Script:
         self._shell.user_ns.update(
             __file__=str(self._file), __doc__=_docstring(cell.raw_cell), exit=_leave, quit=_leave
         )
-        self._shell.showtraceback = self._show_unless_ended
         self._threads = frozenset(threading.enumerate())
         self._exits.record()
 
@@ -55,8 +53,6 @@ class Script:
         if not self._begun:
             return
         try:
-            if _is_success(result.error_in_exec):
-                result.error_in_exec = None
             if not isinstance(result.error_in_exec, KeyboardInterrupt):
                 for call in reversed(getattr(threading, "_threading_atexits", ())):
                     self._exits.call(call)  # executors end their idle threads
@@ -67,13 +63,7 @@ class Script:
             self._shell.showtraceback()
         finally:
             self._exits.restore()
-            self._shell.showtraceback = self._show
             sys.argv = [""]
-
-    def _show_unless_ended(self, *args: Any, **options: Any) -> None:
-        """Publish the current exception, except `sys.exit(0)`."""
-        if not _is_success(sys.exc_info()[1]):
-            self._show(*args, **options)
 
 
 class _ExitCalls:
@@ -133,13 +123,6 @@ class _ExitCalls:
 
 def _leave(code: object = None) -> NoReturn:
     raise SystemExit(code)
-
-
-def _is_success(error: BaseException | None) -> bool:
-    """Whether this exception ends a program with exit code 0."""
-    if not isinstance(error, SystemExit):
-        return False
-    return error.code is None or (isinstance(error.code, int) and error.code == 0)
 
 
 def _wait_for_threads(before: Iterable[threading.Thread]) -> None:

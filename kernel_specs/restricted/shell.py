@@ -147,6 +147,8 @@ class Shell(ZMQInteractiveShell):
             coroutine.close()
             result = self._failed(error, code, silent=silent, store_history=store_history)
         finally:
+            if result is not None and tracebacks.is_success(result.error_in_exec):
+                result.error_in_exec = None  # as for a program: `unittest.main()`, `sys.exit(0)`
             self.events.trigger("post_execute")
             if not silent:
                 self.events.trigger("post_run_cell", result)
@@ -179,6 +181,8 @@ class Shell(ZMQInteractiveShell):
         """Publish the exception plainly; IPython's own form costs 5 ms and 20 modules."""
         if exc_tuple is None and sys.exc_info()[0] is not None:
             exc_tuple = sys.exc_info()
+        if exc_tuple is not None and tracebacks.is_success(exc_tuple[1]):
+            return
         arguments = exc_tuple, filename, tb_offset, exception_only, running_compiled_code
         try:
             self._show_exception(*arguments)

@@ -51,6 +51,13 @@ def exception_only(kind: type[BaseException], value: BaseException) -> list[str]
     return [shorten("".join(traceback.format_exception_only(kind, value)).rstrip("\n"))]
 
 
+def is_success(error: BaseException | None) -> bool:
+    """Whether this exception ends a program with exit code 0."""
+    if not isinstance(error, SystemExit):
+        return False
+    return error.code is None or (isinstance(error.code, int) and error.code == 0)
+
+
 def safe_str(value: object) -> str:
     """The text of an exception; user code decides what `str` does."""
     try:

@@ -206,6 +206,10 @@ def test_every_kind_of_error_is_reported_and_survived(
 
 def test_leaving_by_system_exit_is_an_error_without_advice(kernel: GuestKernel) -> None:
     assert kernel.run("import sys\nsys.exit(2)").outputs() == ["error:SystemExit"]
+    for code in ("import sys\nsys.exit()", "sys.exit(0)", "import unittest\nunittest.main()"):
+        outcome = kernel.run(code)
+        assert outcome.reply["status"] == "ok", code
+        assert not any(text.startswith("error") for text in outcome.outputs()), code
 
 
 def test_exit_and_quit_end_the_cell_and_keep_the_kernel(kernel: GuestKernel) -> None:

@@ -28,16 +28,6 @@ def test_names_inside_python_exist(owner: object, names: tuple[str, ...]) -> Non
     assert [name for name in names if not hasattr(owner, name)] == []
 
 
-@pytest.mark.parametrize("code", [None, 0, False])
-def test_these_codes_are_success(code: object) -> None:
-    assert script._is_success(SystemExit(code))
-
-
-@pytest.mark.parametrize("error", [None, ValueError(), SystemExit(1), SystemExit("0")])
-def test_all_else_is_not(error: BaseException | None) -> None:
-    assert not script._is_success(error)
-
-
 def test_only_what_is_registered_meanwhile_is_called_last_one_first(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -94,3 +94,13 @@ def test_an_exception_that_cannot_be_shown_is_named() -> None:
 
     assert "BrokenError" in tracebacks.safe_str(BrokenError())
     assert "BrokenError" in tracebacks.exception_only(BrokenError, BrokenError())[0]
+
+
+@pytest.mark.parametrize("code", [None, 0, False])
+def test_these_exit_codes_are_success(code: object) -> None:
+    assert tracebacks.is_success(SystemExit(code))
+
+
+@pytest.mark.parametrize("error", [None, ValueError(), SystemExit(1), SystemExit("0")])
+def test_all_else_is_none(error: BaseException | None) -> None:
+    assert not tracebacks.is_success(error)
