@@ -1,4 +1,4 @@
-"""From an exception to the next step: modules that code asked for and that are not there."""
+"""From an exception to the next step: what code wanted and is not there."""
 
 from __future__ import annotations
 
@@ -38,27 +38,46 @@ _CHARS = 32 * 1024
 _NOT_FOUND = re.compile(r"No module named '([A-Za-z_][\w.]*)'", re.ASCII)
 _NOT_ALLOWED = re.compile(r"NotAllowedError: import of '([A-Za-z_][\w.]*)'", re.ASCII)
 _TOLD = re.compile(
-    r"\b(?:(?:pip|conda) install (?:-\S+ )*['\"`]?|requires '|dependency ')"
+    r"(?:\b(?:pip|conda)\b[^\n]{0,60}?\binstall (?:-\S+ )*(?:the )?['\"`]?"
+    r"|requires '|dependency '|accessor requires )"
     r"([A-Za-z_][\w.-]*\w)(?![\w+/:]|\.\w)(?<!\.txt)",
     re.ASCII,
 )
 """How libraries name what they lack."""
+_CHILD = "ModuleNotFoundError: No module named '"
+"""What a program that a cell started says of it."""
+_READ_ONLY = re.compile(r"Read-only file system: '(/[^'\s]*)'")
 _NAME_CHARS = 100
+_INSTALLERS = ("pip", "conda", "uv")
 
 
-def missing_module(failure: Failure) -> str:
-    """The module or package whose want ended a cell, empty for none.
+def missing(failure: Failure) -> str:
+    """The module or package, or the path that cannot be written, for want of which a cell ended.
 
-    Also one behind another exception, as `ImportError: Missing optional dependency` of pandas.
+    Also a module behind another exception, as `ImportError: Missing optional dependency` of pandas.
+    Empty for none.
     """
     text = "\n".join(failure.traceback)[-_CHARS:] or f"{failure.name}: {failure.value}"[:_CHARS]
-    found = [*_NOT_FOUND.findall(text), *_NOT_ALLOWED.findall(text)]
-    found = found or _TOLD.findall(failure.value[:_CHARS])
+    if found := [*_NOT_FOUND.findall(text), *_NOT_ALLOWED.findall(text)]:
+        return str(found[-1])[:_NAME_CHARS]
+    told = _TOLD.search(failure.value[:_CHARS]) or _READ_ONLY.search(failure.value[:_CHARS])
+    return told[1][:_NAME_CHARS] if told else ""
+
+
+def missing_in_child(text: str) -> str:
+    """The module that a program missed whose words are in this text; empty for none."""
+    if _CHILD not in text:
+        return ""
+    found = _NOT_FOUND.findall(text[-_CHARS:])
     return str(found[-1])[:_NAME_CHARS] if found else ""
 
 
 def advice(missing: str, code: str, policy: Policy, python: str) -> str:
-    """What to do about a module that `code` wanted on this Python; empty where nothing helps."""
+    """What to do about what `code` missed on this Python; empty where nothing helps."""
+    if missing.startswith("/"):
+        return "Files can be written in the workspace, which is the current folder, and in /tmp."
+    if missing in _INSTALLERS:
+        return f"There is no {missing} in sessions: the tool `install` adds packages."
     wanted = _whole_name(missing, code)
     root = wanted.partition(".")[0]
     if root == missing and root in sys.stdlib_module_names | GONE.keys() | NEW.keys():

@@ -162,14 +162,14 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
                 f"killed: {_cause(cell)}. All variables, imports and definitions of this session "
                 f"are lost; {FILES_KEPT}. A fresh kernel {fresh}.{_lost(cell)}"
             )
-        case Status.ERROR:
+        case Status.ERROR | Status.OK:
             return next_step(session, cell)
         case _:
             return ""
 
 
 def next_step(session: Session, cell: Cell) -> str:
-    """How to get the module for want of which `cell` failed; empty for any other failure."""
+    """How to get what `cell`, or a program that it started, was missing; empty for nothing."""
     kernel = session.kernel
     if not cell.missing or kernel is None:
         return ""

@@ -6,7 +6,7 @@ import pytest
 
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy
-from kernel_mcp.policy.missing import advice, missing_module
+from kernel_mcp.policy.missing import advice, missing, missing_in_child
 
 
 def failure(name: str, *parts: str) -> Failure:
@@ -17,7 +17,7 @@ NOT_FOUND = "ModuleNotFoundError: No module named 'seaborn'"
 
 
 @pytest.mark.parametrize(
-    ("found", "missing"),
+    ("found", "name"),
     [
         (failure("ModuleNotFoundError", "Traceback", NOT_FOUND), "seaborn"),
         (Failure("ModuleNotFoundError", "No module named 'seaborn'", ()), "seaborn"),
@@ -41,23 +41,34 @@ NOT_FOUND = "ModuleNotFoundError: No module named 'seaborn'"
         (failure("ValueError", "x = 1  # pip install x", "ValueError: no"), ""),
         (failure("ValueError", "ValueError: pip install -r needs.txt"), ""),
         (failure("ValueError", "ValueError: pip install git+https://a.b/c"), ""),
+        (failure("AttributeError", "The '.style' accessor requires jinja2"), "jinja2"),
+        (
+            failure("ImportError", "Use pip, conda, or so to install the pyarrow package."),
+            "pyarrow",
+        ),
+        (failure("OSError", "OSError: [Errno 30] Read-only file system: '/mnt/data'"), "/mnt/data"),
         (failure("ImportError", "ImportError: cannot import name 'x' from 'y'"), ""),
         (failure("ZeroDivisionError", "ZeroDivisionError: division by zero"), ""),
         (failure("ModuleNotFoundError", "No module named '; rm -rf /'"), ""),
         (failure("ModuleNotFoundError", f"No module named '{'x' * 5000}'"), "x" * 100),
     ],
 )
-def test_an_exception_tells_what_was_missing(found: Failure, missing: str) -> None:
-    assert missing_module(found) == missing
+def test_an_exception_tells_what_was_missing(found: Failure, name: str) -> None:
+    assert missing(found) == name
+
+
+def test_a_child_process_tells_it_too() -> None:
+    assert missing_in_child(f"Traceback\n{NOT_FOUND}\n") == "seaborn"
+    assert missing_in_child("No module named 'seaborn'") == ""
 
 
 def get(module: str, *, once: bool) -> str:
     return f"get {module}{' once' * once}."
 
 
-def said(missing: str, code: str = "", *, python: str = "3.13.1", profile: str = "default") -> str:
+def said(name: str, code: str = "", *, python: str = "3.13.1", profile: str = "default") -> str:
     policy = Policy.for_allow([], profile, get).with_installed(["pandas", "PIL", "google.protobuf"])
-    return advice(missing, code or f"import {missing}", policy, python)
+    return advice(name, code or f"import {name}", policy, python)
 
 
 def test_a_package_comes_with_the_step_that_adds_it() -> None:
@@ -69,7 +80,7 @@ def test_a_package_comes_with_the_step_that_adds_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "code", "whole"),
+    ("name", "code", "whole"),
     [
         ("google", "from google.cloud import storage", "google.cloud.storage"),
         ("google.cloud", "import google.cloud.bigquery as bq", "google.cloud.bigquery"),
@@ -79,9 +90,9 @@ def test_a_package_comes_with_the_step_that_adds_it() -> None:
     ],
 )
 def test_the_code_tells_which_part_of_a_shared_name_it_wants(
-    missing: str, code: str, whole: str
+    name: str, code: str, whole: str
 ) -> None:
-    assert f"get {whole}." in said(missing, code)
+    assert f"get {whole}." in said(name, code)
 
 
 @pytest.mark.parametrize("name", ["pandas.nothing", "PIL", "json.nothing"])
@@ -97,6 +108,14 @@ def test_what_this_python_has_dropped_or_not_yet_is_found_in_another() -> None:
     assert said("winreg") == "winreg is not part of the Python that runs here."
     assert 'create_session(python="3.11")' in said("tomllib", python="3.10.2")
     assert 'create_session(python="3.14")' in said("compression", "from compression import zstd")
+
+
+def test_a_path_that_cannot_be_written_comes_with_those_that_can() -> None:
+    assert "the workspace, which is the current folder, and in /tmp" in said("/mnt/data", "x = 1")
+
+
+def test_who_wants_pip_is_told_of_install() -> None:
+    assert "the tool `install` adds packages" in said("pip")
 
 
 def test_the_guarded_profile_gives_the_step_beside_its_refusal() -> None:
