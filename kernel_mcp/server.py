@@ -225,7 +225,7 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
 def build_mcp(services: Services, post: Post) -> ResourceServer:
     """The MCP server with all tools and resources; `post` delivers its answers."""
     factory = services.factory
-    box = Toolbox(services.manager, post, lambda: factory.remarks)
+    box = Toolbox(services.manager, post)
     for group, topics in TOPICS.items():
         if group in services.settings.tools:
             for topic in topics:
@@ -235,6 +235,7 @@ def build_mcp(services: Services, post: Post) -> ResourceServer:
         manager=services.manager,
         tools=box.tools,
         files="files" in services.settings.tools,
+        remarks=lambda: factory.remarks,
         title="kernel-mcp",
         version=__version__,
         instructions=instructions(services.settings, services.report, list(factory.missing)),

@@ -220,15 +220,8 @@ def progress_of(ctx: AnyContext) -> ProgressCallback | None:
 class Toolbox:
     """Collects `tools` and finishes their answers; `post` tells which are delivered."""
 
-    def __init__(
-        self,
-        manager: SessionManager,
-        post: Post,
-        remarks: Callable[[], Sequence[str]] = tuple,
-    ) -> None:
-        """Every answer says what `remarks` gives."""
+    def __init__(self, manager: SessionManager, post: Post) -> None:
         self.tools: list[Tool] = []
-        self._remarks = remarks
         self._manager = manager
         self._post = post
         self._callers: dict[int, Caller] = {}
@@ -286,6 +279,6 @@ class Toolbox:
             finally:
                 del self._callers[id(ctx)]
             session = self._manager.find(caller, handle)
-            return finished(result, session, caller.reply, about=about, remarks=self._remarks())
+            return finished(result, session, caller.reply, about=about)
 
         return call

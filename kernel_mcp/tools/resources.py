@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -29,7 +29,7 @@ from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.tools.arguments import no_such_tool
-from kernel_mcp.tools.results import refusal
+from kernel_mcp.tools.results import refusal, with_remarks
 
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
@@ -129,9 +129,11 @@ class ResourceServer(MCPServer[Any]):
         manager: SessionManager,
         tools: Sequence[Tool],
         files: bool = True,
+        remarks: Callable[[], Sequence[str]] = tuple,
         **kwargs: Any,
     ) -> None:
-        """Without `files` cells are the only resources."""
+        """Without `files` cells are the only resources. Every answer of a tool has `remarks`."""
+        self._remarks = remarks
         state = RequestStateSecurity(codec=NoRequestState())
         super().__init__(*args, tools=list(tools), request_state_security=state, **kwargs)
         self._names = tuple(tool.name for tool in tools)
@@ -142,9 +144,12 @@ class ResourceServer(MCPServer[Any]):
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
         """The answer of a tool."""
-        if name not in self._names:
-            return refusal(no_such_tool(name, self._names))
-        return await super().call_tool(name, arguments, context)
+        answer: CallToolResult | InputRequiredResult = refusal(no_such_tool(name, self._names))
+        if name in self._names:
+            answer = await super().call_tool(name, arguments, context)
+        if isinstance(answer, CallToolResult):
+            answer = with_remarks(answer, self._remarks())
+        return answer
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
         """What can be read."""

@@ -211,14 +211,9 @@ def _made_anew(session: Session, cell: Cell) -> frozenset[str]:
 
 
 def finished(
-    result: BaseModel,
-    session: Session | None,
-    reply: Reply,
-    *,
-    about: bool = True,
-    remarks: Sequence[str] = (),
+    result: BaseModel, session: Session | None, reply: Reply, *, about: bool = True
 ) -> BaseModel:
-    """`result` with what session and server (`remarks`) have to tell, and everything else guarded.
+    """`result` with what the session has to tell, and everything else guarded.
 
     Where the result is not `about` that session its notices say whose they are.
     """
@@ -232,8 +227,6 @@ def finished(
         result = _guarded_model(result)
     if session is not None and pending:
         result = with_pending(result, session, pending, about=about)
-    if remarks:
-        result = _told(result, remarks)
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
 
 
@@ -246,6 +239,14 @@ def not_begun(error: KernelMcpError, phase: Phase) -> CallToolResult:
     result = refusal(error)
     result.meta = {CELL_KEY: {**outcome, **dict.fromkeys(STREAMS, "")}}
     return result
+
+
+def with_remarks(result: CallToolResult, remarks: Sequence[str]) -> CallToolResult:
+    """A whole answer with what the server has to tell of itself."""
+    if not remarks:
+        return result
+    result = _told(result, remarks)
+    return _short(result) if result.is_error else result
 
 
 def refusal(error: KernelMcpError) -> CallToolResult:

@@ -161,7 +161,11 @@ async def test_a_misspelt_package_takes_down_itself_and_every_answer_says_so(
         assert "'tabulate'" in first.text
         listed = await notebook.call("list_files")
         wrong = await notebook.call("wait", session="nobody")
-        for answer in (first, listed, wrong):
+        unknown = await notebook.call("execute", session_id="x", code="1")
+        no_tool = await notebook.call("exec")
+        every = await notebook.call("list_sessions")
+        assert "no package" in "".join(every.data["notices"])
+        for answer in (first, listed, wrong, unknown, no_tool, every):
             assert "no package 'tabulaet-no-such-package'" in "".join(notices(answer))
         info = (await notebook.call("info")).data
         assert (
