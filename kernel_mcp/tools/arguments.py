@@ -140,10 +140,11 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 
 def _inside(schema: Mapping[str, Any], path: Sequence[int | str]) -> Mapping[str, Any]:
-    """The schema of an item of a list; that of the whole where the path leads elsewhere."""
-    if path and isinstance(path[0], int) and "items" in schema:
-        return _inside(schema["items"], path[1:])
-    return schema
+    """The schema of an item of a list; that of the whole where the path leads to none."""
+    if not any(isinstance(step, int) for step in path):
+        return schema
+    lists = [each for each in schema.get("anyOf", [schema]) if "items" in each]
+    return lists[0]["items"] if lists else schema
 
 
 def _place(path: Sequence[int | str]) -> str:

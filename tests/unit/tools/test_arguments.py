@@ -64,6 +64,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"packages": ["a", None]},
         "`packages[1]` has to be a string, not null.",
     ),
+    ("install", {"packages": ["a", 1]}, "`packages[1]` has to be a string, not the number 1."),
+    ("install", {"packages": 1}, "has to be a list of strings or a string, not the number 1."),
     ("create_session", {"packages": {"a": 1}}, "has to be a list of strings, not an object."),
 ]
 
