@@ -38,16 +38,16 @@ class KnownNames:
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
-    def hear(self, news: object) -> None:
+    def apply(self, changes: object) -> None:
         """Apply the `names` of an execute reply: new and deleted ones."""
-        if not isinstance(news, list) or len(news) != 2:
+        if not isinstance(changes, list) or len(changes) != 2:
             return
-        for name in _texts(news[1]):
+        for name in _texts(changes[1]):
             if name in self._names:
                 del self._names[name]
             else:
                 self.more = max(0, self.more - 1)
-        self.add(_texts(news[0]))
+        self.add(_texts(changes[0]))
 
     def add(self, names: Iterable[str]) -> None:
         """Add names that are defined now."""
@@ -251,7 +251,7 @@ class Kernel:
                 first = run.status is None
                 run.on_reply(message.content)
                 if first:
-                    self.names.hear(message.content.get("names"))
+                    self.names.apply(message.content.get("names"))
                 if first and not run.finished.is_set():
                     self._ending = Ending(run, self._channels)
         elif message.kind == "status":

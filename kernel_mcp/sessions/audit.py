@@ -1,7 +1,6 @@
 """The audit trail: one JSON line for what sessions are, do, write and are refused.
 
-Written for an operator who asks later what ran. Code is told by its hash, output by its length;
-neither is kept.
+Of code a line holds the SHA-256, of output the length in characters.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Audit:
     """For `info`: off, on, or what is wrong."""
 
     def journal(self, who: str, session: str) -> Journal:
-        """Where one session's events go; `who` is the principal that owns it."""
+        """The journal of a session; `who` is the principal that owns it."""
         return SILENT
 
     def note(self, event: str, facts: Mapping[str, Any]) -> None:
@@ -51,7 +50,7 @@ class Audit:
 
 
 class Journal:
-    """What one session reports; this one reports nothing."""
+    """Takes the events of one session; this one drops them."""
 
     def opened(self, *, name: str, packages: Iterable[str], python: str) -> None:
         """The session exists."""
@@ -90,8 +89,8 @@ SILENT = Journal()
 class AuditLog(Audit):
     """An audit trail in a file, each event a line that is there when the call returns.
 
-    Any thread may add. A write to a local file takes microseconds. One that fails is told once in
-    the log and in `state`; the server goes on.
+    Threadsafe. A write to a local file takes microseconds. The first that fails is logged and named
+    in `state`; the server goes on.
     """
 
     def __init__(self, path: Path, now: Callable[[], datetime] | None = None) -> None:

@@ -25,10 +25,10 @@ RESOURCE_BYTES = 16_000_000
 STREAM_CHARS = 500_000
 """Text of one cell's streams at either end that goes into the notebook."""
 JSON_VALUES = 1_000_000
-"""Values of all JSON displays that are looked at: a reader makes an object of each."""
+"""Values of all JSON displays that are parsed: a reader makes an object of each."""
 
 _END_BYTES = 2048
-"""Kept back for the end of the file, which says what was left out."""
+"""Reserved for the end of the file, which names what was left out."""
 _JSON = re.compile(r"application/(.*\+)?json")
 _FULL = "the notebook is full"
 

@@ -1,4 +1,4 @@
-"""Process, environment and resource limits: what is done before any other code is loaded."""
+"""Process attributes, environment and resource limits, set before other modules are imported."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ as the host's own limit does, which has to be above what can be touched."""
 LEAST_ROOM = 32 * MIB
 """Address space that a cell gets in any case: even the cell that deletes things needs some."""
 SMALL_ROOM = 2 * MIB
-"""What it gets when cells before it have used up that room and kept it."""
+"""Address space of a cell when earlier cells have used that up."""
 MEMORY_RESERVE = 128 * MIB
-"""What is opened while a MemoryError is being reported."""
+"""Address space that `Reserve.open` adds."""
 RESERVED_ADDRESSES = 68 * 1024 * MIB
 """Address space beyond that, for programs which reserve it without access: V8, which draws charts,
 takes 64 GiB. What can be written to has a limit of its own, RLIMIT_DATA, that does not count it."""
@@ -126,10 +126,9 @@ def most_memory() -> int:
 
 
 def renew_memory_budget() -> None:
-    """Let the next cell touch what is left of the memory budget and little more.
+    """Set the soft RLIMIT_AS to what is left of the memory budget, plus what is mapped untouched.
 
-    Address space that is reserved without being used, as libraries do, does not count: the limit
-    follows it, up to the ceiling that `apply_limits` has set. Takes some 15 µs.
+    It never exceeds the ceiling of `apply_limits`. Takes some 15 µs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = most_memory()
@@ -157,18 +156,18 @@ def renew_memory_budget() -> None:
 
 
 BALLAST_BYTES = 4 * 1024 * 1024
-"""Address space let go before the limit is raised, which needs a little memory itself."""
+"""Unmapped before setrlimit(2), which allocates."""
 
 
 class Reserve:
-    """Opened when a MemoryError surfaces, closed once the request is answered."""
+    """Address space to report a MemoryError in: opened by the error, closed by the reply."""
 
     def __init__(self) -> None:
         self._ballast: mmap.mmap | None = None
         self._opened = False
 
     def renew(self) -> None:
-        """Give the next cell what is left of the budget."""
+        """Renew the budget for the next cell."""
         self._opened = False
         if self._ballast is None:  # before the limit is lowered again
             with contextlib.suppress(MemoryError, OSError):
@@ -176,7 +175,7 @@ class Reserve:
         renew_memory_budget()
 
     def open(self) -> None:
-        """Raise the soft limit of the address space as far as the kernel may."""
+        """Raise the soft RLIMIT_AS to `most_memory`."""
         self._opened = True
         self._ballast = None  # first: from here on small objects can be had
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""What SIGINT means at this moment."""
+"""SIGINT: KeyboardInterrupt in user code, else ignored or delayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 REST_SECONDS = 0.1
-"""Between two KeyboardInterrupts: time to report the first one undisturbed."""
+"""Seconds between two KeyboardInterrupts, in which the first is reported."""
 GUARD_DEPTH = 16
 """Frames of the output path below a write; deeper stacks are user code."""
 
@@ -69,7 +69,7 @@ class InterruptGate:
         signal.signal(signal.SIGINT, self)
 
     def end(self) -> None:
-        """The request is done: interrupts mean nothing until the next one."""
+        """A request has been handled: SIGINT is ignored until the next one."""
         self._open = self._handling = self._pending = False
 
     def open(self) -> None:
@@ -78,7 +78,7 @@ class InterruptGate:
         self.check()
 
     def close(self) -> None:
-        """User code has ended; the reply is on its way."""
+        """User code has ended, and the reply follows."""
         self._open = False
 
     def check(self) -> None:

@@ -184,7 +184,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         self.gate.begin()
 
     def post_handler_hook(self) -> None:
-        """From here an interrupt has nothing to interrupt."""
+        """Ignore SIGINT until the next request."""
         self.gate.end()
 
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
@@ -249,13 +249,13 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
         return reply
 
     def raw_input(self, prompt: str = "") -> str:
-        """Ask the client, where it can be asked."""
-        return str(super().raw_input(prompt)) if self._allow_stdin else _nobody("input()")
+        """Send an input_request where the client accepts those. Raises StdinNotImplementedError."""
+        return str(super().raw_input(prompt)) if self._allow_stdin else _refuse_input("input()")
 
     def getpass(self, prompt: str = "", stream: Any = None, **options: Any) -> str:
-        """Ask the client for a secret, where it can be asked."""
+        """The same for a secret."""
         if not self._allow_stdin:
-            return _nobody("getpass()")
+            return _refuse_input("getpass()")
         return str(super().getpass(prompt, stream, **options))
 
     async def run_task(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -275,7 +275,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
             self.gate.cancel = None
 
     async def kernel_mcp_prewarm_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Run a cell with all its messages, so that its memory is in place, and forget it."""
+        """Run a cell with all its messages, which allocates their memory, and drop its traces."""
         with forgetting(self.shell):
             await self.execute_request(stream, ident, parent)
 
@@ -328,7 +328,7 @@ def _exit_code(error: BaseException | None) -> int:
     return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
 
 
-def _nobody(what: str) -> NoReturn:
+def _refuse_input(what: str) -> NoReturn:
     raise StdinNotImplementedError(  # no EOFError: debuggers would end without a word
         f"{what} has nobody to ask in this session: put the value into the code instead, as in "
         "name = 'value'"

@@ -1,11 +1,11 @@
 """The iopub channel: one XPUB socket, one ordered queue, one lock.
 
-Every message of the kernel goes through one first-in-first-out queue and is sent by whichever
-thread put it there, so nothing is handed from thread to thread and nothing overtakes. A reader that
-is slower than the code that prints makes that code wait: memory stays bounded.
+Every message goes through one first-in-first-out queue, and the thread that adds it sends it: the
+order holds, and no thread waits for another one to run. A slow reader blocks the code that prints,
+so the queue stays bounded.
 
-Messages that tell a reader nothing it could act upon wait for the next one that does, or for the
-end of the request: a quick cell is one write, and wakes its reader once.
+Messages of `UNHURRIED` topics are sent with the next other message or at the end of the request: a
+quick cell is one sendmsg(2), and wakes its reader once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COUNTERS = struct.Struct("<QQ")
 
 
 class OutputRing:
-    """Keeps the end of all stream text in memory shared with the host; it outlives the kernel.
+    """A memfd with the end of all stream text, which the host still reads after a crash.
 
     Its header counts characters and UTF-8 bytes since the start; byte n of the text lies at
     n modulo the size of the ring behind it.
@@ -67,9 +67,9 @@ QUEUE_MOST = 64
 """Messages kept for a stalled reader."""
 POLL_SECONDS = 0.02
 HAND_OUT_SECONDS = 0.2
-"""Longest wait for readers to take a large message."""
+"""Longest wait for readers to receive a large message."""
 UNHURRIED = (b".status", b".execute_input", b".execute_result")
-"""Ends of the topics that can wait: nothing of a cell comes after its result but its end."""
+"""Ends of the topics that are sent with what follows."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class _Text:
 
 
 class IOPub:
-    """Owner of the XPUB socket. Everything that is published goes through here, in order."""
+    """Owns the XPUB socket, and sends what is published in order."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class IOPub:
 
     @property
     def blocked(self) -> bool:
-        """Whether a reader has fallen behind: something could not be sent."""
+        """Whether messages wait because send(2) would block."""
         return bool(self._queue) and self._publisher.full
 
     def send_multipart(
@@ -142,7 +142,7 @@ class IOPub:
             return self._pump()
 
     def attend(self) -> None:
-        """Answer new subscribers with iopub_welcome, as ipykernel does; serve slow readers."""
+        """Send iopub_welcome to new subscribers, as ipykernel does, then what waits."""
         with self.lock:
             for topic in self._publisher.subscribed():
                 content = {"subscription": topic.decode("utf-8", "replace")}
@@ -151,9 +151,10 @@ class IOPub:
             self._pump()
 
     def wait(self) -> None:
-        """Wait while the reader has fallen behind, so that no code prints faster than it is read.
+        """Return when all is sent, or when the reader received nothing for `STALL_SECONDS`.
 
-        The service thread never waits: it must stay able to answer. Raises KeyboardInterrupt.
+        Does nothing in the service thread, which answers control requests. Raises
+        KeyboardInterrupt.
         """
         if self._must_not_wait():
             return
@@ -172,9 +173,9 @@ class IOPub:
             self._publisher.wait(POLL_SECONDS)
 
     def _hand_out(self) -> None:
-        """Let readers take what the system has no room for, unless they are slow.
+        """Send what exceeds the socket's buffer, for at most `HAND_OUT_SECONDS`.
 
-        Code that follows may end the process, or keep every other thread from running.
+        Code that follows may end the process, or hold Python's lock.
         """
         deadline = time.monotonic() + HAND_OUT_SECONDS
         while (left := self._publisher.waiting) and time.monotonic() < deadline:
@@ -184,14 +185,14 @@ class IOPub:
                 return
 
     def forget(self) -> None:
-        """Drop everything in a forked child: the socket still belongs to the parent there."""
+        """Drop all messages in a forked child: the socket is the parent's."""
         self.lock = threading.RLock()
         self._forgotten = True
         self._queue.clear()
         self._text_size = 0
 
     def close(self) -> None:
-        """Send what is left, as far as it goes at once, and close the socket."""
+        """Send what the socket's buffer takes, and close the socket."""
         with self.lock:
             self.flush_text()
             self._pump()
