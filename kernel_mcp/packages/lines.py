@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import anyio
+
 from kernel_mcp.environments.metadata import modules_of
 from kernel_mcp.errors import InputError, InstallError, KernelMcpError
 from kernel_mcp.packages.installer import Installer
@@ -17,6 +19,7 @@ from kernel_mcp.policy.magics import Command, plain, top_level
 from kernel_mcp.policy.profiles import words
 from kernel_mcp.policy.source import Source, guard
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.runner import LONG_CODE_CHARS
 from kernel_mcp.sessions.session import Session
 
 _PYTHON = r"""["']?(?:\{sys\.executable\}|\$\{?sys\.executable\}?|(?:[\w./]*/)?python[\d.]*)["']?"""
@@ -65,6 +68,8 @@ _INSTEAD = {
 }
 _SHORT = re.compile(r"-[qvyUI]+")
 _REDIRECTION = re.compile(r"(?:\d|&)?>{1,2}(?!=)(?P<to>.*)")
+MOST_CHARS = 10_000
+"""Characters of one installation."""
 _SEPARATORS = ("&&", "||", ";", "&")
 NOT_RUN = "No line of this cell was run."
 
@@ -178,6 +183,8 @@ def _parted(text: str) -> tuple[list[str], list[str]]:
 
 
 def _words(text: str) -> list[str]:
+    if len(text) > MOST_CHARS:
+        raise InputError("the installation is too long; install fewer packages at once.")
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=True)
     lexer.whitespace_split = True
     try:
@@ -246,6 +253,11 @@ def plan(code: str, rules: InstallRules) -> Plan:
     return Plan(rest, modules_of(each.name for each in wanted))
 
 
+def _what_runs(code: str) -> InstallCell | None:
+    found = install_cell(code)
+    return found if found is not None and found.runs else None
+
+
 class CellInstallations:
     """Does the installations of cells, by `install`'s rules, before they run."""
 
@@ -261,8 +273,11 @@ class CellInstallations:
 
         Raises KernelMcpError when something cannot be installed or used.
         """
-        found = install_cell(cell.code)
-        if found is None or not found.runs:
+        if len(cell.code) > LONG_CODE_CHARS:
+            found = await anyio.to_thread.run_sync(_what_runs, cell.code)
+        else:
+            found = _what_runs(cell.code)
+        if found is None:
             return
         rules = self._installer.rules
         outcome = Outcome(())

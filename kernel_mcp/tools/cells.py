@@ -302,7 +302,7 @@ async def _judged(
     services: Services, session: Session, code: str, dependencies: list[str], python: str
 ) -> Report:
     """What `execute` would say of code, or `run_script` of a script with metadata or arguments."""
-    planned = plan(code, services.installer.rules)
+    planned = await anyio.to_thread.run_sync(plan, code, services.installer.rules)
     problems = [Problem(planned.line, planned.problem)] if planned.problem else []
     request, modules = session.request, planned.modules
     kind: Kind = "install"

@@ -42,7 +42,7 @@ def is_harmless(name: str, line: str = "") -> bool:
 INSTALLERS = ("pip", "uv", "conda", "mamba", "micromamba")
 """Magics that start a program of the same name."""
 _CHANGE = re.compile(
-    r"(?:^|[;&|(]|\bsudo\s|\btime\s)\s*(?:\S*python[\d.]*[\"']?\s+-m\s+)?(?:[\w./]*/)?"
+    r"(?:^|[;&|(]|\bsudo\s|\btime\s)\s*(?:[^\s;&|(]*python[\d.]*[\"']?\s+-m\s+)?(?:[\w./]*/)?"
     r"(?:(?:uv\s+)?pip[\d.]*\s+(?:-\S+\s+)*(?!(?:list|freeze|show|-\S+)(?!\S))"
     r"|(?:uv|(?:micro)?mamba|conda)\s+(?:-\S+\s+)*(?!pip(?!\S)|list(?!\S)|-))\w"
 )

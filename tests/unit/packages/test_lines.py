@@ -108,6 +108,7 @@ def test_a_cell_that_python_cannot_read_installs_nothing() -> None:
         ("'polars", "No closing quotation"),
         ("", "names no package"),
         ("-q", "names no package"),
+        ("polars " * 2000, "fewer packages at once"),
     ],
 )
 def test_what_cannot_be_followed_is_told_with_what_to_do(words: str, instead: str) -> None:
