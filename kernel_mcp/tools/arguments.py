@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from mcp.server.mcpserver.context import Context
@@ -84,7 +85,7 @@ def plain_schema(schema: Any) -> Any:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The name in `known` that was perhaps meant; empty for none."""
     plainly = {_folded(each): each for each in known}
-    given = _folded(name)
+    given = _folded(name[:SHOWN_CHARS])
     for each in plainly:
         if min(len(each), len(given)) > 2 and (each in given or given in each):
             return plainly[each]
@@ -103,7 +104,7 @@ def complaint(
     takes: Mapping[str, Any] = schema["properties"]
     missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
     told = []
-    for name in unknown:
+    for name in unknown[:MOST_LINES]:
         meant = nearest(name, takes) or next(iter(missing), "")
         if meant in missing:
             missing.remove(meant)
@@ -111,11 +112,11 @@ def complaint(
         told.append(f"{tool} has no argument `{_cut(name)}`{hint}")
     told += [f"{tool} needs `{name}`: {takes[name]['description']}." for name in missing]
     wrong = {_place(error["loc"]): error for error in errors if error["type"] != "missing"}
-    told += [_fault(place, schema, error) for place, error in wrong.items()]
+    told += [_fault(place, schema, error) for place, error in islice(wrong.items(), MOST_LINES)]
+    more = len(unknown) + len(missing) + len(wrong) - MOST_LINES
+    told = [*told[:MOST_LINES], *([f"{more} more are wrong."] if more > 0 else [])]
     if unknown:
         told.append(f"It takes {', '.join(takes) or 'none'}.")
-    if (more := len(told) - MOST_LINES) > 0:
-        told = [*told[:MOST_LINES], f"{more} more are wrong."]
     return "\n".join([*told[:-1], f"{told[-1]} Nothing was done."])
 
 

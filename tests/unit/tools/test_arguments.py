@@ -81,8 +81,11 @@ async def test_wrong_arguments_are_told_in_words_and_nothing_is_done(tmp_path: P
             assert "pydantic" not in text
             assert "validation" not in text
             assert len(text.splitlines()) <= 5
-        many = await server.agent.refused("interrupt", **dict.fromkeys("abcdefg", 1))
-        assert "4 more are wrong. Nothing was done." in many
+        many = await server.agent.refused("interrupt", **{f"x{n}" * 999: 1 for n in range(5000)})
+        assert "4996 more are wrong.\nIt takes session, cell. Nothing was done." in many
+        assert len(many.splitlines()) == 6
+        many = await server.agent.refused("create_session", packages=[1] * 5000)
+        assert "4996 more are wrong. Nothing was done." in many
         assert not server.manager.sessions
 
 
