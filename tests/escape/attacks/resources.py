@@ -80,6 +80,21 @@ def take_all_memory(target: Target) -> bool:
 
 
 @attack()
+def take_all_memory_after_raising_what_may_be_raised(target: Target) -> bool:
+    import resource
+
+    _soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    taken: list[mmap.mmap] = []
+    try:
+        while len(taken) * 2**26 <= 2 * target.limits["memory_bytes"] + 2**31:
+            taken.append(mmap.mmap(-1, 2**26, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except (OSError, MemoryError):
+        return False
+    return True
+
+
+@attack()
 def fill_tmp(target: Target) -> bool:
     return _fill("/tmp/fill", target)
 
