@@ -50,6 +50,11 @@ CELLS = (
     Seen("px.bar(df, x='a', y='b').show()", "1. bar: 3 points", links=(PLOTLY,)),
     Seen("px.line(df).show(renderer='browser')", "scatter (lines) 'a'", links=(PLOTLY,)),
     Seen("px.line(df).show(renderer='png')", "scatter (lines) 'a'", links=(PLOTLY,)),
+    Seen("from IPython.display import HTML\nHTML(px.line(df).to_html())", "scatter (lines) 'a'"),
+    Seen("import matplotlib.pyplot as plt, matplotlib.animation as animation\n"
+         "f, ax = plt.subplots()\nline, = ax.plot([0, 1])\n"
+         "moves = animation.FuncAnimation(f, lambda n: line.set_ydata([0, n]), frames=3)\n"
+         "page = moves.to_jshtml()\nplt.close(f)\nHTML(page)", pictures=1),
     Seen("pd.options.plotting.backend = 'plotly'\ndf.plot()", "plotly figure", links=(PLOTLY,)),
     Seen("pd.options.plotting.backend = 'matplotlib'", "(no output)"),
     Seen("from bokeh.plotting import figure, show\np = figure(title='B')\np.line([1, 2], [3, 4])\n"

@@ -53,6 +53,8 @@ class Completed:
         return self._carried(full)
 
     def _add_words(self, data: dict[str, Any]) -> None:
+        if data.get("text/plain") == _PAGE and (drawn := texts.plotly_in(data["text/html"])):
+            data["text/plain"] = texts.of_plotly(drawn)
         if isinstance(figure := data.get(PLOTLY), Mapping):
             data["text/plain"] = texts.of_plotly(figure)
         for mime, value in list(data.items()):

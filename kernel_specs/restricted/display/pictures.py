@@ -92,13 +92,15 @@ def _drawn(asked: dict[str, Any]) -> bytes | None:
     return done.stdout if done.returncode == 0 and done.stdout else None
 
 
-_EMBEDDED = re.compile(r"\bsrc\s*=\s*[\"']data:(image/(?:png|jpeg|gif|webp));base64,([\w+/=\s]+)")
+_EMBEDDED = re.compile(r"[\"'(]data:(image/(?:png|jpeg|gif|webp));base64,([\w+/=\s\\]+)")
+_BETWEEN = re.compile(r"[\s\\]+")
+"""Line ends in base64, as scripts write them."""
 
 
 def embedded(page: str) -> dict[str, str]:
     """The first picture that an HTML page holds as data, as a bundle; empty for none."""
     found = _EMBEDDED.search(page)
-    return {found[1]: found[2].strip()} if found else {}
+    return {found[1]: _BETWEEN.sub("", found[2])} if found else {}
 
 
 def drawing_in(page: str) -> str:

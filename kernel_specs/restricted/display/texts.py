@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -32,6 +33,21 @@ def of_plotly(figure: Mapping[str, Any]) -> str:
         said += [f"{key} {_short(axis[key])}" for key in ("type", "range") if axis.get(key)]
         lines += [f"{name}: {', '.join(said)}"] if said else []
     return "\n".join(lines)
+
+
+_DRAWN = re.compile(r"Plotly\.newPlot\(\s*[\"'][^\"']*[\"']\s*,\s*")
+_COMMA = re.compile(r"\s*,\s*")
+
+
+def plotly_in(page: str) -> dict[str, Any]:
+    """The last figure that an HTML page has plotly draw; empty for none."""
+    calls = list(_DRAWN.finditer(page))
+    if not calls:
+        return {}
+    read = json.JSONDecoder().raw_decode
+    data, end = read(page, calls[-1].end())
+    comma = _COMMA.match(page, end)
+    return {"data": data, "layout": read(page, comma.end())[0] if comma else {}}
 
 
 def _trace(trace: Mapping[str, Any]) -> Iterator[tuple[int, str]]:

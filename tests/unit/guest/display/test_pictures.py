@@ -91,6 +91,8 @@ def test_a_page_gives_its_first_picture_and_its_first_drawing() -> None:
     page = '<p>a</p><img alt="" src="data:image/png;base64,QUJD"><img src="x.png">'
     assert pictures.embedded(page) == {"image/png": "QUJD"}
     assert pictures.embedded("<img src='x.png'>") == {}
+    frames = 'frames[0] = "data:image/png;base64,QU\\\nJD";'
+    assert pictures.embedded(frames) == {"image/png": "QUJD"}
     assert pictures.drawing_in("<p><svg width='1'><a/></svg><svg>") == (
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width='1'><a/></svg>"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 
-from kernel_specs.restricted.display.texts import of_plotly, of_vega
+from kernel_specs.restricted.display.texts import of_plotly, of_vega, plotly_in
 
 
 def test_a_plotly_figure_tells_its_traces_axes_ranges_and_first_points() -> None:
@@ -63,3 +63,12 @@ def test_a_chart_tells_its_marks_encodings_and_first_rows() -> None:
         '{"a": 0, "b": 2}',
     ]
     assert of_vega({"marks": []}) == "chart (Vega)"
+
+
+def test_the_figure_of_a_page_is_found() -> None:
+    page = (
+        "<script>function draw() { Plotly.newPlot(a, b) }</script><div id='x'></div><script>"
+        'Plotly.newPlot(   "x",   [{"y": [1, 2]}],   {"title": "T"},  {"responsive": true} )'
+    )
+    assert plotly_in(page) == {"data": [{"y": [1, 2]}], "layout": {"title": "T"}}
+    assert plotly_in("<p>Plotly.newPlot</p>") == {}
