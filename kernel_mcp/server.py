@@ -96,7 +96,9 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
         inspector = Inspector(sandbox)
-        doors = Doors(shown_folders(settings, sandbox.name, run.path, default_cache()), run.path)
+        doors = Doors(
+            shown_folders(settings, sandbox.name, run.path, default_cache()), run.path, audit.note
+        )
         stack.push_async_callback(doors.aclose)
         await doors.open()
         cold = LocalLauncher(sandbox, run, resources=resources, inspector=inspector, doors=doors)

@@ -272,9 +272,10 @@ class Settings:
         narrows=no_more,
     )
     mounts: tuple[Mount, ...] = _flag(
-        "mount", mounts, _PLACES, "HOST[:GUEST]", "none",
-        "show this folder or file of the host to all sessions, read-only, at the same path or at "
-        "GUEST; known secrets in it are covered (SECURITY.md has the list); repeatable",
+        "mount", mounts, _PLACES, "HOST[:GUEST][:ro|rw]", "none",
+        "show this folder or file of the host to all sessions, at the same path or at GUEST; `rw` "
+        "lets them change it. Known secrets in it are covered (SECURITY.md has the list); "
+        "repeatable",
         value=(),
     )
     workspace: Path | None = _flag(

@@ -373,3 +373,8 @@ def _check_writable(shown: Shown, place: _Place) -> None:
         raise WorkspaceError(f"{place.path!r} is a mounted file: change it with code.")
     if shown.covers_path(place.root, place.parts):
         raise _covered(place)
+    if shown.fixes_path(place.parts):
+        raise WorkspaceError(
+            f"{place.path!r} stays read-only, as programs of the host execute what is there, or "
+            "take commands from it. The operator can mount it by its own name with :rw."
+        )

@@ -7,7 +7,7 @@ import ctypes
 import os
 import pwd
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -45,8 +45,8 @@ def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) ->
             f"--mount: folders are shown with --sandbox bwrap only, not with {sandbox}"
         )
     for mount in settings.mounts:
-        if mount.mode != "ro":
-            raise ConfigError(f"--mount {mount}: only ro, which is the default, is there yet")
+        if mount.mode == "strict":
+            raise ConfigError(f"--mount {mount}: strict is not there yet; leave it out")
     own = [
         ("the folder of environments", settings.cache_dir or cache),
         ("the folder for state", state),
@@ -130,6 +130,7 @@ class Shown:
     place   device and inode of the folder that was walked
     covers  kinds by path below it; `inodes` are those of what is covered
     mapped  whether kernels of a root server see it with the rights of its owner
+    appeared  what hosts execute of a writable one and was not there at the server's start
     """
 
     mount: Mount
@@ -137,16 +138,23 @@ class Shown:
     covers: dict[tuple[str, ...], str] = field(default_factory=dict)
     inodes: set[tuple[int, int]] = field(default_factory=set)
     mapped: bool = True
+    appeared: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """For people: where it is, whether it can be changed, and the first of what is covered."""
         host = "" if str(self.mount.host) == self.mount.guest else f" (of {self.mount.host})"
         how = {"rw": "can be changed, outside --disk", "strict": "read-only, strict"}
-        names = ["/".join(path) for path in sorted(self.covers, key=len)]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        covered = f"; covered: {', '.join(names[:_SHOWN])}{more}" if names else ""
+        covered = self._named("covered", secrets.HIDING) + self._named("fixed", {secrets.FIXED})
+        if self.appeared:
+            covered += f"; appeared, and the host may execute it: {', '.join(self.appeared)}"
         rights = "" if self.mapped else "; only what every user may read"
         return f"{self.mount.guest}{host}: {how.get(self.mount.mode, 'read-only')}{rights}{covered}"
+
+    def _named(self, word: str, kinds: Collection[str]) -> str:
+        paths = [path for path, kind in self.covers.items() if kind in kinds]
+        names = ["/".join(path) for path in sorted(paths, key=len)]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return f"; {word}: {', '.join(names[:_SHOWN])}{more}" if names else ""
 
     @property
     def single(self) -> bool:
@@ -163,11 +171,18 @@ class Shown:
         """Whether a path is covered, by any part of it, below the open folder `root`."""
         if self.single:
             return False
-        if any(parts[:end] in self.covers for end in range(1, len(parts) + 1)):
+        if secrets.HIDING.intersection(self._kinds(parts)):
             return True
         if not parts or secrets.secret_by_name(parts):
             return bool(parts)
         return secrets.judged_by_content(parts) and secrets.holds_credentials(root, parts)
+
+    def fixes_path(self, parts: tuple[str, ...]) -> bool:
+        """Whether a path stays read-only below a writable mount, as hosts execute what is there."""
+        return secrets.FIXED in self._kinds(parts) or secrets.executed_by_name(parts)
+
+    def _kinds(self, parts: tuple[str, ...]) -> set[str]:
+        return {self.covers.get(parts[:end], "") for end in range(1, len(parts) + 1)}
 
     def covers_file(self, info: os.stat_result) -> bool:
         """Whether an open file is covered under any name."""

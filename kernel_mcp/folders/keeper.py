@@ -44,6 +44,7 @@ _IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE = 0x4, 0x8, 0x80, 0x100
 _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
 _MASK = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_CREATE
 _IN_ONLYDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0o4000, 0o2000000
+_PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _EVENT = struct.Struct("iIII")
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 
@@ -66,6 +67,7 @@ class Ground:
         self.number = number
         self.host, self.guest = str(data["host"]), str(data["guest"])
         self._own = {tuple(path): str(kind) for path, kind in data["own"]}
+        self._writable = data["writable"] is True
         self._inner = [tuple(path) for path in data["inner"]]
         self._watches = watches
         self._root = -1
@@ -79,6 +81,7 @@ class Ground:
             self._root,
             own=self._own,
             inner=self._inner,
+            writable=self._writable,
             visit=lambda parts, fd: self._watches.add(self, parts, fd),
         )
 
@@ -311,21 +314,34 @@ _NOT_WATCHED = (
 
 def put(guest: str, path: Path, kind: str) -> None:
     """Cover a path below a mount in this mount namespace, unless something does. Raises OSError."""
-    top = os.open(guest, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    current = os.open(guest, _PASSED)
     try:
-        target = open_beneath(top, path, os.O_PATH | os.O_NOFOLLOW)
+        for name in path[:-1]:
+            deeper = os.open(name, _PASSED, dir_fd=current)
+            os.close(current)
+            current = deeper
+        target = open_beneath(current, path[-1:], os.O_PATH | os.O_NOFOLLOW)
     except OSError:
         return  # gone, a link, or beyond another mount: covered
     finally:
-        os.close(top)
+        os.close(current)
     try:
-        blank = linux.open_tree(f"{BLANK}/{kind}")
+        tree = _cover_of(kind, target)
         try:
-            linux.move_mount(blank, target)
+            linux.move_mount(tree, target)
         finally:
-            os.close(blank)
+            os.close(tree)
     finally:
         os.close(target)
+
+
+def _cover_of(kind: str, target: int) -> int:
+    if kind in secrets.HIDING:
+        return linux.open_tree(f"{BLANK}/{kind}")
+    tree = linux.open_tree(target, recursive=True)
+    if kind == secrets.FIXED:
+        linux.set_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)
+    return tree
 
 
 def stage(folder: str, trees: Sequence[int], command: Sequence[str]) -> NoReturn:

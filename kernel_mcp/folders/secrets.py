@@ -17,6 +17,9 @@ from kernel_mcp.linux.safe_tree import open_beneath
 
 FILE, FOLDER = "file", "folder"
 """What a cover looks like: empty, either way."""
+FIXED, KEPT = "fixed", "kept"
+"""Below a writable mount: read-only; and what cannot be moved away, as something fixed is in it."""
+HIDING = frozenset((FILE, FOLDER))
 
 _FOLDERS = frozenset(
     (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".terraform.d")
@@ -48,6 +51,21 @@ _CREDENTIALS = re.compile(
     rb"|(?:extraheader|authorization|password|passwd|token|secret)\s*[=:]",
     re.IGNORECASE,
 )
+_EXECUTED_FOLDERS = frozenset(
+    (
+        *(".git", ".claude", ".vscode", ".idea", ".cursor", ".devcontainer", ".husky", ".codex"),
+        *(".gemini", ".direnv"),
+    )
+)
+_EXECUTED_FILES = frozenset(
+    (
+        *(".git", ".mcp.json", ".envrc", ".pre-commit-config.yaml", "kernel-mcp.toml"),
+        *(".bashrc", ".bash_profile", ".profile", ".zshrc", ".zshenv", ".gitconfig"),
+    )
+)
+"""What programs of the host execute, or take commands from: of a `.git` the hooks, the settings and
+more. As a file it names a folder elsewhere."""
+_OF_AN_ENVIRONMENT = "pyvenv.cfg"
 _MOST_READ = 1 << 20
 MOST_COVERS = 1000
 """Below one mount; each takes the start of a kernel some 20 µs."""
@@ -95,6 +113,18 @@ def secret_by_name(parts: Sequence[str]) -> bool:
     )
 
 
+def executed(parts: Sequence[str], *, folder: bool) -> bool:
+    """Whether programs of the host execute what is there, by its name."""
+    return parts[-1] in (_EXECUTED_FOLDERS if folder else _EXECUTED_FILES)
+
+
+def executed_by_name(parts: Sequence[str]) -> bool:
+    """Whether a path is of such a file, or leads into such a folder."""
+    return executed(parts, folder=False) or any(
+        executed(parts[:end], folder=True) for end in range(1, len(parts) + 1)
+    )
+
+
 def judged_by_content(parts: Sequence[str]) -> bool:
     """Whether what a file holds decides."""
     return parts[-1] in _BY_CONTENT and (parts[-1] != "config" or ".git" in parts[:-1])
@@ -128,9 +158,11 @@ class Walk:
         *,
         own: Mapping[tuple[str, ...], str] | None = None,
         inner: Sequence[tuple[str, ...]] = (),
+        writable: bool = False,
         visit: Callable[[tuple[str, ...], int], None] = lambda _parts, _fd: None,
     ) -> None:
         self._root = root
+        self._writable = writable
         self._own = own or {}
         self._inner = frozenset(inner)
         self._visit = visit
@@ -184,8 +216,11 @@ class Walk:
         finally:
             os.close(fd)
         kind = self._kind(parts, info.st_mode)
-        if kind is None and (info.st_dev, info.st_ino) in self.found.inodes:
+        if kind not in HIDING and (info.st_dev, info.st_ino) in self.found.inodes:
             kind = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
+        if kind == FIXED:
+            self._fix(parts)
+            return [*self._above(parts), *(self.below(parts) if stat.S_ISDIR(info.st_mode) else ())]
         if kind is not None:
             self._cover(parts, kind, info)
             if stat.S_ISLNK(info.st_mode):
@@ -206,8 +241,12 @@ class Walk:
                 folder = entry.is_dir(follow_symlinks=False)
                 plain = folder or entry.is_file(follow_symlinks=False) or entry.is_symlink()
                 mode = stat.S_IFDIR if folder else stat.S_IFREG if plain else stat.S_IFSOCK
+                if entry.name == _OF_AN_ENVIRONMENT and self._writable and parts:
+                    self._fix(parts)
                 kind = self._kind(path, mode)
-                if kind is None:
+                if kind == FIXED and not entry.is_symlink():
+                    self._fix(path)
+                if kind not in HIDING:
                     if folder:
                         yield path
                     continue
@@ -219,8 +258,21 @@ class Walk:
     def _kind(self, parts: tuple[str, ...], mode: int) -> str | None:
         kind = self._own.get(parts) or secret(parts, mode)
         if kind is None and stat.S_ISREG(mode) and judged_by_content(parts):
-            return FILE if holds_credentials(self._root, parts) else None
+            kind = FILE if holds_credentials(self._root, parts) else None
+        if kind is None and self._writable and executed(parts, folder=stat.S_ISDIR(mode)):
+            return FIXED
         return kind
+
+    def _fix(self, parts: tuple[str, ...]) -> None:
+        """Keep it from being changed, and what it is in from being moved away."""
+        for path in self._above(parts):
+            fixed = FIXED if path == parts else KEPT
+            if fixed == FIXED or path not in self.found.covers:
+                self._cover(path, fixed, None)
+
+    @staticmethod
+    def _above(parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+        return [parts[:end] for end in range(1, len(parts) + 1)]
 
     def _cover(self, parts: tuple[str, ...], kind: str, info: os.stat_result | None) -> None:
         self.found.covers[parts] = kind
@@ -244,7 +296,7 @@ class Walk:
         top = os.path.realpath(f"/proc/self/fd/{self._root}")
         goal = os.path.realpath("/".join((top, *parts)))
         inside = tuple(os.path.relpath(goal, top).split("/"))
-        if inside[0] in ("..", ".") or inside in self.found.covers:
+        if inside[0] in ("..", ".") or self.found.covers.get(inside) in HIDING:
             return []
         try:
             info = os.lstat(goal)
@@ -266,7 +318,7 @@ class Walk:
                 with os.scandir(fd) as entries:
                     for entry in entries:
                         path = (*parts, entry.name)
-                        if path in self.found.covers or path in self._inner:
+                        if self.found.covers.get(path) in HIDING or path in self._inner:
                             continue
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(path)

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
 from kernel_mcp.folders import Shown, within
+from kernel_mcp.folders.secrets import FIXED, KEPT
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
@@ -43,13 +44,18 @@ class NotMapped(OSError):
 class Doors:
     """Starts the keeper of `mounts` and asks it; `blank` holds what covers are copies of."""
 
-    def __init__(self, mounts: Sequence[Mount] = (), folder: Path = Path("/")) -> None:
-        """`folder` is one of the server's own, which has to exist."""
+    def __init__(
+        self,
+        mounts: Sequence[Mount] = (),
+        folder: Path = Path("/"),
+        tell: Callable[[str, Mapping[str, Any]], None] = lambda _event, _facts: None,
+    ) -> None:
+        """`folder` is one of the server's own, which has to exist; `tell` takes audit events."""
+        self._tell = tell
         self.shown = [Shown(mount) for mount in mounts]
         self.blank = folder / "blank"
         self.stage = folder / "stage"
         self.version = 0
-        self.writable = frozenset(_listed(each.guest) for each in mounts if each.writable)
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._maps: dict[tuple[int, ...], int] = {}
@@ -58,6 +64,16 @@ class Doors:
 
     def __bool__(self) -> bool:
         return bool(self.shown)
+
+    @property
+    def writable(self) -> frozenset[str]:
+        """Mounts that kernels may write to, as /proc/PID/mountinfo has them."""
+        return frozenset(
+            _listed("/".join((each.mount.guest, *path)))
+            for each in self.shown
+            if each.mount.writable
+            for path in ((), *(path for path, kind in each.covers.items() if kind == KEPT))
+        )
 
     def marks(self) -> tuple[tuple[int, int], ...]:
         """Which folders are at the places of the mounts now: what was made for others is stale."""
@@ -119,7 +135,13 @@ class Doors:
             if each is not shown and within(each.mount.guest, (shown.mount.guest,))
         ]
         mount = shown.mount
-        return {"host": str(mount.host), "guest": mount.guest, "own": [], "inner": inner}
+        return {
+            "host": str(mount.host),
+            "guest": mount.guest,
+            "own": [],
+            "inner": inner,
+            "writable": mount.writable,
+        }
 
     async def _try_maps(self) -> None:
         """Find out which mounts cannot be shown with the rights of their owners."""
@@ -127,6 +149,12 @@ class Doors:
             await self._try_map(each)
 
     async def _try_map(self, shown: Shown) -> None:
+        if shown.mount.writable and shown.mount.host.stat().st_uid == 0:
+            logger.warning(
+                "--mount %s: what sessions make there belongs to root, as the folder does. Give it "
+                "to a user (chown) if that is not what you want.",
+                shown.mount,
+            )
         try:
             os.close(await self._mapped(shown, Identity(1, 1)))
         except NotMapped as reason:
@@ -272,6 +300,8 @@ class Doors:
             shown = self.shown[message["mount"]]
             if message["anew"]:
                 shown.covers.clear()
+            elif message["version"]:
+                self._note_new(shown, message["covers"])
             shown.covers.update({tuple(path): kind for path, kind in message["covers"]})
             shown.inodes.update((device, inode) for device, inode in message["inodes"])
             self.version = max(self.version, message["version"])
@@ -283,6 +313,20 @@ class Doors:
                 answer.set_result((message, fds))
             else:
                 linux.close_all(fds)
+
+    def _note_new(self, shown: Shown, covers: Sequence[tuple[Sequence[str], str]]) -> None:
+        """Tell of what programs of the host execute and was not there when sessions began."""
+        for path, kind in covers:
+            name = "/".join(path)
+            if kind == FIXED and tuple(path) not in shown.covers and name not in shown.appeared:
+                shown.appeared.append(name)
+                self._tell("appeared", {"mount": str(shown.mount), "path": name})
+                logger.warning(
+                    "--mount %s: %s has appeared, which programs of the host execute or take "
+                    "commands from. Unless you made it, a session did: look into it first.",
+                    shown.mount,
+                    name,
+                )
 
     def _on_end(self) -> None:
         assert self._control is not None

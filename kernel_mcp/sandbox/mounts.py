@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.folders.secrets import HIDING, KEPT
 
 WORKSPACE = "/workspace"
 SOCKETS = "/run/kernel"
@@ -179,7 +180,9 @@ def folder_options(folders: Folders) -> list[str]:
         bind = "--bind" if folder.writable else "--ro-bind"
         options += [bind, str(folder.source), folder.guest]
         for path, kind in folder.covers:
-            options += ["--ro-bind", f"{folders.blank}/{kind}", f"{folder.guest}/{path}"]
+            blank = folders.blank / kind if kind in HIDING else folder.source / path
+            options += ["--bind" if kind == KEPT else "--ro-bind", str(blank)]
+            options += [f"{folder.guest}/{path}"]
     return options
 
 

@@ -103,7 +103,7 @@ def _files(settings: Settings, sandbox: SandboxReport) -> str:
         return f"Files: code cannot open files, and has no eval, exec, compile or input.{network}"
     shown = [f"{each.guest}{' (writable)' * each.writable}" for each in settings.mounts]
     if shown:
-        network = f" Read-only, without its secrets, it sees {_listed(shown)} of the host.{network}"
+        network = f" Of the host, without secrets, read-only: {_listed(shown)}.{network}"
     moves = "; write_file and read_file move files in and out" if "files" in settings.tools else ""
     return f"Files: code works in its workspace folder{moves}.{network}"
 

@@ -79,7 +79,8 @@ class Place:
     """A mount of the host's for this kernel alone.
 
     `tree` is a detached mount to attach, -1 to bind `source` instead, a path in the template. With
-    `shown` it is a mounted folder, of which `covers` (path below it, kind) are left out.
+    `shown` it is a mounted folder, of which `covers` (path below it, kind) are left out: an empty
+    `file` or `folder` is seen; or are `fixed`, read-only, or `kept` where they are.
     """
 
     target: str
@@ -241,7 +242,16 @@ def _show(place: Place, tree: int) -> None:
     linux.move_mount(tree, place.target)
     for path, kind in place.covers:
         with contextlib.suppress(FileNotFoundError):  # removed since it was found
-            linux.mount(f"{BLANK}/{kind}", f"{place.target}/{path}", "", linux.MS_BIND)
+            _cover(f"{place.target}/{path}", kind)
+
+
+def _cover(path: str, kind: str) -> None:
+    if kind in ("fixed", "kept"):
+        linux.mount(path, path, "", linux.MS_BIND | linux.MS_REC)
+        if kind == "fixed":
+            linux.set_attributes(path, linux.MOUNT_ATTR_RDONLY, recursive=True)
+    else:
+        linux.mount(f"{BLANK}/{kind}", path, "", linux.MS_BIND)
 
 
 def _make_target(target: Path, tree: int) -> None:

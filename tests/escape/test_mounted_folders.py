@@ -348,3 +348,103 @@ async def test_places_that_belong_to_others_are_refused(mount: str, reason: str)
     assert done.returncode != 0
     assert re.search(reason, said), said
     assert "Traceback" not in said
+
+
+PLANTED = (".git/hooks/post-commit", ".git/config", ".mcp.json", ".venv/bin/python", ".envrc")
+WRITES = """
+import json, os, stat
+os.chdir(ROOT)
+done = {}
+def attempt(name, work):
+    try:
+        work()
+        done[name] = "done"
+    except OSError as error:
+        done[name] = error.strerror
+def write(path):
+    with open(path, "w") as file:
+        file.write("planted")
+def beside(path):
+    write("prepared")
+    os.rename("prepared", path)
+def swapped(path):
+    import ctypes
+    write("prepared")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(-100, b"prepared", -100, path.encode(), 2):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+def linked(path):
+    os.link(path, "linked")
+    write("linked")
+for path in PLANTED:
+    attempt(f"write {path}", lambda: write(path))
+    attempt(f"rename to {path}", lambda: beside(path))
+    attempt(f"swap {path}", lambda: swapped(path))
+    attempt(f"unlink {path}", lambda: os.unlink(path))
+    attempt(f"link {path}", lambda: linked(path))
+    attempt(f"through root {path}", lambda: write(f"/proc/self/root{ROOT}/{path}"))
+for path in (
+    *(".git", ".git/hooks", ".venv", ".venv/bin"),
+    *("nested", "nested/repo", "nested/repo/.git"),
+):
+    attempt(f"move {path}", lambda: os.rename(path, "moved"))
+attempt("new hook", lambda: write(".git/hooks/pre-commit"))
+attempt("new hook below", lambda: write("nested/repo/.git/hooks/pre-commit"))
+attempt("mode", lambda: os.chmod(".git/hooks/post-commit", 0o777))
+attempt("set-id", lambda: (write("tool"), os.chmod("tool", 0o4755)))
+attempt("set-gid", lambda: os.chmod("tool", 0o2755))
+attempt("born set-id", lambda: os.close(os.open("born", os.O_CREAT | os.O_WRONLY, 0o4755)))
+attempt("device", lambda: os.mknod("device", 0o600 | stat.S_IFCHR, os.makedev(1, 3)))
+attempt("chown", lambda: os.chown("tool", 0, 0))
+print(json.dumps(done))
+"""
+
+
+async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project: Project) -> None:
+    for name in (".mcp.json", "nested/repo/.git/HEAD", ".venv/bin/python", ".venv/pyvenv.cfg"):
+        project.write(name, "original")
+    project.write(".git/config", "[core]\n")
+    project.own()
+    before = {name: (project.root / name).read_text() for name in PLANTED if name != ".envrc"}
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        code = f"ROOT, PLANTED = {str(project.root)!r}, {tuple(before)!r}\n{WRITES}"
+        found = await notebook.run(code)
+        assert [name for name, how in found.items() if how == "done"] == [], found
+        assert before == {name: (project.root / name).read_text() for name in before}
+        assert not (project.root / ".git/hooks/pre-commit").exists()
+        # what it is for
+        wrote = await notebook.run(
+            f"import json, os\nos.chdir({str(project.root)!r})\nos.makedirs('result/deep')\n"
+            "open('result/deep/new.csv', 'w').write('1')\nopen('data.csv', 'a').write('3,4')\n"
+            "os.rename('sub', 'other')\nprint(json.dumps(sorted(os.listdir('result'))))"
+        )
+        assert wrote == ["deep"]
+        assert (project.root / "data.csv").read_text().endswith("3,4")
+        made = (project.root / "result" / "deep" / "new.csv").stat()
+        owner = project.root.stat()
+        assert (made.st_uid, made.st_gid) == (owner.st_uid, owner.st_gid)
+        assert (project.root / "tool").stat().st_mode & 0o6000 == 0
+        # secrets are covered here, too, also when a folder above them was moved by code
+        assert SECRET not in json.dumps(await notebook.run(reading(project)))
+        # what the host makes later stays as it is, too
+        project.write("later/.git/hooks/post-commit", "original")
+        project.own()
+        plant = f"open({str(project.root / 'later/.git/hooks/post-commit')!r}, 'w').write('x')"
+        with anyio.fail_after(PATIENCE_S):
+            answer = await notebook.agent.run(plant, session=notebook.session)
+            while "Read-only" not in answer.text:
+                answer = await notebook.agent.run(plant, session=notebook.session)
+        told = (await notebook.agent.call("info")).data["mounts"]
+        assert "later/.git" in told[0].partition("appeared")[2]
+
+
+async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Project) -> None:
+    async with opened(way, "--mount", f"{project.root}:rw") as notebook:
+        agent, root = notebook.agent, str(project.root)
+        await agent.call("write_file", path=f"{root}/new/file.txt", content="text")
+        made, owner = (project.root / "new" / "file.txt").stat(), project.root.stat()
+        assert (made.st_uid, made.st_gid) == (owner.st_uid, owner.st_gid)
+        for name in (".git/hooks/x", ".mcp.json", "a/.vscode/tasks.json", ".env", "out/x"):
+            refused = await agent.refused("write_file", path=f"{root}/{name}", content="x")
+            assert "Traceback" not in refused
+        assert not (project.root / ".mcp.json").exists()

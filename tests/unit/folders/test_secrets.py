@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.folders import secrets
-from kernel_mcp.folders.secrets import FILE, FOLDER, Walk
+from kernel_mcp.folders.secrets import FILE, FIXED, FOLDER, KEPT, Walk
 
 
 @pytest.fixture
@@ -129,3 +129,26 @@ def test_links_are_never_followed_by_the_walk(tmp_path: Path, root: int) -> None
     (tmp_path / "loop").symlink_to(".")
     (tmp_path / "out").symlink_to("/")
     assert Walk(root).all().folders == 1
+
+
+def test_below_a_writable_mount_what_hosts_execute_is_fixed(tmp_path: Path, root: int) -> None:
+    make(tmp_path, ".git/config", ".mcp.json", "a/.git/HEAD", "e/pyvenv.cfg", "e/bin/python")
+    make(tmp_path, ".envrc", "a/plain", ".claude/.credentials.json")
+    assert covered(Walk(root, writable=True).all().covers) == {
+        ".git": FIXED,
+        ".mcp.json": FIXED,
+        "a": KEPT,
+        "a/.git": FIXED,
+        "e": FIXED,
+        ".envrc": FILE,
+        ".claude": FIXED,
+        ".claude/.credentials.json": FILE,
+    }
+    assert FIXED not in Walk(root).all().covers.values()
+
+
+def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet() -> None:
+    for path in (".mcp.json", "a/.git/hooks/x", ".vscode/tasks.json", "b/kernel-mcp.toml"):
+        assert secrets.executed_by_name(tuple(path.split("/"))), path
+    for path in ("git/hooks/x", "mcp.json", "a/b.py"):
+        assert not secrets.executed_by_name(tuple(path.split("/"))), path
