@@ -24,7 +24,8 @@ Sink: TypeAlias = Callable[[Event], None]
 class Run:
     """One execute request in flight; `finished` is set when it ended or the kernel died.
 
-    The first reply counts. `outputs` counts its messages, `unsure` means that no `idle` came.
+    The first reply counts. `outputs` counts its messages, `unsure` means that no `idle` came. What
+    is not `compiled` has not run.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -32,6 +33,7 @@ class Run:
         self.sink = sink
         self.status: str | None = None
         self.exit_code: int | None = None
+        self.compiled = True
         self.failure: Failure | None = None
         self.finished = anyio.Event()
         self.begun = False
@@ -46,6 +48,7 @@ class Run:
         status = content.get("status")
         if status == "error":
             self.exit_code = whole_number(content.get("exit_code"))
+            self.compiled = content.get("begun") is not False
             with contextlib.suppress(WireError):
                 self.failure = failure_from(content)
         self.status = status if status in ("ok", "error", "aborted") else "error"

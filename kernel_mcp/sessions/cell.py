@@ -98,6 +98,7 @@ class Cell:
         self.duration_s = 0.0
         self.outcome: Outcome | None = None
         self.phase = Phase.QUEUE
+        self.numbered = False
         self.state_as_of: int | None = None
         self.error: Exception | None = None
         self.finished = anyio.Event()
@@ -137,8 +138,8 @@ class Cell:
 
     @property
     def execution_count(self) -> int | None:
-        """Its number in the kernel: its own; None when the code was not run."""
-        return self.number if self.phase is Phase.RUN else None
+        """Its number in the kernel: its own; None when it was not handed over."""
+        return self.number if self.numbered else None
 
     def finish(self, outcome: Outcome, now: float) -> None:
         """Record how the cell ended; only the first call counts."""
@@ -230,7 +231,7 @@ class Cell:
         """The structured outcome under `kernel-mcp/cell`; `duration_s` in seconds.
 
         `lost` names lost variables, `lost_omitted` counts further ones. `execution_count` is the
-        number again where the code has run.
+        number again where the kernel has got the code.
         """
         outcome = self.outcome or Outcome(self.status)
         losses = self.losses

@@ -205,12 +205,14 @@ async def _run_to_end(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: floa
     wish = _wish(kernel, cell, reason, cpu_s)
     if killed or run.status is None:
         return _death(kernel, run, wish, reason, grace_s)
+    if not run.compiled:
+        cell.phase = Phase.CHECK
     return _end(run, wish, reason)
 
 
 async def _hand_over(kernel: Kernel, cell: Cell) -> Run:
     """Submit the cell. Raises LaunchError, or KernelGone when the kernel has ended."""
-    cell.phase = Phase.RUN
+    cell.phase, cell.numbered = Phase.RUN, True
     try:
         return kernel.submit(cell.plain, cell.listen(), cell.number)
     except LaunchError as error:
@@ -316,4 +318,4 @@ def _end(run: Run, wish: str, reason: StopReason | None) -> Outcome:
         status = Status.TIMEOUT
     else:
         status = Status.INTERRUPTED
-    return Outcome(status, cause=wish or None, exit_code=exit_code)
+    return Outcome(status, cause=wish or None, exit_code=exit_code if run.compiled else None)

@@ -269,7 +269,8 @@ class History(Sequence[Cell]):
             return Cell.ended(number, "", log, outcome, 0.0)
         outcome = Outcome(outcome.status, *row["outcome"])
         cell = Cell.ended(number, row["code"], log, outcome, row["duration_s"])
-        cell.phase, cell.state_as_of = Phase(row["phase"]), row["state_as_of"]
+        cell.phase, cell.numbered = Phase(row["phase"]), row["numbered"]
+        cell.state_as_of = row["state_as_of"]
         losses = [Loss(cause, tuple(names), more) for cause, names, more in row["losses"]]
         cell.before = [Notice(0, "", loss) for loss in losses]
         return cell
@@ -283,6 +284,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "code": cell.code,
         "outcome": [outcome.state_kept, outcome.cause, outcome.exit_code],
         "phase": cell.phase.value,
+        "numbered": cell.numbered,
         "state_as_of": cell.state_as_of,
         "losses": [[loss.cause, loss.names, loss.more] for loss in cell.losses],
         "duration_s": cell.duration_s,

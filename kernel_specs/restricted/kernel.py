@@ -234,6 +234,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
             self.shell_stream.hold()  # queued behind it; what comes after the reply is not
             reply["status"] = "error"
             reply["exit_code"] = _exit_code(error)
+            reply["begun"] = result.error_before_exec is None
             reply["user_expressions"] = {}
             if error is None:  # while the result was being displayed
                 reply.update(shell.last_error or {})

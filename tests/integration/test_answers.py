@@ -153,6 +153,16 @@ async def test_the_outcome_says_how_far_a_cell_came_and_what_its_variables_hold(
         await notebook.call("interrupt")
 
 
+async def test_what_does_not_compile_was_not_run_whoever_finds_that() -> None:
+    async with agent() as notebook:
+        await notebook.run("x = 1")
+        answer = await notebook.run("def f(:\n    pass")
+        assert "Cell In[2]" in answer.text
+        found = [answer.cell[key] for key in ("phase", "exit_code", "execution_count")]
+        assert (found, answer.cell["state_as_of"]) == (["check", None, 2], 1)
+        assert (await notebook.run("x")).cell["state_as_of"] == 3
+
+
 async def test_a_script_gives_its_streams_apart_and_every_cell_its_record() -> None:
     script = (
         "import sys\nprint('out')\nprint('err', file=sys.stderr)\nprint('more')\n"

@@ -23,7 +23,7 @@ async def test_status_goes_from_queued_over_running_to_the_outcome(tmp_path: Pat
     statuses = [cell.status]
     cell.started = 1.0
     statuses.append(cell.status)
-    cell.phase = Phase.RUN
+    cell.phase, cell.numbered = Phase.RUN, True
     cell.finish(Outcome(Status.OK, exit_code=0), 3.5)
     statuses.append(cell.status)
     assert statuses == [Status.QUEUED, Status.RUNNING, Status.OK]

@@ -56,7 +56,7 @@ class Cells:
         take = cell.listen() if listens else cell.take
         for event in events:
             take(event)
-        cell.phase, cell.state_as_of = Phase.RUN, number
+        cell.phase, cell.numbered, cell.state_as_of = Phase.RUN, True, number
         cell.run_after([Notice(1, "lost", Loss("a reason", ("x", "y"), 3))])
         cell.finish(Outcome(Status.ERROR, True, "a cause", number), 3.5)
         cell.told = told

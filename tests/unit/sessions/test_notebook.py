@@ -15,7 +15,7 @@ from kernel_mcp.output.items import Display, Event, Failure, Stream
 from kernel_mcp.output.markup import JSON_DEPTH, Shape
 from kernel_mcp.output.outputs import LogCaps, OutputLog
 from kernel_mcp.sessions import notebook
-from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
+from kernel_mcp.sessions.cell import Cell, Outcome, Status
 from kernel_mcp.sessions.notebook import JSON_VALUES
 from kernel_mcp.sessions.notebook import notebook as notebook_file
 
@@ -32,7 +32,7 @@ def cell(folder: Path, number: int, code: str, *events: Event, caps: LogCaps | N
 
 def ended(number: int, code: str, log: OutputLog) -> Cell:
     made = Cell.ended(number, code, log, Outcome(Status.OK), 0.0)
-    made.phase = Phase.RUN
+    made.numbered = True
     return made
 
 
