@@ -172,6 +172,24 @@ async def test_the_data_profile_brings_its_packages() -> None:
         assert answer.text.endswith("np.float64(1.6)")
 
 
+async def test_without_a_sandbox_the_default_is_the_guarded_list_and_says_so() -> None:
+    async with agent("--sandbox", "none", "--allow-install", "*") as notebook:
+        assert "Others are refused" in str(notebook.client.instructions)
+        policy = (await notebook.call("info")).data["policy"]
+        assert policy.startswith("guarded, which --sandbox none makes of default")
+        assert "There is no sandbox" in policy
+        assert (await notebook.run("import math, json\nmath.floor(2.5)")).text == "2"
+        for code, step in {
+            "import os": "--allow os (or --allow '*')",
+            "!ls": "--allow '*'",
+            "import seaborn": 'install(packages=["seaborn"]) adds it to this session',
+            "exec('import sklearn')": 'install(packages=["scikit-learn"]) adds it to this session',
+        }.items():
+            answer = await notebook.run(code)
+            assert answer.status == "error", code
+            assert step in answer.text, code
+
+
 WAYS_ROUND = (
     "p = [__import__('pathlib')][0]; p.os.getcwd()",
     "import random; vars(random)['_os'].getcwd()",
