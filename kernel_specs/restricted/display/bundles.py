@@ -183,10 +183,11 @@ class Formatter(DisplayFormatter):
 
 def _library(obj: Any) -> str:
     """The library that the class of `obj` comes from, or its nearest base; empty for none."""
-    for kind in type(obj).__mro__:
-        root = str(kind.__module__).partition(".")[0]
-        if root in _MORE or root in ("matplotlib", "graphviz"):
-            return root
+    with contextlib.suppress(Exception):  # user code decides what a class answers
+        for kind in type(obj).__mro__:
+            root = str(kind.__module__).partition(".")[0]
+            if root in _MORE or root in ("matplotlib", "graphviz"):
+                return root
     return ""
 
 
