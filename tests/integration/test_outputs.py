@@ -78,13 +78,16 @@ async def test_a_large_picture_is_shrunk_and_its_original_kept() -> None:
         assert len(base64.b64decode(original.blob)) > 1_000_000  # type: ignore[union-attr]
 
 
-async def test_a_table_comes_as_text_with_its_html_as_a_resource() -> None:
+async def test_a_table_comes_as_text_and_a_page_with_more_than_words_as_a_resource() -> None:
     async with agent("--allow", "pandas") as notebook:
         answer = await notebook.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})")
         assert "a" in answer.text
         assert "<table" not in answer.text
-        html = [link for link in answer.links if link.mime_type == "text/html"]
-        content = (await notebook.client.read_resource(html[0].uri)).contents[0]
+        assert not answer.links
+        page = "<table><tr><td>1</td></tr></table><iframe src='data:text/html,map'></iframe>"
+        answer = await notebook.run(f"from IPython.display import HTML\nHTML({page!r})")
+        (html,) = [link for link in answer.links if link.mime_type == "text/html"]
+        content = (await notebook.client.read_resource(html.uri)).contents[0]
         assert "<table" in content.text  # type: ignore[union-attr]
         assert content.mime_type == "text/html"
 
