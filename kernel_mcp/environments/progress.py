@@ -149,8 +149,10 @@ class Bulletin:
         return tell
 
     async def read(self) -> None:
-        """Report what another builder has written since the last time. Raises OSError."""
-        line = self._file.read_bytes().rstrip(b"\0")
+        """Report what another builder has written since the last time, if that can be read."""
+        line = b""
+        with suppress(OSError):
+            line = self._file.read_bytes().rstrip(b"\0")
         if line and line != self._last:
             self._last = line
             await self._report(line.decode(errors="replace"))

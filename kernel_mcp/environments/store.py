@@ -18,6 +18,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -147,7 +148,8 @@ class EnvironmentStore:
     def forget_unfit(self) -> None:
         """Ask again for all packages that could not be had."""
         for file in self._envs.glob(f"*{_UNFIT}"):
-            file.unlink(missing_ok=True)
+            with suppress(OSError):  # another user's cache
+                file.unlink()
 
     async def _run(self, build: Build, folder: Path, progress: ProgressCallback, lock: int) -> None:
         """Build, unless packages are known not to fit. Raises UnfitPackages then."""
