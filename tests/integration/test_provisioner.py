@@ -203,6 +203,15 @@ async def test_a_round_trip_takes_no_longer_than_to_a_kernel_without_a_sandbox(
 
 
 async def test_the_policy_of_the_kernel_spec_holds(manager: AsyncKernelManager) -> None:
+    spec = manager.kernel_spec
+    assert spec is not None
+    spec.metadata["kernel_provisioner"]["config"] = {"profile": "guarded"}
     async with started(manager) as client:
         assert await result(client, "import math, json; math.floor(2.5)") == "2"
         assert await result(client, "import subprocess") == "ModuleNotAllowedError"
+
+
+async def test_without_a_policy_the_sandbox_alone_holds(manager: AsyncKernelManager) -> None:
+    async with started(manager) as client:
+        assert await result(client, "import subprocess; subprocess.call('true')") == "0"
+        assert await result(client, "import os; os.path.exists('/root/.bashrc')") == "False"
