@@ -64,8 +64,7 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
     tmp = Path(config.tmp)
     names = {
         "HOME": config.workspace or config.tmp,
-        "PATH": f"{SHIMS}/bin:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
-        "PYTHONPATH": str(SHIMS),
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "TMPDIR": config.tmp,
         "TERM": "dumb",
@@ -76,6 +75,8 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
         "MALLOC_ARENA_MAX": "2",
     }
+    if config.layers:  # packages come by the server's own tool
+        names |= {"PATH": f"{SHIMS}/bin:{names['PATH']}", "PYTHONPATH": str(SHIMS)}
     for name in ("OPENBLAS", "OMP", "MKL", "NUMEXPR", "RAYON"):
         names[f"{name}_NUM_THREADS"] = pool
     names["POLARS_MAX_THREADS"] = pool

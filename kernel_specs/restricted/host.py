@@ -59,6 +59,7 @@ class KernelHost:
         if not boot.policy.allow_all:
             self._guard(boot)
         self._app.kernel.boot = boot
+        self._app.shell.takes_packages = bool(boot.layers)
         self._app.connect(boot, connection_file)
         self._app.service.at_work = at_work
         _send_ready(boot.ready_fd)

@@ -103,6 +103,8 @@ class Shell(ZMQInteractiveShell):
     loops = Instance(Loops, ())
 
     commands_allowed = Bool(True)
+    takes_packages = Bool(False)
+    """Whether the server installs, so that running code is told of its tool."""
     own_builtins: ModuleType | None = None
     """What user code has instead of Python's builtins; None for those."""
     last_error: dict[str, Any] | None = None
@@ -259,7 +261,7 @@ class Shell(ZMQInteractiveShell):
     def system_piped(self, cmd: str) -> None:
         """Run a shell command; its output comes through the captured file descriptors."""
         command = self.var_expand(cmd, depth=1)
-        refuse_installation(command)
+        self._refuse_installation(command)
         self._require_commands(f"`!{cmd}`")
         status = subprocess.call(command, shell=True)
         self.user_ns["_exit_code"] = status
@@ -269,13 +271,13 @@ class Shell(ZMQInteractiveShell):
 
     def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
         """Run a shell command and return its output."""
-        refuse_installation(self.var_expand(cmd, depth=depth + 1))
+        self._refuse_installation(self.var_expand(cmd, depth=depth + 1))
         self._require_commands(f"`!!{cmd}`")
         return super().getoutput(cmd, split, depth + 1)
 
     def run_line_magic(self, magic_name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run a line magic that the policy permits."""
-        if magic_name in INSTALLERS:
+        if self.takes_packages and magic_name in INSTALLERS:
             return self.system_piped(f"{magic_name} {line}")
         if not is_harmless(magic_name, line):
             self._require_commands(f"%{magic_name}")
@@ -345,6 +347,10 @@ class Shell(ZMQInteractiveShell):
         result.error_in_exec = error
         self.showtraceback((type(error), error, error.__traceback__))
         return result
+
+    def _refuse_installation(self, command: str) -> None:
+        if self.takes_packages:
+            refuse_installation(command)
 
     def _require_commands(self, what: str) -> None:
         if not self.commands_allowed:

@@ -10,7 +10,7 @@ from importlib import metadata
 
 ADVICE = (
     "Running code cannot add or remove packages: call the tool `install` with names, or write "
-    "`%pip install NAME` as a line of its own, not indented, in a cell."
+    "`%pip install ...` as a line of its own, not indented, in a cell."
 )
 FIELDS = ("Name", "Version", "Summary", "Home-page", "Author", "License")
 

@@ -105,6 +105,7 @@ async def test_running_code_is_told_of_the_tool(links: Path) -> None:
             answer = await notebook.call("execute", code=code)
             assert answer.status == "error", code
             assert "tool `install`" in answer.text
+            assert "NAME" not in answer.text
         assert "ipykernel" in (await notebook.run("%pip list")).text
         assert "ipykernel" in (await notebook.run("!pip freeze | grep ipykernel")).text
 
