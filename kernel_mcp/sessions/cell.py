@@ -262,7 +262,7 @@ class News:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._cells: list[Cell] = []
+        self._ends: dict[int, str] = {}
         self._notice: Notice | None = None
 
     def ended(self, cell: Cell) -> None:
@@ -270,30 +270,29 @@ class News:
         elsewhere = cell.calls or cell.telling or not cell.called or cell.own is not None
         known = cell.told and not cell.abandoned
         if cell.finished.is_set() and not (elsewhere or known):
-            self._tell([*(each for each in self._untold() if each is not cell), cell])
+            which = "whose call was cancelled" if cell.abandoned else "which was running"
+            end = f"cell {cell.number}, {which}, has ended: {cell.status.value}"
+            self._tell({**self._untold(), cell.number: end})
 
     def retract(self, cell: Cell) -> None:
         """Do not tell of `cell`: an answer does."""
-        if cell in (cells := self._untold()):
-            self._tell([each for each in cells if each is not cell])
+        if cell.number in (ends := self._untold()):
+            self._tell({number: end for number, end in ends.items() if number != cell.number})
 
-    def _untold(self) -> list[Cell]:
-        return self._cells if self._notice in self._ledger.pending else []
+    def _untold(self) -> dict[int, str]:
+        return self._ends if self._notice in self._ledger.pending else {}
 
-    def _tell(self, cells: list[Cell]) -> None:
+    def _tell(self, ends: dict[int, str]) -> None:
         self._ledger.withdraw(self._notice)
-        self._cells = cells
-        self._notice = self._ledger.add(_ends(cells)) if cells else None
+        self._ends = ends
+        self._notice = self._ledger.add(_news(ends)) if ends else None
 
 
-def _ends(cells: list[Cell]) -> str:
-    parts = []
-    if (more := len(cells) - SHOWN_ENDS) > 0:
-        parts.append(f"{more} other cell{'s have' if more > 1 else ' has'} ended")
-    for cell in cells[-SHOWN_ENDS:]:
-        which = "whose call was cancelled" if cell.abandoned else "which was running"
-        parts.append(f"cell {cell.number}, {which}, has ended: {cell.status.value}")
-    number = cells[0].number if len(cells) == 1 else "N"
+def _news(ends: dict[int, str]) -> str:
+    parts = list(ends.values())[-SHOWN_ENDS:]
+    if (more := len(ends) - SHOWN_ENDS) > 0:
+        parts.insert(0, f"{more} other cell{'s have' if more > 1 else ' has'} ended")
+    number = next(iter(ends)) if len(ends) == 1 else "N"
     return f"{'; '.join(parts)}; `wait` with cell={number} shows it"
 
 
