@@ -280,7 +280,9 @@ class Settings:
     )
     workspace: Path | None = _flag(
         "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",
-        "keep the files of the sessions in folders below DIR", value=None,
+        "keep the files of sessions in folders of their names below DIR, those of the default "
+        "session in `DIR/default`; a session of that name finds them again",
+        value=None,
     )
     cache_dir: Path | None = _flag(
         "cache-dir", path, _PLACES, "DIR", "the user's cache folder",

@@ -7,7 +7,9 @@ may write there or replace them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import grp
+import hashlib
 import os
 import pwd
 import stat
@@ -102,6 +104,25 @@ def runtime_folder(name: str = "") -> Path:
             f"this user's servers cannot meet in {path}: {reason}; or set XDG_RUNTIME_DIR to a "
             "folder of this user"
         ) from reason
+
+
+def hold_name(path: Path) -> int | None:
+    """Keep a path for this process: a descriptor to close, None while another server has it.
+
+    The lock lies where this user's servers meet. Raises SandboxUnavailable, OSError.
+    """
+    name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(runtime_folder("workspaces") / name, flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def _require_unshared(path: Path) -> None:

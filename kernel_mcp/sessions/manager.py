@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import secrets
+import stat
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.limits.capacity import Capacity
+from kernel_mcp.linux.folders import hold_name
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.history import History
@@ -78,7 +81,7 @@ class Folders:
     """Where sessions keep files: `workspaces` for the kernels', `records` for the server's own.
 
     `layers` are for the packages they add. Only workspaces outlive their sessions, when `keep` is
-    set.
+    set; they are called as their sessions then, that of the default session `default`.
     """
 
     workspaces: Path
@@ -112,6 +115,8 @@ class SessionManager:
         self._audit = audit or Audit()
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
+        self._held: dict[str, ExitStack] = {}
+        """What keeps the workspaces of sessions for them, by handle."""
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._known: OrderedDict[str, Ended] = OrderedDict()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
@@ -160,6 +165,7 @@ class SessionManager:
         python: str = "",
         limits: Limits | None = None,
         timeout_s: float = 0.0,
+        default: bool = False,
     ) -> Session:
         """Open a session, for which the longest idle one may have to hibernate.
 
@@ -171,15 +177,48 @@ class SessionManager:
         async with self._quota.reserve():
             self._check_name(caller, name)  # again: a session may have had to make room
             handle = "s-" + secrets.token_urlsafe(9)
-            request = KernelRequest(
-                handle,
-                self._folders.workspaces / handle,
-                python,
-                packages,
-                layer=self._folders.layers / handle,
-                limits=limits,
-            )
-            return await self._open(caller, name, request, timeout_s)
+            with ExitStack() as undo:
+                name, folder = self._place(handle, name, undo, default=default)
+                request = KernelRequest(
+                    handle,
+                    folder,
+                    python,
+                    packages,
+                    layer=self._folders.layers / handle,
+                    limits=limits,
+                )
+                session = await self._open(caller, name, request, timeout_s)
+                self._held[handle] = undo.pop_all()
+            return session
+
+    def _place(self, handle: str, name: str, undo: ExitStack, *, default: bool) -> tuple[str, Path]:
+        """The name of a session, and its workspace: where they are kept, one of its name.
+
+        Raises InputError for one that another session or server uses.
+        """
+        kept = self._folders.workspaces
+        if not self._folders.keep or name == SCRIPT:
+            return name, kept / handle
+        if name:
+            candidates = [name]
+        else:
+            stem = "default" if default else "session"
+            first = [stem] if default else []
+            candidates = [*first, *(f"{stem}-{number}" for number in range(1, MOST_ENDED))]
+        for candidate in candidates:
+            folder = kept / candidate
+            found = folder.lstat().st_mode if os.path.lexists(folder) else None
+            if found is not None and not stat.S_ISDIR(found):
+                continue
+            if not (name or default) and found is not None:
+                continue  # that of an earlier session, which can be had by its name
+            if (lock := hold_name(folder)) is not None:
+                undo.callback(os.close, lock)
+                return name or ("" if default else candidate), folder
+        raise InputError(
+            f"The workspace {kept / candidates[0]} is in use by another session or server: choose "
+            "another name."
+        )
 
     async def _open(
         self, caller: Caller, name: str, request: KernelRequest, timeout_s: float
@@ -188,7 +227,8 @@ class SessionManager:
         limits = request.limits or self._settings.limits
         records = self._folders.records / handle
         for path in (folder, records):
-            make_private(path)
+            if path != folder or not folder.is_dir():
+                make_private(path)
         Layer(self._folders.layers / handle).make()
         session = Session(
             request=request,
@@ -284,7 +324,7 @@ class SessionManager:
             former = self._defaults.get(key, "")
             default = self._sessions.get(former)
             if default is None:
-                default = await self.create(caller)
+                default = await self.create(caller, default=True)
                 if caller.default:
                     self._defaults[key] = default.handle
                 if (ended := self._ended.pop(former, None)) is not None:
@@ -376,6 +416,8 @@ class SessionManager:
                 async with session.installing:
                     await self._remove_files(session)
             del self._sessions[session.handle]
+            if (held := self._held.pop(session.handle, None)) is not None:
+                held.close()
             session.journal.closed(cells=len(session.cells))
             session.ended.set()
 

@@ -83,10 +83,12 @@ def register(box: Toolbox, services: Services) -> None:
             opened.begin()
             with anyio.move_on_after(HEAD_START_S):
                 await opened.begun.wait()
-        which = "handle or the name" if name else "handle"
+        which = "handle or the name" if opened.name else "handle"
         note = f"Pass the {which} as `session`: it has its own kernel, variables and workspace."
+        if settings.workspace is not None:
+            note += f" Its files are kept: a later session named {opened.name!r} has them again."
         note += _own_words(limits, limit_s)
-        return SessionHandle(session=opened.handle, name=name, note=note)
+        return SessionHandle(session=opened.handle, name=opened.name, note=note)
 
     @tool(annotations=READS)
     async def list_sessions(ctx: AnyContext) -> SessionList:

@@ -82,7 +82,7 @@ def test_stopped_helpers_end_with_the_server_and_no_spare_stays(tmp_path: Path, 
     else:
         assert code in (0, -signal.SIGALRM)  # on a busy machine the time limit ends it
     RawServer(tmp_path / "s", "--workspace", str(workspace), "--warm", "0").close()
-    assert [path.name.partition("-")[0] for path in workspace.iterdir()] == ["s"]
+    assert [path.name for path in workspace.iterdir()] == ["default"]
 
 
 @pytest.mark.parametrize("asking", [False, True], ids=["idle", "busy"])

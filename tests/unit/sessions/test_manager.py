@@ -123,6 +123,7 @@ async def test_only_a_workspace_outlives_its_session_where_files_are_kept(
     async with manager.running():
         session = await manager.create(ME)
         folders = {place: tmp_path / place / session.handle for place in "wrp"}
+        folders["w"] = session.request.workspace
         for place in "wr":  # what the session's own packages are is no secret
             assert folders[place].stat().st_mode & 0o077 == 0, place
         (folders["w"] / "a.txt").write_text("a")
@@ -131,6 +132,40 @@ async def test_only_a_workspace_outlives_its_session_where_files_are_kept(
             "w": keep, "r": False, "p": False,
         }  # fmt: skip
         assert not manager.sessions
+
+
+async def test_kept_workspaces_are_found_again_by_the_names_of_sessions(tmp_path: Path) -> None:
+    for round_ in range(2):
+        manager = new_manager(tmp_path, FakeSource(), FakeClock(), keep=True)
+        async with manager.running():
+            default = await manager.resolve(ME, "")
+            named = await manager.create(ME, name="etl")
+            unnamed = await manager.create(ME)
+            assert default.request.workspace == tmp_path / "w" / "default"
+            assert named.request.workspace == tmp_path / "w" / "etl"
+            assert unnamed.name == f"session-{round_ + 1}"  # it can be had by that name
+            assert unnamed.request.workspace == tmp_path / "w" / unnamed.name
+            for session in (default, named, unnamed):
+                found = [entry.name for entry in session.request.workspace.iterdir()]
+                assert found == (["kept"] if round_ and session is not unnamed else [])
+                (session.request.workspace / "kept").touch()
+            again = await manager.resolve(ME, "etl")
+            assert again is named
+            await manager.close(unnamed)
+            reopened = await manager.create(ME, name=unnamed.name)
+            assert (reopened.request.workspace / "kept").exists()
+
+
+async def test_two_servers_never_share_a_workspace(tmp_path: Path) -> None:
+    first = new_manager(tmp_path, FakeSource(), FakeClock(), keep=True)
+    second = new_manager(tmp_path, FakeSource(), FakeClock(), keep=True)
+    async with first.running(), second.running():
+        await first.create(ME, name="etl")
+        with pytest.raises(InputError, match="in use by another session or server"):
+            await second.create(ME, name="etl")
+        one, other = await first.resolve(ME, ""), await second.resolve(ME, "")
+        assert one.request.workspace.name == "default"
+        assert other.request.workspace.name == "default-1"
 
 
 async def test_the_end_of_the_server_closes_all_sessions(tmp_path: Path) -> None:
