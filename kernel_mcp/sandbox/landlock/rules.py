@@ -14,8 +14,16 @@ from pathlib import Path
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.syscalls import Architecture
-from kernel_mcp.sandbox.seccomp import AF_UNIX, INTERNET_FAMILIES, bpf
-from kernel_mcp.sandbox.seccomp.bpf import ALLOW, argument, compile_rules, fail, one_of
+from kernel_mcp.sandbox import seccomp
+from kernel_mcp.sandbox.seccomp import (
+    AF_UNIX,
+    ALLOW,
+    INTERNET_FAMILIES,
+    argument,
+    compile_rules,
+    fail,
+    one_of,
+)
 
 REQUIRED_VERSION = 6
 """The first that scopes signals and abstract Unix sockets: Linux 6.12."""
@@ -294,36 +302,38 @@ def compile_landlock_filter(arch: Architecture, *, own_user: bool) -> bytes:
 
     With `own_user` it allows modes and times: no file outside belongs to the kernel's user.
     """
-    silent = dict.fromkeys((*_MODES, *_TIMES), bpf.give(ALLOW)) if own_user else {}
+    silent = dict.fromkeys((*_MODES, *_TIMES), seccomp.give(ALLOW)) if own_user else {}
     return compile_rules(arch, _call_rules() | silent)
 
 
-def _call_rules() -> dict[str, bpf.Program]:
-    allow, refuse = bpf.give(ALLOW), bpf.give(fail(errno.EPERM))
-    denied = bpf.give(fail(errno.EACCES))
+def _call_rules() -> dict[str, seccomp.Program]:
+    allow, refuse = seccomp.give(ALLOW), seccomp.give(fail(errno.EPERM))
+    denied = seccomp.give(fail(errno.EACCES))
     type_checked = argument(1, SOCKET_TYPE_MASK) + one_of(CONNECTED_TYPES, allow, denied)
     # libzmq aborts when its netlink socket is refused with anything but EOPNOTSUPP
-    other = one_of(INTERNET_FAMILIES, denied, bpf.give(fail(errno.EOPNOTSUPP)))
-    unix_only = argument(0) + bpf.branch(bpf.JUMP_EQ, AF_UNIX, then=type_checked, otherwise=other)
-    priority = argument(0) + bpf.branch(
-        bpf.JUMP_EQ,
+    other = one_of(INTERNET_FAMILIES, denied, seccomp.give(fail(errno.EOPNOTSUPP)))
+    unix_only = argument(0) + seccomp.branch(
+        seccomp.JUMP_EQ, AF_UNIX, then=type_checked, otherwise=other
+    )
+    priority = argument(0) + seccomp.branch(
+        seccomp.JUMP_EQ,
         0,  # PRIO_PROCESS
-        then=argument(1) + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=refuse),
+        then=argument(1) + seccomp.branch(seccomp.JUMP_EQ, 0, then=allow, otherwise=refuse),
         otherwise=refuse,
     )
     return {
-        **dict.fromkeys(_MODES, bpf.give(fail(0))),
+        **dict.fromkeys(_MODES, seccomp.give(fail(0))),
         **dict.fromkeys(("futimesat", "utimensat"), _times(path=1, times=2)),
         **dict.fromkeys(("utime", "utimes"), _times(path=0, times=1)),
-        **dict.fromkeys(_WITHOUT_ATTRIBUTES, bpf.give(fail(errno.EOPNOTSUPP))),
+        **dict.fromkeys(_WITHOUT_ATTRIBUTES, seccomp.give(fail(errno.EOPNOTSUPP))),
         **dict.fromkeys(_REFUSED, refuse),
         **dict.fromkeys(
             _ONLY_ITSELF,
-            argument(0) + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=refuse),
+            argument(0) + seccomp.branch(seccomp.JUMP_EQ, 0, then=allow, otherwise=refuse),
         ),
         # libzmq names its own threads by number and aborts when it fails
         "sched_setscheduler": argument(0)
-        + bpf.branch(bpf.JUMP_EQ, 0, then=allow, otherwise=bpf.give(fail(0))),
+        + seccomp.branch(seccomp.JUMP_EQ, 0, then=allow, otherwise=seccomp.give(fail(0))),
         "connect": denied,
         "ioctl": argument(1) + _requests(),
         "open": argument(1, ACCESS_MODE) + one_of((NO_ACCESS,), denied, allow),
@@ -335,23 +345,25 @@ def _call_rules() -> dict[str, bpf.Program]:
     }
 
 
-def _requests() -> bpf.Program:
+def _requests() -> seccomp.Program:
     """Refuse the loaded request of ioctl(2) when it is about interfaces, processes or files."""
-    allow, refuse = bpf.give(ALLOW), bpf.give(fail(errno.EPERM))
+    allow, refuse = seccomp.give(ALLOW), seccomp.give(fail(errno.EPERM))
     types = (*FILE_IOCTL_TYPES, PIDFD_IOCTL_TYPE)
-    by_type = bpf.mask(IOCTL_TYPE_MASK) + one_of(types, refuse, allow)
+    by_type = seccomp.mask(IOCTL_TYPE_MASK) + one_of(types, refuse, allow)
     other = one_of(HARMLESS_FILE_IOCTLS, allow, by_type)
-    below_end = bpf.branch(bpf.JUMP_GE, INTERFACE_IOCTLS.stop, then=other, otherwise=refuse)
-    return bpf.branch(bpf.JUMP_GE, INTERFACE_IOCTLS.start, then=below_end, otherwise=other)
+    below_end = seccomp.branch(seccomp.JUMP_GE, INTERFACE_IOCTLS.stop, then=other, otherwise=refuse)
+    return seccomp.branch(seccomp.JUMP_GE, INTERFACE_IOCTLS.start, then=below_end, otherwise=other)
 
 
-def _times(*, path: int, times: int) -> bpf.Program:
+def _times(*, path: int, times: int) -> seccomp.Program:
     """Pretend to set times; refuse "now" for a path, as Path.touch takes success for existence."""
-    silent, refuse = bpf.give(fail(0)), bpf.give(fail(errno.EPERM))
+    silent, refuse = seccomp.give(fail(0)), seccomp.give(fail(errno.EPERM))
     return _if_null(path, silent, _if_null(times, refuse, silent))
 
 
-def _if_null(index: int, then: bpf.Program, otherwise: bpf.Program) -> bpf.Program:
+def _if_null(index: int, then: seccomp.Program, otherwise: seccomp.Program) -> seccomp.Program:
     """Compare both words of a pointer argument with 0."""
-    high = bpf.load(20 + 8 * index) + bpf.branch(bpf.JUMP_EQ, 0, then=then, otherwise=otherwise)
-    return argument(index) + bpf.branch(bpf.JUMP_EQ, 0, then=high, otherwise=otherwise)
+    high = seccomp.load(20 + 8 * index) + seccomp.branch(
+        seccomp.JUMP_EQ, 0, then=then, otherwise=otherwise
+    )
+    return argument(index) + seccomp.branch(seccomp.JUMP_EQ, 0, then=high, otherwise=otherwise)

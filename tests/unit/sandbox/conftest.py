@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pytest
 
-from kernel_mcp.sandbox.seccomp import bpf
+from kernel_mcp.sandbox import seccomp
 
 
 class RunFilter(Protocol):
@@ -33,18 +33,18 @@ def _verdict(program: bytes, *, arch: int, number: int, args: tuple[int, ...] = 
     while True:
         operation, if_true, if_false, operand = code[counter]
         counter += 1
-        if operation == bpf.LOAD_WORD:
+        if operation == seccomp.LOAD_WORD:
             (accumulator,) = struct.unpack_from("<I", data, operand)
-        elif operation == bpf.AND:
+        elif operation == seccomp.AND:
             accumulator &= operand
-        elif operation == bpf.RETURN:
+        elif operation == seccomp.RETURN:
             return int(operand)
-        elif operation == bpf.JUMP:
+        elif operation == seccomp.JUMP:
             counter += operand
         else:
             taken = {
-                bpf.JUMP_EQ: accumulator == operand,
-                bpf.JUMP_GE: accumulator >= operand,
-                bpf.JUMP_SET: bool(accumulator & operand),
+                seccomp.JUMP_EQ: accumulator == operand,
+                seccomp.JUMP_GE: accumulator >= operand,
+                seccomp.JUMP_SET: bool(accumulator & operand),
             }[operation]
             counter += if_true if taken else if_false

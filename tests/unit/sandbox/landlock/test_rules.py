@@ -10,7 +10,7 @@ import pytest
 
 from kernel_mcp.linux.syscalls import AARCH64, LAST_KNOWN, X86_64, Architecture
 from kernel_mcp.sandbox.landlock import rules
-from kernel_mcp.sandbox.seccomp.bpf import ALLOW, KILL, fail
+from kernel_mcp.sandbox.seccomp import ALLOW, KILL, fail
 
 ARCHITECTURES = [X86_64, AARCH64]
 Answer: TypeAlias = Callable[..., int]

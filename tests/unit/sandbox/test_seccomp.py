@@ -17,7 +17,28 @@ from kernel_mcp.linux.syscalls import (
     architecture,
 )
 from kernel_mcp.sandbox import seccomp
-from kernel_mcp.sandbox.seccomp.bpf import ALLOW, KILL, X32_BIT, fail
+from kernel_mcp.sandbox.seccomp import ALLOW, KILL, X32_BIT, fail
+
+
+def test_bisection_finds_the_interval_of_every_number(verdict: Callable[..., int]) -> None:
+    starts = [(start, seccomp.give(start + 1)) for start in range(0, 3000, 3)]
+    program = seccomp.assemble(seccomp.load(0) + seccomp.search(starts))
+    for number in range(0, 3000, 7):
+        assert verdict(program, arch=0, number=number) == number - number % 3 + 1
+
+
+def test_a_branch_over_more_than_255_instructions_jumps_long(verdict: Callable[..., int]) -> None:
+    filler = seccomp.mask(0xFFFF) * 300 + seccomp.give(1)
+    body = seccomp.branch(seccomp.JUMP_EQ, 7, then=seccomp.give(2), otherwise=filler)
+    program = seccomp.assemble(seccomp.load(0) + body)
+    assert verdict(program, arch=0, number=7) == 2
+    assert verdict(program, arch=0, number=8) == 1
+
+
+def test_a_program_longer_than_the_kernel_takes_is_refused() -> None:
+    with pytest.raises(ValueError, match="4096"):
+        seccomp.assemble(seccomp.give(0) * 4097)
+
 
 ARCHITECTURES = [X86_64, AARCH64]
 Verdict: TypeAlias = Callable[..., int]
