@@ -99,21 +99,21 @@ def _serve(argv: Sequence[str]) -> int:
 
 
 def _doctor(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands.doctor import main as doctor
+    from kernel_mcp.commands import run_doctor
 
-    return doctor(argv)
+    return run_doctor(argv)
 
 
 def _env(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands.env import main as env
+    from kernel_mcp.commands import run_env
 
-    return env(argv)
+    return run_env(argv)
 
 
 def _image(argv: Sequence[str]) -> int:
-    from kernel_mcp.commands.image import main as image
+    from kernel_mcp.commands import run_image
 
-    return image(argv)
+    return run_image(argv)
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {

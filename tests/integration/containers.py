@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kernel_mcp.commands.image import build_command
+from kernel_mcp.commands import build_command
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container import ContainerSandbox

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.commands.image import CONTAINERFILE, build_command, main
+from kernel_mcp.commands import CONTAINERFILE, build_command, run_image
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
@@ -173,7 +173,7 @@ def test_an_image_is_built_from_the_containerfile_or_imported(tmp_path: Path) ->
 
 def test_image_without_build_is_a_usage_error() -> None:
     with pytest.raises(ConfigError, match="expected build"):
-        main([])
+        run_image([])
 
 
 def test_the_report_says_who_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,242 @@
+"""The commands beside the server: `kernel-mcp doctor`, `kernel-mcp env`, `kernel-mcp image`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from kernel_mcp.config.load import HELP, OTHERS, read_settings, settings_from, settings_parser
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import GIB, MIB, duration
+from kernel_mcp.environments.build import Fitting
+from kernel_mcp.environments.metadata import EnvironmentSpec
+from kernel_mcp.environments.store import EnvironmentStore
+from kernel_mcp.environments.uv import sources
+from kernel_mcp.errors import ConfigError, SandboxUnavailable
+from kernel_mcp.linux.process import foreign_environment
+from kernel_mcp.policy.profiles import profile_entries
+from kernel_mcp.sandbox.base import ContainerOptions
+from kernel_mcp.sandbox.container.engine import Engine
+from kernel_mcp.sandbox.select import select_sandbox
+
+_DOCTOR = """\
+Start a sandboxed kernel with every backend this machine has, or with those of --sandbox, and
+report what holds, what does not, and what to do about it. Give it the flags of your server.
+"""
+_EXAMINED = (
+    "allow", "profile", "python", "index-url", "find-links", "offline", "cache-dir", "sandbox",
+    "container-engine", "container-image", "container-runtime", "no-template", "memory", "cpus",
+    "mount",
+)  # fmt: skip
+_DOCTOR_EPILOG = """\
+exit code: 0 when the sandbox holds that a server with these flags would use, else 1
+"""
+
+
+def run_doctor(argv: Sequence[str]) -> int:
+    """Run `doctor`; its exit code. Raises ConfigError."""
+    parser = settings_parser("kernel-mcp doctor", _DOCTOR, _DOCTOR_EPILOG, shown=_EXAMINED)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    flags = vars(parser.parse_args(list(argv)))
+    as_json = bool(flags.pop("json", False))
+    settings = settings_from(flags)
+    from kernel_mcp.commands.doctor import examine
+
+    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr)
+
+    async def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            print(text, file=sys.stderr, flush=True)
+
+    diagnosis = anyio.run(examine.examine_all, settings, progress)
+    if as_json:
+        print(json.dumps(examine.as_json(diagnosis), indent=2))
+    else:
+        print(examine.as_text(diagnosis, colour=sys.stdout.isatty()))
+    return 0 if diagnosis.holds else 1
+
+
+# env: the cache of kernel environments.
+
+_ENV_USAGE = "env: expected one of list, build, prune; see kernel-mcp env --help"
+_ENV_HELP = """\
+usage: kernel-mcp env list|build|prune [flags]
+
+The cache of kernel environments.
+
+  list     what is in it: packages, size, last use
+  build    build the environment of --allow and --python now
+  prune    remove what nobody used for 30 days, and the remains of killed builds
+
+Each has its own flags: kernel-mcp env build --help"""
+_ENV_BUILD = """\
+Build the environment that a server with these flags needs, so that it starts at once. Packages
+that cannot be had are left out and named; the exit code is 1 then.
+"""
+_CACHE = ("cache-dir",)
+_BUILDING = (
+    "allow", "profile", "python", "index-url", "find-links", "offline", "cache-dir",
+)  # fmt: skip
+
+
+def run_env(argv: Sequence[str]) -> int:
+    """Run one `env` command; its exit code. Raises KernelMcpError."""
+    command, rest = (argv[0], argv[1:]) if argv else ("", ())
+    if command in HELP:
+        print(_ENV_HELP)
+        return 0
+    if command == "list":
+        return _list(_env_settings("list", "Environments in the cache.", rest, _CACHE))
+    if command == "build":
+        return anyio.run(_build, _env_settings("build", _ENV_BUILD, rest, _BUILDING))
+    if command == "prune":
+        return _prune(rest)
+    raise ConfigError(_ENV_USAGE)
+
+
+def _env_settings(name: str, about: str, argv: Sequence[str], shown: Sequence[str]) -> Settings:
+    parser = settings_parser(f"kernel-mcp env {name}", about, OTHERS, shown=shown)
+    return read_settings(parser, argv)
+
+
+def _list(settings: Settings) -> int:
+    stored = EnvironmentStore(settings.cache_dir).stored()
+    for found in stored:
+        print(f"{found.path.name}  {_bytes(found.size)}  used {_ago(found.used)}")
+        print(f"  {', '.join(found.requested) or 'standard library only'}")
+    print(f"{_environments(len(stored))}, {_bytes(sum(found.size for found in stored))}")
+    return 0
+
+
+async def _build(settings: Settings) -> int:
+    store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
+    store.forget_unfit()
+    spec = EnvironmentSpec.for_allow(profile_entries(settings), python=settings.python)
+    fitting = Fitting(store, spec)
+    started = time.perf_counter()
+    built = await fitting.ensure(_tell)
+    without = f" without {', '.join(fitting.unfit)}" if fitting.unfit else ""
+    took = time.perf_counter() - started
+    print(f"{built.python.parent.parent}  ready after {took:.1f} s{without}")
+    return 1 if fitting.unfit else 0
+
+
+async def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _prune(argv: Sequence[str]) -> int:
+    parser = settings_parser(
+        "kernel-mcp env prune",
+        "Remove environments that nobody used for a while, and the remains of killed builds.",
+        OTHERS,
+        shown=_CACHE,
+    )
+    parser.add_argument("--older-than", metavar="TIME", help="unused for so long (default: 30d)")
+    flags = vars(parser.parse_args(list(argv)))
+    given = flags.pop("older_than", "30d")
+    try:
+        older_than = duration(given)
+    except ValueError as error:
+        raise ConfigError(f"--older-than {given}: {error}") from None
+    store = EnvironmentStore(settings_from(flags).cache_dir)
+    removed = anyio.run(store.prune, older_than)
+    for folder in removed:
+        print(f"removed {folder.name}")
+    print(f"{_environments(len(removed))} removed")
+    return 0
+
+
+def _environments(count: int) -> str:
+    return "1 environment" if count == 1 else f"{count} environments"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
+
+
+def _ago(moment: float) -> str:
+    days = (time.time() - moment) / 86400
+    return f"{days:.0f} days ago" if days >= 1 else "today"
+
+
+# image: what the kernels of `--sandbox container` run in.
+
+CONTAINERFILE = Path(__file__).with_name("Containerfile")
+_IMAGE_BUILD = """\
+Build the image that kernels run in under --sandbox container, name it as --container-image says,
+and start a process in it as a test. It holds a C library, certificates and fonts: interpreter and
+packages are mounted.
+"""
+_IMAGE_EPILOG = """\
+examples:
+  kernel-mcp image build
+  kernel-mcp image build --engine docker --from debian:trixie-slim
+  debootstrap --variant=minbase bookworm root && tar -C root -c . > root.tar
+  kernel-mcp image build --from root.tar
+"""
+_IMAGE_USAGE = "image: expected build; see kernel-mcp image build --help"
+_IMAGE_HELP = """\
+usage: kernel-mcp image build [flags]
+
+  build    make the image that the kernels of --sandbox container run in
+
+Its flags: kernel-mcp image build --help"""
+_CONTAINERS = ("container-engine", "container-image", "container-runtime")
+
+
+def run_image(argv: Sequence[str]) -> int:
+    """Run `image build`; its exit code. Raises ConfigError, SandboxUnavailable."""
+    if argv and argv[0] in HELP:
+        print(_IMAGE_HELP)
+        return 0
+    if not argv or argv[0] != "build":
+        raise ConfigError(_IMAGE_USAGE)
+    parser = settings_parser(
+        "kernel-mcp image build", _IMAGE_BUILD, f"{_IMAGE_EPILOG}\n{OTHERS}", shown=_CONTAINERS
+    )
+    group = parser.add_argument_group("the image")
+    group.add_argument(
+        "--engine", dest="container-engine", metavar="podman|docker", help="--container-engine"
+    )
+    group.add_argument(
+        "--from",
+        dest="base",
+        metavar="IMAGE|TAR",
+        help="base image of the Containerfile, or a root filesystem to take as it is "
+        "(default: debian:bookworm-slim)",
+    )
+    flags = vars(parser.parse_args(list(argv[1:])))
+    base = str(flags.pop("base", ""))
+    options = ContainerOptions.of(settings_from(flags))
+    engine = Engine.find(options)
+    command = build_command(engine, options.image, base)
+    done = subprocess.run(command, env=foreign_environment(), check=False)
+    if done.returncode != 0:
+        raise SandboxUnavailable(
+            f"{engine.kind} could not build the image (exit code {done.returncode}); what it wrote "
+            "says why. Without a registry, give a root filesystem with --from"
+        )
+    select_sandbox("container", container=options)
+    print(f"the image {options.image} is ready; a process ran in it", file=sys.stderr)
+    return 0
+
+
+def build_command(engine: Engine, name: str, base: str) -> list[str]:
+    """The engine's command line; a `base` that is a file is imported. Raises ConfigError."""
+    if base.startswith("-"):
+        raise ConfigError(f"--from {base}: expected the name of an image or a tar file")
+    if base and Path(base).is_file():
+        return engine.command("import", base, name)
+    if base.endswith((".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.zst")):
+        raise ConfigError(f"--from {base}: there is no such file")
+    chosen = ["--build-arg", f"BASE={base}"] if base else []
+    words = ["--tag", name, "--file", str(CONTAINERFILE), *chosen, str(CONTAINERFILE.parent)]
+    return engine.command("build", *words)
