@@ -6,6 +6,7 @@ one. The answer of every tool carries what its session has to tell and no delive
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -99,7 +100,7 @@ async def answer(
         session.queue.news.retract(cell)
     reply.receipt.then(
         lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid),
-        partial(_untold, session, cell) if ended else None,
+        partial(_untold, weakref.ref(session), cell.number) if ended else None,
     )
     meta = cell.meta(session.handle, omitted=rendered.omitted, outputs=rendered.mime_types)
     anew = _made_anew(session, cell)
@@ -111,10 +112,12 @@ async def answer(
     )
 
 
-def _untold(session: Session, cell: Cell) -> None:
-    """The client had given up the call whose answer told the end of `cell`."""
-    cell.told = cell.telling = False
-    session.queue.news.ended(cell)
+def _untold(answered: weakref.ref[Session], number: int) -> None:
+    """The client had given up the call whose answer told the end of a cell."""
+    if (session := answered()) is not None:
+        cell = session.cells[number - 1]
+        cell.told, cell.telling, cell.called = False, False, True
+        session.queue.news.ended(cell)
 
 
 def closing_line(session: Session, cell: Cell, most_s: float) -> str:
