@@ -29,11 +29,10 @@ from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.folders import hold_name
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.sessions.audit import Audit
-from kernel_mcp.sessions.history import History
+from kernel_mcp.sessions.history import ClosedRecords, History
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.quota import SessionQuota
-from kernel_mcp.sessions.records import ClosedRecords
 from kernel_mcp.sessions.session import Clock, Preparation, Session
 
 if TYPE_CHECKING:

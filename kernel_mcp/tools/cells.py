@@ -27,10 +27,10 @@ from kernel_mcp.packages.requirements import SCRIPT_FILE, Problem, expect_script
 from kernel_mcp.policy import Report, check, line_of_key, own_modules
 from kernel_mcp.policy.model import Kind
 from kernel_mcp.sessions.cell import Cell, Phase, Status
+from kernel_mcp.sessions.history import KEPT_S
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import SCRIPT
-from kernel_mcp.sessions.records import KEPT_S
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
     ALWAYS_LOADED,

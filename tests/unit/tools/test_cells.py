@@ -15,7 +15,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.sessions import cell as cells
-from kernel_mcp.sessions import records
+from kernel_mcp.sessions import history
 from kernel_mcp.sessions.cell import Status, StopReason
 from kernel_mcp.tools import results
 from kernel_mcp.tools.cells import MAX_CODE_CHARS
@@ -407,7 +407,7 @@ async def test_the_record_of_a_script_outlives_its_session_for_ten_minutes(tmp_p
 async def test_only_so_many_records_of_scripts_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "MOST_KEPT", 2)
+    monkeypatch.setattr(history, "MOST_KEPT", 2)
     async with served(tmp_path) as server:
         answers = [await server.call("run_script", script=f"say {n}") for n in range(3)]
         paths = [f"kernel://{answer.cell['session']}/cells/1" for answer in answers]
