@@ -34,7 +34,6 @@ from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
-from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
@@ -47,6 +46,7 @@ from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
+from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import Post, Services, Toolbox, cells, files, instructions, packages, sessions
 from kernel_mcp.tools.resources import ResourceServer

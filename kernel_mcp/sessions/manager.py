@@ -25,14 +25,13 @@ from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
-from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.folders import hold_name
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.history import ClosedRecords, History
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
-from kernel_mcp.sessions.quota import SessionQuota
+from kernel_mcp.sessions.quota import Capacity, SessionQuota
 from kernel_mcp.sessions.session import Clock, Preparation, Session
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource, log_progress
-from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree, take_place
+from kernel_mcp.sessions.quota import Capacity
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel

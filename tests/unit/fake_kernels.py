@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+from kernel_mcp.kernels.run import Run, Sink
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.build import Terms
@@ -18,16 +19,15 @@ from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames
-from kernel_mcp.kernels.run import Run, Sink
 from kernel_mcp.kernels.wire import Message
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.limits.capacity import Capacity
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Folders, SessionManager
+from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.session import Preparation, Session
 
 IN_CELL = "Cell In[1], line 1"
