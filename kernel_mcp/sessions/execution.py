@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import anyio
 
 from kernel_mcp.errors import KernelGone, LaunchError
-from kernel_mcp.kernels.run import UNSURE
+from kernel_mcp.kernels.kernel import UNSURE
 from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, Outcome, Phase, Status, StopReason
 
 if TYPE_CHECKING:
-    from kernel_mcp.kernels.kernel import Kernel
-    from kernel_mcp.kernels.run import Run
+    from kernel_mcp.kernels.kernel import Kernel, Run
 
 
 TICK_S = 0.25

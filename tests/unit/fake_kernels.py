@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
-from kernel_mcp.kernels.run import Run, Sink
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.build import Terms
@@ -18,7 +17,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, LaunchError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
-from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames
+from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames, Run, Sink
 from kernel_mcp.kernels.wire import Message
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.limits.kernel import KernelLimits
