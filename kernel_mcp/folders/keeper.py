@@ -6,7 +6,7 @@ may fork what enters a sandbox. Messages of the server, one packet each, and the
 
     {"op": "watch", "mounts": […]}               first; then `covers` for each, and `ready`
     {"op": "map", "id": n, "uid": …, "gid": …}   `mapped`, with a user namespace for an id-map
-    {"op": "hold", "id": n, "since": v}          `held` once all covers after version v are there;
+    {"op": "hold", "id": n, "since": v}          `held` once covers after v (-1: all) are there;
         with descriptors: the sandbox's mount namespace, a pidfd of its process
     {"op": "again", "id": n, "mount": i}         walk a mount anew whose folder was replaced: `done`
 
@@ -183,7 +183,7 @@ class Keeper:
                 self._tell({"op": "mapped", "id": number}, [self._map(message["rows"])])
             elif operation == "hold":
                 held = Sandbox(*fds)
-                missed = [each[1:] for each in self._log if each[0] > message["since"]]
+                missed = self._since(message["since"])
                 if missed:
                     self._enter(held, missed)
                 self._sandboxes[held.process] = held
@@ -198,6 +198,14 @@ class Keeper:
             self._tell({"op": "failed", "id": number, "error": _TOO_MANY})
         except OSError as reason:
             self._tell({"op": "failed", "id": number, "error": str(reason)})
+
+    def _since(self, version: int) -> list[tuple[Ground, Path]]:
+        """What has been covered after a version, below 0 all of it; outer folders come first."""
+        if version < 0:
+            return [
+                (each, path) for each in self._grounds for path in sorted(each.walk.found.covers)
+            ]
+        return [each[1:] for each in self._log if each[0] > version]
 
     def _begin(self, number: int, mounts: Sequence[dict[str, Any]]) -> None:
         for index, data in enumerate(mounts):

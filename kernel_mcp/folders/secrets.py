@@ -167,6 +167,7 @@ class Walk:
         self._inner = frozenset(inner)
         self._visit = visit
         self.found = Found()
+        self._touched: dict[tuple[str, ...], None] = {}
 
     def all(self) -> Found:
         """Walk from the top. Raises OSError when that cannot be read, TooManySecrets."""
@@ -174,8 +175,8 @@ class Walk:
         return self.found
 
     def below(self, start: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Walk a part of it; paths that were not covered before. Raises as `all`."""
-        before = set(self.found.covers)
+        """Walk a part of it; all that has to be covered there. Raises as `all`."""
+        self._touched = {}
         links: list[tuple[str, ...]] = []
         pending = [start]
         while pending:
@@ -201,7 +202,7 @@ class Walk:
             self._led_to(parts)
         if self.found.linked:
             self._hard_links()
-        return [parts for parts in self.found.covers if parts not in before]
+        return list(self._touched)
 
     def one(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Look at one entry that is new or was changed; paths that have to be covered now."""
@@ -218,6 +219,8 @@ class Walk:
         kind = self._kind(parts, info.st_mode)
         if kind not in HIDING and (info.st_dev, info.st_ino) in self.found.inodes:
             kind = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
+        if kind not in HIDING and self.found.covers.get(parts) in HIDING:
+            kind = self.found.covers[parts]  # what a link of a secret's name leads to
         if kind == FIXED:
             self._fix(parts)
             return [*self._above(parts), *(self.below(parts) if stat.S_ISDIR(info.st_mode) else ())]
@@ -266,9 +269,8 @@ class Walk:
     def _fix(self, parts: tuple[str, ...]) -> None:
         """Keep it from being changed, and what it is in from being moved away."""
         for path in self._above(parts):
-            fixed = FIXED if path == parts else KEPT
-            if fixed == FIXED or path not in self.found.covers:
-                self._cover(path, fixed, None)
+            known = self.found.covers.get(path, KEPT)
+            self._cover(path, FIXED if path == parts else known, None)
 
     @staticmethod
     def _above(parts: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -276,6 +278,7 @@ class Walk:
 
     def _cover(self, parts: tuple[str, ...], kind: str, info: os.stat_result | None) -> None:
         self.found.covers[parts] = kind
+        self._touched[parts] = None
         if info is not None:
             self.found.inodes.add((info.st_dev, info.st_ino))
             if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
@@ -318,7 +321,7 @@ class Walk:
                 with os.scandir(fd) as entries:
                     for entry in entries:
                         path = (*parts, entry.name)
-                        if self.found.covers.get(path) in HIDING or path in self._inner:
+                        if path in self._inner or self.found.covers.get(path) == FOLDER:
                             continue
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(path)

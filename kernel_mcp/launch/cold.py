@@ -14,7 +14,7 @@ from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import START_TIMEOUT_S, ConnectionInfo, LaunchRequest
-from kernel_mcp.launch.doors import Doors, as_folder
+from kernel_mcp.launch.doors import ALL, Doors, as_folder
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
@@ -78,7 +78,6 @@ class LocalLauncher:
             undo.push_async_callback(limits.aclose)
             await limits.ready()
             folders = await self._folders(request, identity)
-            since = self._doors.version
             channel = ReadinessChannel()
             undo.callback(channel.close)
             ring = OutputRing()
@@ -100,7 +99,8 @@ class LocalLauncher:
             )
             undo.callback(inspected.forget)
             if self._doors:
-                await self._doors.hold(process.pid, since)
+                # bubblewrap follows links, which a session that may write there could have swapped
+                await self._doors.hold(process.pid, ALL)
             limits.admit(process.pids)
             await limits.settled()
             channel.close()

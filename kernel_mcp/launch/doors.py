@@ -32,6 +32,8 @@ from kernel_specs.template import linux
 BEGIN_S = 60.0
 """Seconds that the first walk through all mounts may take; 100,000 files take one."""
 ANSWER_S = 10.0
+ALL = -1
+"""The version before all covers."""
 KEEPER = "kernel_mcp.folders.keeper"
 
 logger = logging.getLogger(__name__)

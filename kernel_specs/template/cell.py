@@ -54,6 +54,7 @@ KERNEL_ID = 1000
 SESSIONS = "/sessions"
 """Where the template of an unprivileged server has the folders of all sessions, each a mount."""
 READY = b"ready"
+_PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 IDLE = "/usr/bin/sleep"
 BLANK = "/run/blank"
 """An empty `file` and an empty `folder`, read-only, of which covers are copies."""
@@ -241,17 +242,30 @@ def _show(place: Place, tree: int) -> None:
         _make_target(Path(place.target), tree)
     linux.move_mount(tree, place.target)
     for path, kind in place.covers:
-        with contextlib.suppress(FileNotFoundError):  # removed since it was found
-            _cover(f"{place.target}/{path}", kind)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another since then
+            _cover(place.target, path.split("/"), kind)
 
 
-def _cover(path: str, kind: str) -> None:
-    if kind in ("fixed", "kept"):
-        linux.mount(path, path, "", linux.MS_BIND | linux.MS_REC)
-        if kind == "fixed":
-            linux.set_attributes(path, linux.MOUNT_ATTR_RDONLY, recursive=True)
-    else:
-        linux.mount(f"{BLANK}/{kind}", path, "", linux.MS_BIND)
+def _cover(top: str, parts: Sequence[str], kind: str) -> None:
+    """Cover a path through handles, so that no link is followed."""
+    handles = [os.open(top, _PASSED)]
+    try:
+        for name in parts[:-1]:
+            handles.append(os.open(name, _PASSED, dir_fd=handles[-1]))
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        handles.append(os.open(parts[-1], flags, dir_fd=handles[-1]))
+        if stat.S_ISLNK(os.fstat(handles[-1]).st_mode):
+            return
+        if kind in ("fixed", "kept"):
+            tree = linux.open_tree(handles[-1], recursive=True)
+            if kind == "fixed":
+                linux.set_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)
+        else:
+            tree = linux.open_tree(f"{BLANK}/{kind}")
+        handles.append(tree)
+        linux.move_mount(tree, handles[-2])
+    finally:
+        linux.close_all(handles)
 
 
 def _make_target(target: Path, tree: int) -> None:

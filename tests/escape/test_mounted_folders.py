@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -258,6 +259,9 @@ async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project
         project.write(".env", SECRET)
         project.write(".git/config", GIT_CONFIG)
         project.write("sub/.env.production", SECRET)
+        project.write("real", SECRET)
+        shutil.rmtree(project.root / "deep")
+        project.write("deep/er/.aws/credentials", SECRET)
         (project.root / ".ssh").rename(project.root / "keys")
         (project.root / "again").hardlink_to(project.root / ".env")
         project.write("fresh/.aws/credentials", SECRET)
@@ -448,3 +452,42 @@ async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Pr
             refused = await agent.refused("write_file", path=f"{root}/{name}", content="x")
             assert "Traceback" not in refused
         assert not (project.root / ".mcp.json").exists()
+
+
+async def test_a_folder_made_anew_is_what_later_sessions_see(way: str, project: Project) -> None:
+    async with opened(way, "--mount", str(project.root)) as notebook:
+        project.root.rename(project.root.with_name("old"))
+        project.root.mkdir()
+        project.write("data.csv", "new")
+        project.write(".env", SECRET)
+        project.own()
+        made = await notebook.agent.call("create_session")
+        other = Notebook(notebook.agent, made.data["session"])
+        found = await other.run(reading(project))
+        assert found["data.csv"] == "new"
+        assert SECRET not in json.dumps(found)
+        project.write("sub/.env", SECRET)
+        project.own()
+        with anyio.fail_after(PATIENCE_S):
+            while SECRET in json.dumps(found := await other.run(reading(project))):
+                pass
+        assert "sub/.env" in found
+
+
+async def test_without_its_keeper_a_server_starts_no_kernel(project: Project) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("an ordinary user's other servers have keepers, too")
+    async with opened("ordinary cold", "--mount", str(project.root)) as notebook:
+        keepers = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/comm")
+            if path.read_text().strip() == "kernel-keeper" and path.parent.stat().st_uid == USER
+        ]
+        for pid in keepers:
+            os.kill(pid, signal.SIGKILL)
+        made = await notebook.agent.call("create_session")
+        refused = await notebook.agent.call("execute", code="1", session=made.data["session"])
+        assert refused.failed
+        assert "covers secrets" in refused.text
+        told = (await notebook.agent.call("info", session=notebook.session)).data["mounts"]
+        assert "has ended" in told[0]
