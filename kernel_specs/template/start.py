@@ -14,9 +14,9 @@ def main(argv: list[str]) -> int:
     folder = str(Path(__file__).resolve().parent.parent.parent)
     sys.path.insert(0, folder)
     if argv[0] == "enter":
-        from kernel_specs.template import enter
+        from kernel_specs.template import init
 
-        run = enter.main
+        run = init.main
     else:
         from kernel_specs.template import zygote
 
