@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kernel_specs.restricted.hibernation.arrays import ArrayReducer
 from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
 from kernel_specs.restricted.hibernation.dumps import BUFFER_BYTES, Arrival, Dump, Room, Segment
+from kernel_specs.restricted.hibernation.pickles import ArrayReducer
 
 
 class PlainPickler(pickle.Pickler):
