@@ -163,7 +163,13 @@ def _listening(info: dict[str, Any]) -> tuple[dict[str, socket.socket], dict[str
 def _received(
     info: dict[str, Any], boot: BootConfig
 ) -> tuple[dict[str, socket.socket], dict[str, int]]:
-    """The sockets that the host has made, which come before anything else. Raises BootError."""
+    """The sockets that the host has made, which come before anything else. Raises BootError.
+
+    What multiprocessing listens on is TCP then: it can make no Unix socket either.
+    """
+    from multiprocessing import connection  # takes 2 ms, unless the template has it
+
+    connection.default_family = "AF_INET"  # type: ignore[attr-defined]
     with socket.socket(fileno=os.dup(boot.ready_fd)) as host:
         _, fds, _, _ = socket.recv_fds(host, 16, len(CHANNELS), socket.MSG_CMSG_CLOEXEC)
     if len(fds) != len(CHANNELS):

@@ -105,9 +105,11 @@ def prewarm(app: Any, modules: Sequence[str]) -> None:
 
     They fill caches that all children share: lazy imports, traits, bytecode, fonts.
     """
-    # with mounted folders no process may make Unix sockets
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(PermissionError):
-        _use_sockets(f"{folder}/s")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _use_sockets(f"{folder}/s")
+        except PermissionError:  # with mounted folders no process may make Unix sockets
+            importlib.import_module("multiprocessing.connection")
     _use_loops()
     with forgetting(app.shell), _disconnected(app.shell):
         for cell in (*CELLS, *(LIBRARY_CELLS[name] for name in modules if name in LIBRARY_CELLS)):

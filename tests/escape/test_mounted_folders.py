@@ -292,7 +292,10 @@ async def test_sockets_below_a_mount_cannot_be_connected_to(way: str, project: P
                     "a, b = socket.socketpair(); a.send(b'x')\n"
                     "with socket.create_server(('127.0.0.1', 0)) as s:\n"
                     "    socket.create_connection(s.getsockname()).close()\n"
-                    "with multiprocessing.Pool(2) as pool: print(pool.map(abs, [-1, -2]))"
+                    "with multiprocessing.Manager() as manager:\n"
+                    "    shared = manager.list([1])\n"
+                    "    with multiprocessing.Pool(2) as pool: pool.map(shared.append, [2])\n"
+                    "    print(list(shared))"
                 )
                 assert works == [1, 2]
 
