@@ -20,8 +20,13 @@ from kernel_mcp.environments.metadata import (
 )
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError, KernelMcpError
-from kernel_mcp.policy import ScriptMetadata, ScriptMetadataError, line_of_key, script_metadata
 from kernel_mcp.policy.profiles import profile_entries
+from kernel_mcp.policy.source import (
+    ScriptMetadata,
+    ScriptMetadataError,
+    line_of_key,
+    script_metadata,
+)
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -1,34 +1,275 @@
 """The policy: what code may import, and what is said about code before it runs.
 
 A guard rail for well-meaning code. The boundary is the sandbox.
-
-    profiles     what each profile lets code do, and which is in force
-    model        Policy, Diagnostic, Report and their text
-    check        check(): code → Report, without running anything
-    source       guards on the text, places in it, PEP 723 metadata
-    magics       IPython's own syntax, made plain Python
-    rules        what a restrictive policy refuses in the tree
-    missing      the next step where a module is not there
 """
 
-from kernel_mcp.policy.check import check, own_modules
-from kernel_mcp.policy.model import Diagnostic, ImportUse, Policy, Report
-from kernel_mcp.policy.source import (
-    ScriptMetadata,
-    ScriptMetadataError,
-    line_of_key,
-    script_metadata,
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias
+
+from kernel_mcp.config.settings import PROFILES
+from kernel_mcp.config.values import parse_entry
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.policy.profiles import (
+    GUARDED_MODULES,
+    HINTS,
+    STRICT_DENIED_BUILTINS,
+    STRICT_MODULES,
 )
 
-__all__ = [
-    "Diagnostic",
-    "ImportUse",
-    "Policy",
-    "Report",
-    "ScriptMetadata",
-    "ScriptMetadataError",
-    "check",
-    "line_of_key",
-    "own_modules",
-    "script_metadata",
-]
+Kind: TypeAlias = Literal[
+    "syntax", "size", "encoding", "depth", "import", "builtin", "attribute", "magic", "name",
+    "pep723", "install",
+]  # fmt: skip
+Severity: TypeAlias = Literal["error", "warning"]
+
+MAX_SOURCE_LINE = 300
+_WINDOW = 100
+_REFUSALS = frozenset({"size", "encoding", "depth", "import", "builtin", "attribute", "magic"})
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One remark about one place.
+
+    `line` and `column` count from 1; `column` counts characters. `source_line` is that line of
+    the code as it was sent, cut after 300 characters.
+    """
+
+    kind: Kind
+    severity: Severity
+    message: str
+    line: int
+    column: int
+    source_line: str
+
+    def render(self) -> str:
+        """The remark, then the line with a caret under the place."""
+        warning = "warning: " if self.severity == "warning" else ""
+        text = f"line {self.line}, column {self.column}: {warning}{self.message}"
+        if not self.source_line.strip() or self.column > len(self.source_line) + 1:
+            return text
+        start = max(0, self.column - 1 - _WINDOW // 2) if len(self.source_line) > _WINDOW else 0
+        shown = self.source_line[start : start + _WINDOW]
+        before = shown[: self.column - 1 - start]
+        caret = "".join("\t" if char == "\t" else " " for char in before) + "^"
+        return f"{text}\n    {shown}\n    {caret}"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportUse:
+    """A module that the code imports, and whether the policy allows it."""
+
+    name: str
+    allowed: bool
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `check` finds in code that has not run.
+
+    `valid` means that no diagnostic is an error. `note` says what is allowed, when something is
+    not.
+    """
+
+    valid: bool
+    diagnostics: tuple[Diagnostic, ...] = ()
+    imports: tuple[ImportUse, ...] = ()
+    note: str = ""
+
+    @property
+    def refusals(self) -> tuple[Diagnostic, ...]:
+        """The errors for which the code must not run; empty when it may.
+
+        Errors of syntax alone do not count, but they are told along with others. Errors of script
+        metadata never count: a cell may hold such a block as text.
+        """
+        errors = [item for item in self.diagnostics if item.severity == "error"]
+        if not any(item.kind in _REFUSALS for item in errors):
+            return ()
+        return tuple(item for item in errors if item.kind in _REFUSALS or item.kind == "syntax")
+
+    @property
+    def syntax_errors(self) -> tuple[Diagnostic, ...]:
+        """Why the code could not be parsed, and so not be checked either."""
+        return tuple(
+            item for item in self.diagnostics if item.kind == "syntax" and item.severity == "error"
+        )
+
+    def with_error(self, kind: Kind, message: str, line: int, code: str) -> Report:
+        """With one more error, about a whole line of the code."""
+        text = code.splitlines()[line - 1][:MAX_SOURCE_LINE] if code else ""
+        found = Diagnostic(kind, "error", message, line, 1, text)
+        every = sorted((*self.diagnostics, found), key=lambda each: (each.line, each.column))
+        return replace(self, valid=False, diagnostics=tuple(every))
+
+    def render(self) -> str:
+        """All diagnostics as text, errors first, or that there are none."""
+        if not self.diagnostics:
+            return "no problems found"
+        ordered = sorted(self.diagnostics, key=lambda item: item.severity != "error")
+        parts = [item.render() for item in ordered]
+        return "\n".join([*parts, self.note] if self.note else parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The structured form for tool results."""
+        return {
+            "valid": self.valid,
+            "diagnostics": [asdict(item) for item in self.diagnostics],
+            "imports": [asdict(item) for item in self.imports],
+        }
+
+
+_FAMILIAR = ("json", "math", "pathlib", "re", "statistics")
+
+
+class NextStep(Protocol):
+    """How a model gets a module that it does not have."""
+
+    def __call__(self, module: str, *, once: bool) -> str:
+        """A sentence with a call or a flag that works here; empty for the standard library.
+
+        `once` is for code of `run_script`, whose session nobody can add to.
+        """
+
+
+def operators_step(module: str, *, once: bool) -> str:
+    """The flag alone: nothing is known of what may be installed."""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        return ""
+    return f"Start the server with --allow {root} to have it."
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What code of a session may import: it steers well-meaning code, the boundary is the sandbox.
+
+    modules        names allowed with everything below them; a dotted name brings the packages
+                   above it, but nothing else that is in them
+    allow_all      nothing is refused, and no code is read before it runs
+    profile        the name of the list it began from
+    deny_builtins  builtins that code may not use
+    installed      modules of the session's packages; None where that is not known
+    step           how to get a module that is not there
+    once           whether it is for code of `run_script`
+    """
+
+    modules: frozenset[str]
+    allow_all: bool = False
+    profile: str = "guarded"
+    deny_builtins: frozenset[str] = frozenset()
+    installed: frozenset[str] | None = None
+    step: NextStep = field(default=operators_step, compare=False)
+    once: bool = False
+
+    @classmethod
+    def for_allow(
+        cls, allow: Iterable[str], profile: str = "guarded", step: NextStep = operators_step
+    ) -> Policy:
+        """The policy of a profile that is in force, with the operator's `--allow` entries added.
+
+        `*` allows everything. Raises ConfigError for what `parse_entry` cannot read.
+        """
+        if profile not in PROFILES:
+            raise ConfigError(
+                f"there is no profile {profile!r}; choose one of {', '.join(PROFILES)}"
+            )
+        entries = [entry.strip() for entry in allow if entry.strip()]
+        allow_all = profile in ("default", "data") or "*" in entries
+        base = STRICT_MODULES if profile == "strict" else GUARDED_MODULES
+        denied = STRICT_DENIED_BUILTINS if profile == "strict" and not allow_all else frozenset()
+        policy = cls(base, allow_all, profile, denied, step=step)
+        try:
+            return policy.with_modules(parse_entry(each).name for each in entries if each != "*")
+        except ValueError as error:
+            raise ConfigError(f"--allow: {error}") from None
+
+    def with_modules(self, names: Iterable[str]) -> Policy:
+        """The same policy with more names allowed, each also as an identifier in lower case."""
+        added: set[str] = set()
+        for name in names:
+            identifier = name.replace("-", "_")
+            added |= {name, identifier, name.lower(), identifier.lower()}
+        return replace(self, modules=self.modules | added)
+
+    def with_installed(self, names: Iterable[str]) -> Policy:
+        """The same policy for a session whose packages bring these modules, too."""
+        return replace(self, installed=(self.installed or frozenset()) | frozenset(names))
+
+    def allows(self, module: str) -> bool:
+        """Whether `import module` passes: listed itself, below a listed name, or above one."""
+        return self.allows_members(module) or _above(module, self.modules)
+
+    def allows_members(self, module: str) -> bool:
+        """Whether everything in `module` may be used; false for a package above a listed name."""
+        return self.has(module) if self.allow_all else _listed(module, self.modules)
+
+    def has(self, module: str) -> bool:
+        """Whether a module is Python's own, or of an installed package, as far as is known."""
+        if self.installed is None or module.partition(".")[0] in sys.stdlib_module_names:
+            return True
+        return any(
+            _listed(module, names) or _above(module, names)
+            for names in (self.installed, self.modules)
+        )
+
+    def refusal(self, module: str) -> str:
+        """The whole text that refuses `module`: as `denial`, and what is allowed."""
+        return f"{self.denial(module)} Allowed: {self.summary()}."
+
+    def denial(self, module: str) -> str:
+        """The text that refuses `module`: what to do instead, and the step that permits it."""
+        what = "import of {!r} is not allowed in this session."
+        sentences = [
+            ("{!r} is not installed here." if self.allow_all else what).format(module),
+            HINTS.get(module) or HINTS.get(module.partition(".")[0], ""),
+            self.step(module, once=self.once) or self._operators_step(module),
+        ]
+        return " ".join(filter(None, sentences))
+
+    def _operators_step(self, module: str) -> str:
+        return f"Start the server with --allow {self.flag(module)} (or --allow '*') to permit it."
+
+    def flag(self, module: str) -> str:
+        """The shortest name that would allow `module` without allowing more than its package."""
+        parts = module.removesuffix(".*").split(".")
+        for count in range(1, len(parts)):
+            name = ".".join(parts[:count])
+            if not _above(name, self.modules):
+                return name
+        return ".".join(parts)
+
+    def summary(self) -> str:
+        """The allow-list in few words: what the operator added, and how much of the rest."""
+        if self.allow_all:
+            return "the standard library and all that is installed (list_packages shows it)"
+        base = STRICT_MODULES if self.profile == "strict" else GUARDED_MODULES
+        added = sorted(name for name in self.modules - base if name.isidentifier() or "." in name)
+        familiar = ", ".join(name for name in _FAMILIAR if name in self.modules)
+        count = len(self.modules & base)
+        rest = f"{count} modules of the standard library, such as {familiar} (see `info`)"
+        return f"{', '.join(added)} and {rest}" if added else rest
+
+    def to_json(self) -> dict[str, Any]:
+        """The form the kernel reads at boot."""
+        return {
+            "allow_all": self.allow_all,
+            "modules": sorted(self.modules),
+            "profile": self.profile,
+            "deny_builtins": sorted(self.deny_builtins),
+        }
+
+
+def _listed(module: str, names: frozenset[str]) -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[:count]) in names for count in range(1, len(parts) + 1))
+
+
+def _above(module: str, names: frozenset[str]) -> bool:
+    prefix = module + "."
+    return any(name.startswith(prefix) for name in names)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from kernel_mcp.policy.model import Diagnostic
+from kernel_mcp.policy import Diagnostic
 from kernel_mcp.policy.source import STRING, Source
 from kernel_specs.restricted import config
 

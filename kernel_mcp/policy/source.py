@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.values import parse_entry, parse_toml
 from kernel_mcp.errors import InputError
-from kernel_mcp.policy.model import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
+from kernel_mcp.policy import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

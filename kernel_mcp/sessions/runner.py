@@ -17,7 +17,8 @@ from kernel_mcp.errors import KernelGone, KernelMcpError
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.items import Failure
 from kernel_mcp.output.outputs import OutputLog
-from kernel_mcp.policy import Policy, Report, check, own_modules
+from kernel_mcp.policy import Policy, Report
+from kernel_mcp.policy.check import check, own_modules
 from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, News, Outcome, Phase, Status, StopReason
 from kernel_mcp.sessions.execution import run_cell, stop

@@ -24,8 +24,9 @@ from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import apart
 from kernel_mcp.packages.lines import plan
 from kernel_mcp.packages.requirements import SCRIPT_FILE, Problem, expect_script, plain
-from kernel_mcp.policy import Report, check, line_of_key, own_modules
-from kernel_mcp.policy.model import Kind
+from kernel_mcp.policy import Kind, Report
+from kernel_mcp.policy.check import check, own_modules
+from kernel_mcp.policy.source import line_of_key
 from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.history import KEPT_S
 from kernel_mcp.sessions.lifecycle import lost_names

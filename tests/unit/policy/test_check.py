@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kernel_mcp.policy import Policy, Report, check, own_modules
-from kernel_mcp.policy.model import Diagnostic
+from kernel_mcp.policy import Diagnostic, Policy, Report
+from kernel_mcp.policy.check import check, own_modules
 
 POLICIES = [
     Policy.for_allow([]),

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.policy import Policy, check
+from kernel_mcp.policy import Policy
+from kernel_mcp.policy.check import check
 from kernel_mcp.policy.magics import automagic, plain
 from kernel_mcp.policy.source import Source
 

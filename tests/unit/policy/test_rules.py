@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.policy import Diagnostic, Policy, check
+from kernel_mcp.policy import Diagnostic, Policy
+from kernel_mcp.policy.check import check
 
 POLICY = Policy.for_allow(["numpy", "pandas", "matplotlib", "scipy", "polars", "altair", "torch"])
 STRICT = Policy.for_allow(["numpy"], profile="strict")

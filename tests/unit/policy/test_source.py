@@ -2,8 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.policy import Policy, ScriptMetadata, ScriptMetadataError, check, script_metadata
-from kernel_mcp.policy.source import MAX_CHAIN, MAX_CODE, Source, deepest_chain, guard
+from kernel_mcp.policy import Policy
+from kernel_mcp.policy.check import check
+from kernel_mcp.policy.source import (
+    MAX_CHAIN,
+    MAX_CODE,
+    ScriptMetadata,
+    ScriptMetadataError,
+    Source,
+    deepest_chain,
+    guard,
+    script_metadata,
+)
 from tests.unit.packages.wheels import requirements
 
 POLICY = Policy.for_allow([])

@@ -13,8 +13,8 @@ import pytest
 from kernel_mcp.config.settings import PROFILES, Settings
 from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.policy import Diagnostic, Policy, Report, check
-from kernel_mcp.policy.model import Kind, Severity
+from kernel_mcp.policy import Diagnostic, Kind, Policy, Report, Severity
+from kernel_mcp.policy.check import check
 from kernel_mcp.policy.profiles import (
     DATA_MODULES,
     GUARDED_MODULES,
