@@ -38,8 +38,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
-from kernel_mcp.policy import Policy
-from kernel_mcp.policy.profiles import in_force, profile_entries
+from kernel_mcp.policy import Policy, profile_entries, profile_in_force
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
@@ -127,7 +126,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             settings=settings,
             policy=Policy.for_allow(
                 profile_entries(settings),
-                in_force(settings.profile, confined=settings.confined),
+                profile_in_force(settings.profile, confined=settings.confined),
                 rules.step,
             ),
             environments=environments,

@@ -21,7 +21,7 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.linux.process import foreign_environment
-from kernel_mcp.policy.profiles import profile_entries
+from kernel_mcp.policy import profile_entries
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container.engine import Engine
 from kernel_mcp.sandbox.select import select_sandbox

@@ -25,8 +25,7 @@ from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
-from kernel_mcp.policy import Policy
-from kernel_mcp.policy.profiles import profile_entries
+from kernel_mcp.policy import Policy, profile_entries
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -27,8 +27,7 @@ from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.limits.manager import ResourceManager
-from kernel_mcp.policy import Policy
-from kernel_mcp.policy.profiles import in_force
+from kernel_mcp.policy import Policy, profile_in_force
 from kernel_mcp.sandbox.select import proven_sandbox
 
 T = TypeVar("T")
@@ -142,7 +141,7 @@ class SandboxProvisioner(KernelProvisionerBase):
             session=self.kernel_id or "",
             environment=self._environment(python),
             policy=Policy.for_allow(
-                self.allow, in_force(self.profile, confined=self.sandbox != "none")
+                self.allow, profile_in_force(self.profile, confined=self.sandbox != "none")
             ),
             limits=Limits(memory_bytes=self.memory_mb * MIB) if self.memory_mb else Limits(),
             workspace=workspace,

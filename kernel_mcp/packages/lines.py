@@ -14,9 +14,9 @@ from kernel_mcp.errors import InputError, InstallError, KernelMcpError
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, listed
 from kernel_mcp.packages.result import Outcome
+from kernel_mcp.policy import words
 from kernel_mcp.policy.check import parse
 from kernel_mcp.policy.magics import Command, plain, top_level
-from kernel_mcp.policy.profiles import words
 from kernel_mcp.policy.source import Source, guard
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.runner import LONG_CODE_CHARS

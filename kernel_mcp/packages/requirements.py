@@ -20,7 +20,7 @@ from kernel_mcp.environments.metadata import (
 )
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import EnvironmentBuildError, InputError, InstallError, KernelMcpError
-from kernel_mcp.policy.profiles import profile_entries
+from kernel_mcp.policy import profile_entries
 from kernel_mcp.policy.source import (
     ScriptMetadata,
     ScriptMetadataError,

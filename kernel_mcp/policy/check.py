@@ -17,9 +17,8 @@ from pathlib import Path
 from types import CodeType
 
 from kernel_mcp.config.values import close_to
-from kernel_mcp.policy import Diagnostic, ImportUse, Policy, Report, magics
+from kernel_mcp.policy import Diagnostic, ImportUse, Policy, Report, magics, words
 from kernel_mcp.policy.magics import Magic
-from kernel_mcp.policy.profiles import words
 from kernel_mcp.policy.rules import apply_rules
 from kernel_mcp.policy.source import (
     MAX_CHAIN,

@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 from kernel_mcp.config.values import close_to
 from kernel_mcp.output.items import Failure
-from kernel_mcp.policy import Policy
-from kernel_mcp.policy.profiles import HINTS, words
+from kernel_mcp.policy import HINTS, Policy, words
 
 GONE: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(words("binhex"), "3.10")

@@ -10,8 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kernel_mcp.policy import Diagnostic, ImportUse, Kind, Policy, Severity
-from kernel_mcp.policy.profiles import HANDED_OUT, HANDED_OUT_BY_STDLIB, words
+from kernel_mcp.policy import (
+    HANDED_OUT,
+    HANDED_OUT_BY_STDLIB,
+    Diagnostic,
+    ImportUse,
+    Kind,
+    Policy,
+    Severity,
+    words,
+)
 from kernel_mcp.policy.source import Source
 
 _COLUMNS = frozenset({"col", "datum"})

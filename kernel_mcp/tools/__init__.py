@@ -31,7 +31,7 @@ from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import guarded
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import ScriptReader, listed
-from kernel_mcp.policy.profiles import in_force, profile_entries
+from kernel_mcp.policy import profile_entries, profile_in_force
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.losses import Receipt, Reply, RequestId
@@ -76,7 +76,7 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
 
 def _imports(settings: Settings) -> str:
     names = [name for name in profile_entries(settings) if name != "*"]
-    profile = in_force(settings.profile, confined=settings.confined)
+    profile = profile_in_force(settings.profile, confined=settings.confined)
     if profile in ("default", "data") or "*" in settings.allow:
         base = "the whole standard library, shell commands, magics and all that is installed"
         return f"Imports: {base}{': ' if names else ''}{_listed(names)}."

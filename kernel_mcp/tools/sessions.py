@@ -18,7 +18,7 @@ from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import InputError
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
-from kernel_mcp.policy.profiles import in_words
+from kernel_mcp.policy import profile_in_words
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
@@ -279,7 +279,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         uv_version=await factory.uv_version(),
         platform=f"{platform.system()} {platform.machine()}",
         packages=[f"{name}=={version}" for name, version in packages.items()],
-        policy=in_words(settings, report.backend),
+        policy=profile_in_words(settings, report.backend),
         allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),
         sandbox=report.backend,
         sandbox_enforces=list(report.enforced),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_mcp.policy.profiles import DATA_MODULES
+from kernel_mcp.policy import DATA_MODULES
 from tests.integration.agent import agent
 
 pytestmark = [pytest.mark.anyio]

@@ -39,8 +39,7 @@ from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_mcp.policy import Policy
-from kernel_mcp.policy.profiles import in_words, profile_entries
+from kernel_mcp.policy import Policy, profile_entries, profile_in_words
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
 from kernel_mcp.sandbox.probe import REFUSED_CALL, Check, thorough_checks
 from kernel_mcp.sandbox.remedies import for_cgroups, surroundings
@@ -130,7 +129,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
         found.append(await examine(name, settings, environment))
     versions = await anyio.to_thread.run_sync(_versions, environment)
     missing = tuple(remark(name, why) for name, why in fitting.unfit.items())
-    policy = in_words(settings, used)
+    policy = profile_in_words(settings, used)
     return Diagnosis(versions, tuple(found), used, refusal, problem, policy, missing)
 
 

@@ -13,16 +13,20 @@ import pytest
 from kernel_mcp.config.settings import PROFILES, Settings
 from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.policy import Diagnostic, Kind, Policy, Report, Severity
-from kernel_mcp.policy.check import check
-from kernel_mcp.policy.profiles import (
+from kernel_mcp.policy import (
     DATA_MODULES,
     GUARDED_MODULES,
     STRICT_MODULES,
-    in_force,
-    in_words,
+    Diagnostic,
+    Kind,
+    Policy,
+    Report,
+    Severity,
+    profile_in_force,
+    profile_in_words,
     words,
 )
+from kernel_mcp.policy.check import check
 
 ALWAYS_REFUSED = sorted(
     words(
@@ -152,10 +156,10 @@ def test_a_policy_that_knows_of_no_packages_takes_them_for_installed() -> None:
 
 
 def test_without_a_sandbox_the_default_is_the_guarded_list() -> None:
-    assert [in_force(name, confined=False) for name in PROFILES] == [
+    assert [profile_in_force(name, confined=False) for name in PROFILES] == [
         "strict", "guarded", "guarded", "guarded",
     ]  # fmt: skip
-    assert [in_force(name, confined=True) for name in PROFILES] == list(PROFILES)
+    assert [profile_in_force(name, confined=True) for name in PROFILES] == list(PROFILES)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def test_without_a_sandbox_the_default_is_the_guarded_list() -> None:
 def test_the_profile_in_force_is_told_with_the_part_it_plays(
     settings: Settings, begin: str, says: str
 ) -> None:
-    text = in_words(settings, "bwrap")
+    text = profile_in_words(settings, "bwrap")
     assert text.startswith(begin)
     assert says in text
 
