@@ -1,16 +1,16 @@
-"""Charts as text."""
+"""Charts as text, in the bundles that a kernel sends."""
 
 from __future__ import annotations
 
 import base64
 import struct
 
-from kernel_specs.restricted.display.texts import of_plotly, of_vega, plotly_in
+from kernel_specs.restricted.display.bundles import plotly_figure_in, plotly_text, vega_text
 
 
 def test_a_plotly_figure_tells_its_traces_axes_ranges_and_first_points() -> None:
     packed = base64.b64encode(struct.pack("<7d", *range(7))).decode()
-    text = of_plotly(
+    text = plotly_text(
         {
             "data": [
                 {"type": "bar", "name": "north", "x": ["a", "b"], "y": [3, 1]},
@@ -37,14 +37,14 @@ def test_a_plotly_figure_tells_its_traces_axes_ranges_and_first_points() -> None
 
 
 def test_a_figure_of_any_shape_is_told_and_stays_short() -> None:
-    assert of_plotly({}) == "plotly figure, 0 traces"
-    crowd = of_plotly({"data": [{"x": ["w" * 1000] * 1000}] * 1000, "layout": 3})
+    assert plotly_text({}) == "plotly figure, 0 traces"
+    crowd = plotly_text({"data": [{"x": ["w" * 1000] * 1000}] * 1000, "layout": 3})
     assert len(crowd) < 10_000
     assert crowd.endswith("… 988 more traces")
 
 
 def test_a_chart_tells_its_marks_encodings_and_first_rows() -> None:
-    text = of_vega(
+    text = vega_text(
         {
             "title": {"text": "Rents"},
             "layer": [
@@ -62,7 +62,7 @@ def test_a_chart_tells_its_marks_encodings_and_first_rows() -> None:
         "9 rows, the first:",
         '{"a": 0, "b": 2}',
     ]
-    assert of_vega({"marks": []}) == "chart (Vega)"
+    assert vega_text({"marks": []}) == "chart (Vega)"
 
 
 def test_the_figure_of_a_page_is_found() -> None:
@@ -70,5 +70,5 @@ def test_the_figure_of_a_page_is_found() -> None:
         "<script>function draw() { Plotly.newPlot(a, b) }</script><div id='x'></div><script>"
         'Plotly.newPlot(   "x",   [{"y": [1, 2]}],   {"title": "T"},  {"responsive": true} )'
     )
-    assert plotly_in(page) == {"data": [{"y": [1, 2]}], "layout": {"title": "T"}}
-    assert plotly_in("<p>Plotly.newPlot</p>") == {}
+    assert plotly_figure_in(page) == {"data": [{"y": [1, 2]}], "layout": {"title": "T"}}
+    assert plotly_figure_in("<p>Plotly.newPlot</p>") == {}
