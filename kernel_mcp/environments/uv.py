@@ -96,6 +96,12 @@ class UvResult:
         """Whether the requirements have no solution."""
         return bool(self.code and "No solution found" in self.output)
 
+    def names(self, requirement: str) -> bool:
+        """Whether the output speaks of the package of a requirement."""
+        name = re.match(r"[\w.-]*", requirement)
+        assert name is not None  # which may be empty
+        return bool(re.search(rf"(?<![\w.-]){re.escape(name[0])}(?![\w-])", self.output))
+
     def error(self, wanted: Sequence[str], python: str) -> EnvironmentBuildError:
         """The error for `wanted` on a Python version, with cause, remedy and the end of uv's
         output.

@@ -176,9 +176,10 @@ class ConfinedPip:
 
 def _failure(result: UvResult, earlier: Sequence[str] = ()) -> InstallError:
     cause = result.cause()
-    if earlier and result.conflict:
+    involved = [each for each in earlier if result.names(each)]
+    if involved and result.conflict:
         cause += (
-            f" What was installed before counts too: {', '.join(earlier)}. Ask for those again in "
+            f" What was installed before counts too: {', '.join(involved)}. Ask for those again in "
             "another version together with this, or drop them with reset(packages=true)."
         )
     return InstallError(

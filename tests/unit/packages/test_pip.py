@@ -100,9 +100,20 @@ async def test_wheels_only_from_the_sources_of_the_operator(tmp_path: Path) -> N
 
 
 async def test_a_failure_leaves_word_of_what_was_installed_before(tmp_path: Path) -> None:
-    async with pip(tmp_path, FAILS="No solution found: one<1 and one>1") as found:
-        with pytest.raises(InstallError, match="installed before counts too: three<2"):
-            await resolve(found, "three<2")
+    said = "No solution found: one needs three>=2 and you require three[a]<2 and four-more."
+    async with pip(tmp_path, FAILS=said) as found:
+        with pytest.raises(InstallError, match=r"installed before counts too: three\[a\]<2\. Ask"):
+            await resolve(found, "three[a]<2", "four", "more")
+
+
+async def test_what_was_installed_before_is_not_blamed_for_what_is_not_there(
+    tmp_path: Path,
+) -> None:
+    said = "No solution found: Because onee was not found in the package registry and you require"
+    async with pip(tmp_path, FAILS=said) as found:
+        with pytest.raises(InstallError, match="has no package 'onee'") as caught:
+            await resolve(found, "one", "three")
+    assert "installed before" not in str(caught.value)
 
 
 async def test_without_wheels_nothing_is_built_unless_that_is_allowed(tmp_path: Path) -> None:
