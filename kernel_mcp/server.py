@@ -128,6 +128,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
                 profile_entries(settings),
                 profile_in_force(settings.profile, confined=settings.confined),
                 rules.step,
+                settings.tools,
             ),
             environments=environments,
             launcher=launcher,

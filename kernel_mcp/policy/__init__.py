@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
-from kernel_mcp.config.settings import PROFILES, Settings
+from kernel_mcp.config.settings import PROFILES, TOOL_GROUPS, Settings
 from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
 
@@ -268,6 +268,7 @@ class Policy:
     installed      modules of the session's packages; None where that is not known
     step           how to get a module that is not there
     once           whether it is for code of `run_script`
+    tools          groups of tools that a model has (`--tools`)
     """
 
     modules: frozenset[str]
@@ -277,10 +278,15 @@ class Policy:
     installed: frozenset[str] | None = None
     step: NextStep = field(default=operators_step, compare=False)
     once: bool = False
+    tools: tuple[str, ...] = TOOL_GROUPS
 
     @classmethod
     def for_allow(
-        cls, allow: Iterable[str], profile: str = "guarded", step: NextStep = operators_step
+        cls,
+        allow: Iterable[str],
+        profile: str = "guarded",
+        step: NextStep = operators_step,
+        tools: tuple[str, ...] = TOOL_GROUPS,
     ) -> Policy:
         """The policy of a profile that is in force, with the operator's `--allow` entries added.
 
@@ -294,7 +300,7 @@ class Policy:
         allow_all = profile in ("default", "data") or "*" in entries
         base = STRICT_MODULES if profile == "strict" else GUARDED_MODULES
         denied = STRICT_DENIED_BUILTINS if profile == "strict" and not allow_all else frozenset()
-        policy = cls(base, allow_all, profile, denied, step=step)
+        policy = cls(base, allow_all, profile, denied, step=step, tools=tools)
         try:
             return policy.with_modules(parse_entry(each).name for each in entries if each != "*")
         except ValueError as error:

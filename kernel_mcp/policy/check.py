@@ -268,7 +268,7 @@ def check(
     imports: tuple[ImportUse, ...] = ()
     if not policy.allow_all:
         diagnostics += [
-            magics.refuse(source, magic) for magic in found if not magics.is_harmless(magic)
+            magics.refuse(source, magic, policy) for magic in found if not magics.is_harmless(magic)
         ]
     if parsed.tree is not None:
         findings = apply_rules(source, parsed.tree, policy)

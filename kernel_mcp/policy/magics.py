@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from kernel_mcp.policy import Diagnostic
+from kernel_mcp.policy import Diagnostic, Policy
 from kernel_mcp.policy.source import STRING, Source
 from kernel_specs.restricted import config
 
@@ -245,29 +245,39 @@ def command(text: str, line: int, column: int) -> Magic:
 
 
 _INSTALLERS = ("pip", "pip3", "conda", "mamba", "uv", "python", "python3")
-_INSTEAD = {
+_BY_TOOL = {
+    "cat": "the read_file tool",
+    "cp": "the file tools",
+    "load": "the read_file tool",
+    "ls": "the list_files tool",
+    "writefile": "the write_file tool",
+}
+"""Where the file tools are there (`--tools`)."""
+_BY_MODULE = {
+    "cat": ("pathlib", "Path(name).read_text()"),
+    "cp": ("pathlib", "pathlib"),
+    "ls": ("pathlib", "Path('.').iterdir()"),
+    "mkdir": ("pathlib", "Path(name).mkdir()"),
+    "mv": ("pathlib", "Path(name).rename()"),
+    "pwd": ("pathlib", "Path.cwd()"),
+    "rm": ("pathlib", "Path(name).unlink()"),
+    "sql": ("sqlite3", "sqlite3"),
+    "writefile": ("pathlib", "Path(name).write_text()"),
+}
+"""Where code may import the module."""
+_OTHERWISE = {
     "bash": "sessions run Python only",
-    "cat": "use the read_file tool or Path(name).read_text()",
     "cd": "use paths below the workspace",
-    "cp": "use pathlib or the file tools",
     "debug": "print what you need to see",
     "env": "sessions have no environment variables to speak of",
-    "load": "use the read_file tool",
     "load_ext": "import the module and call it",
-    "ls": "use the list_files tool or Path('.').iterdir()",
-    "mkdir": "use Path(name).mkdir()",
-    "mv": "use Path(name).rename()",
     "pdb": "print what you need to see",
-    "pwd": "use Path.cwd()",
-    "rm": "use Path(name).unlink()",
     "run": "use the run_script tool, or put the code into the cell",
     "sh": "sessions run Python only",
-    "sql": "use sqlite3",
     "sx": "sessions run Python only",
     "system": "sessions run Python only",
     "wget": "sessions have no network",
     "curl": "sessions have no network",
-    "writefile": "use the write_file tool or Path(name).write_text()",
 }
 
 
@@ -279,27 +289,32 @@ def is_harmless(magic: Magic) -> bool:
     return magic.kind in ("line", "cell") and config.is_harmless(magic.name, magic.rest)
 
 
-def refuse(source: Source, magic: Magic) -> Diagnostic:
-    """The error for a command, with what to do instead."""
+def refuse(source: Source, magic: Magic, policy: Policy) -> Diagnostic:
+    """The error for a command, with what to do instead under a policy."""
     if magic.kind == "help":
         text = f"`?` is not available; use help({magic.rest or 'name'})"
     elif magic.kind == "call":
         text = "calls without parentheses are not available; write them in plain Python"
     elif magic.kind == "shell":
         word = (magic.rest.split() or [""])[0]
-        text = f"shell commands (`!`) are not allowed in this session; {_instead(word, magic.rest)}"
+        instead = _instead(word, magic.rest, policy)
+        text = f"shell commands (`!`) are not allowed in this session; {instead}"
     else:
         sign = "%%" if magic.kind == "cell" else "%"
         text = (
             f"the command {sign}{magic.name} is not allowed in this session; "
-            f"{_instead(magic.name, magic.rest)}"
+            f"{_instead(magic.name, magic.rest, policy)}"
         )
     if magic.kind != "call":
         text += ". Start the server with --allow '*' to permit it"
     return source.diagnostic("magic", "error", text + ".", magic.line, magic.column)
 
 
-def _instead(word: str, rest: str) -> str:
-    if word in _INSTALLERS and "install" in rest:
+def _instead(word: str, rest: str, policy: Policy) -> str:
+    if word in _INSTALLERS and "install" in rest and "packages" in policy.tools:
         return "use the install tool to add packages"
-    return _INSTEAD.get(word, "use plain Python")
+    ways = [_BY_TOOL[word]] if word in _BY_TOOL and "files" in policy.tools else []
+    module, way = _BY_MODULE.get(word, ("", ""))
+    if module and policy.allows(module):
+        ways.append(way)
+    return f"use {' or '.join(ways)}" if ways else _OTHERWISE.get(word, "use plain Python")

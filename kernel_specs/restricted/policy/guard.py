@@ -234,7 +234,6 @@ _INSTEAD = {
     "__import__": "write an import statement",
     "breakpoint": "print what you want to see",
     "input": "pass what the code needs as variables",
-    "open": "files go in and out by the tools write_file and read_file",
 }
 
 

@@ -179,6 +179,25 @@ def test_a_refused_command_says_what_to_do_instead(code: str, advice: str) -> No
     assert advice in refusal.message
 
 
+@pytest.mark.parametrize(
+    ("code", "profile", "advice"),
+    [
+        ("!cat a.txt", "guarded", "use Path(name).read_text()."),
+        ("%%writefile a.py\nx", "guarded", "use Path(name).write_text()."),
+        ("!ls", "strict", "use plain Python."),
+        ("%sql select 1", "strict", "use plain Python."),
+        ("%pip install polars", "strict", "use plain Python."),
+    ],
+)
+def test_advice_names_no_tool_and_no_module_that_is_not_there(
+    code: str, profile: str, advice: str
+) -> None:
+    policy = Policy.for_allow([], profile, tools=("core",))
+    (refusal,) = check(code, policy).refusals
+    assert advice in refusal.message
+    assert "tool" not in refusal.message
+
+
 def test_a_setting_of_the_plot_backend_must_be_a_plain_value() -> None:
     assert check("%config InlineBackend.figure_formats = ['png', 'svg']", POLICY).valid
     assert not check("%config InlineBackend.x = __import__('os')", POLICY).valid
