@@ -17,12 +17,14 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
-from mcp_types import CallToolResult, InputRequiredResult, ResourceTemplate
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.render import apart, mime_types
+from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import guarded, guarded_lines
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.history import History
@@ -150,6 +152,10 @@ class ResourceServer(MCPServer[Any]):
         if isinstance(answer, CallToolResult):
             answer = with_remarks(answer, self._remarks())
         return answer
+
+    async def get_prompt(self, name: str, *_: Any, **__: Any) -> NoReturn:
+        """There are no prompts. Raises MCPError."""
+        raise MCPError(INVALID_PARAMS, guarded(clean(f"This server has no prompt {name!r}.")))
 
     async def list_resource_templates(self) -> list[ResourceTemplate]:
         """What can be read."""

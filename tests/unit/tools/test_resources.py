@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
+    INVALID_PARAMS,
     BlobResourceContents,
     CallToolRequest,
     CallToolRequestParams,
@@ -92,6 +93,17 @@ async def test_a_failure_of_the_server_is_told_without_its_details(
         await server.opened()
         with pytest.raises(MCPError, match="The server failed while reading a resource"):
             await read(server, "notebook")
+
+
+async def test_a_prompt_that_is_not_there_is_an_error_and_no_crash(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path) as server:
+        assert (await server.agent.client.list_prompts()).prompts == []
+        with pytest.raises(MCPError, match="This server has no prompt 'plot'") as caught:
+            await server.agent.client.get_prompt("plot")
+        assert caught.value.code == INVALID_PARAMS
+    assert not caplog.records
 
 
 async def test_a_state_that_a_client_claims_to_have_is_refused(tmp_path: Path) -> None:
