@@ -16,7 +16,7 @@ from typing import Annotated, Any, ParamSpec, Protocol, cast
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
-from mcp_types import ToolAnnotations
+from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from kernel_mcp.barriers import explained, log_failure
@@ -252,9 +252,15 @@ class Toolbox:
                 meta=meta,
                 structured_output=structured_output,
             )
-            self.tools.append(made)
+            self.tools.append(made.model_copy(update={"finish": self._not_called}))
 
         return add
+
+    def _not_called(self, result: CallToolResult, ctx: AnyContext, handle: str) -> BaseModel:
+        """Finish the answer of a call whose arguments were not those of its tool."""
+        caller = Caller(reply=Reply(self._post.expect(ctx.request_id)))
+        session = self._manager.find(caller, handle)
+        return finished(result, session, caller.reply, about=False)
 
     def _finished(
         self, tool: Callable[P, Awaitable[BaseModel]]

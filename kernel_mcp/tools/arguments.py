@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from mcp.server.mcpserver.context import Context
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
-from pydantic import ValidationError
+from mcp_types import CallToolResult
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from kernel_mcp.config.values import close_to
@@ -30,8 +31,17 @@ _TYPES = {
 }
 
 
+Finish: TypeAlias = Callable[[CallToolResult, Context[Any, Any], str], BaseModel]
+"""Adds to the answer of a call what the session that it named has to tell."""
+
+
 class CheckedTool(Tool):
-    """A tool that takes the arguments of its schema and no others."""
+    """A tool that takes the arguments of its schema and no others.
+
+    `finish` completes the answer about arguments that cannot be used.
+    """
+
+    finish: Finish = Field(default=lambda result, _context, _session: result, exclude=True)
 
     def model_post_init(self, context: Any, /) -> None:
         """Take the titles out of both schemas, and say that there are no other arguments."""
@@ -58,7 +68,9 @@ class CheckedTool(Tool):
             if not isinstance(error.__cause__, ValidationError):
                 raise
             errors = error.__cause__.errors(include_url=False)
-        return refusal(InputError(complaint(self.name, self.parameters, unknown, errors)))
+        answer = refusal(InputError(complaint(self.name, self.parameters, unknown, errors)))
+        named = arguments.get("session")
+        return self.finish(answer, context, named if isinstance(named, str) else "")
 
 
 def no_such_tool(name: str, known: Sequence[str]) -> InputError:

@@ -159,6 +159,23 @@ async def test_answers_about_no_session_say_whose_loss_they_tell(tmp_path: Path)
             assert (answer.result.meta or {})["kernel-mcp/lost"]["lost"] == ["x"], tool
 
 
+@pytest.mark.parametrize("wrong", [{"cod": "1"}, {"code": 1}, {"code": "1", "session_id": "b"}])
+async def test_answers_about_wrong_arguments_tell_a_loss_once(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    async with served(tmp_path) as server:
+        session = await server.opened()
+        session.ledger.add("All is gone.", Loss.of("it was a test", ["x"]))
+        answer = await server.call("execute", **wrong)
+        assert answer.failed
+        assert "Nothing was done." in answer.text
+        assert f"[kernel-mcp] Session {session.handle}: All is gone." in answer.text
+        assert lost(answer) == ["x"]
+        assert "gone" not in (await server.call("execute", **wrong)).text
+        session.ledger.add("Again.")
+        assert "Again" not in (await server.call("execute", **wrong, session="s-none")).text
+
+
 async def test_a_session_that_has_ended_names_what_went_with_it(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         await server.call("execute", code="x = 1")
