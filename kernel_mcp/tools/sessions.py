@@ -15,7 +15,7 @@ from kernel_mcp import __version__
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import MIB, Share, format_bytes, no_more_or_unlimited
 from kernel_mcp.environments.uv import ProgressCallback, silence
-from kernel_mcp.errors import InputError
+from kernel_mcp.errors import EnvironmentBuildError, InputError
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
@@ -265,17 +265,25 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
     request, limits = session.request, session.request.limits or settings.limits
     if request.limits is not None:
         report = services.resources.report(services.sandbox.report(), limits)
-    environment, policy = await factory.environment(request, progress)
-    packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
     found = list(session.kernel.handle.boundary) if session.kernel is not None else []
-    if refusal := factory.refusal(environment):
-        found.append(f"kernels are not forked, as their template was refused: {refusal}")
+    python, interpreter, problem = factory.spec(request).python or platform.python_version(), "", ""
+    packages: dict[str, str] = {}
+    policy = factory.policy(request)
+    try:
+        environment, policy = await factory.environment(request, progress)
+    except EnvironmentBuildError as error:
+        problem = str(error)
+    else:
+        python, interpreter = environment.version, str(environment.python)
+        packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
+        if refusal := factory.refusal(environment):
+            found.append(f"kernels are not forked, as their template was refused: {refusal}")
     refused = [str(settings.refusal)] if settings.refusal is not None else []
     return ServerInfo(
         session=session.handle,
         server_version=__version__,
-        python=environment.version,
-        interpreter=str(environment.python),
+        python=python,
+        interpreter=interpreter,
         uv_version=await factory.uv_version(),
         platform=f"{platform.system()} {platform.machine()}",
         packages=[f"{name}=={version}" for name, version in packages.items()],
@@ -301,4 +309,5 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         ),
         workspace=services.sandbox.guest_paths(request.workspace, request.workspace).workspace,
         ignored_settings="\n".join([*refused, *factory.remarks]),
+        problem=problem,
     )

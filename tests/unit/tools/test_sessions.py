@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,12 @@ async def test_info_describes_server_environment_and_kernel(tmp_path: Path) -> N
         assert found["sandbox_found"] == ["the kernel is a fake"]
         server.store.python.unlink()
         server.store.failure = EnvironmentBuildError("nothing fits")
-        assert await server.agent.refused("info") == "nothing fits"
+        without = (await server.call("info")).data
+        assert (found["problem"], without["problem"]) == ("", "nothing fits")
+        assert (without["interpreter"], without["packages"]) == ("", [])
+        alike = ("limits", "policy", "sandbox", "allowed_imports", "workspace", "server_version")
+        assert [without[each] for each in alike] == [found[each] for each in alike]
+        assert without["python"] == platform.python_version()
 
 
 async def test_closing_a_session_whose_kernel_is_dead_names_what_was_lost(tmp_path: Path) -> None:
