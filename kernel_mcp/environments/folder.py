@@ -115,11 +115,11 @@ def lay_out(folder: Path, interpreter: Interpreter) -> None:
         folder / "lib64": "lib",
     }
     for path, target in links.items():
-        _clear(path)
+        discard(path)
         path.symlink_to(target)
     for name in _LEFTOVERS:
-        _clear(folder / name)
-    _clear(folder / _CONFIG)
+        discard(folder / name)
+    discard(folder / _CONFIG)
     lines = {
         "home": Path(interpreter.executable).parent,
         "implementation": "CPython",
@@ -241,12 +241,13 @@ def tree_size(folder: Path) -> int:
 def _real_folder(path: Path) -> Path:
     """A directory that is no link, created if missing."""
     if path.is_symlink() or not path.is_dir():
-        _clear(path)
+        discard(path)
         path.mkdir(mode=0o755)
     return path
 
 
-def _clear(path: Path) -> None:
+def discard(path: Path) -> None:
+    """Remove a tree, a file or a link, if there is one. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:

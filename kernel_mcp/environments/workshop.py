@@ -15,11 +15,10 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.environments.folder import Spending, exclusive_now
+from kernel_mcp.environments.folder import Spending, discard, exclusive_now
 from kernel_mcp.environments.progress import Milestones, cancel_on
 from kernel_mcp.environments.uv import ProgressCallback, Uv, UvResult, run_command, silence
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import Builder, BuildRequest, SandboxCommand
 from kernel_mcp.sandbox.select import builder_for
 
@@ -166,7 +165,7 @@ class Workshop:
         with self._alone() as alone:
             if alone is not None:
                 for path in self.uv.cache.glob(_TEMPORARY):
-                    _discard(path)
+                    discard(path)
 
     def empty_cache(self) -> bool:
         """Empty uv's cache, unless uv is running; True when done. Blocks."""
@@ -174,16 +173,9 @@ class Workshop:
             if alone is not None:
                 for path in self.uv.cache.iterdir():
                     if path.name != _LOCK:
-                        _discard(path)
+                        discard(path)
         return alone is not None
 
     def _alone(self) -> AbstractContextManager[int | None]:
         self.uv.cache.mkdir(parents=True, exist_ok=True)
         return exclusive_now(self.uv.cache / _LOCK)
-
-
-def _discard(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        remove_tree(path)
-    else:
-        path.unlink(missing_ok=True)
