@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from tests.integration.agent import Answer
+from tests.integration.agent import Answer, lost
 
 ABSENT = -1
 """Stands for the value of a variable that is not there; values are counted from 0."""
 IN_WORDS = ("all variables", "its variables are gone", "its variables and files are gone")
 """How answers say, besides the names, that nothing is left."""
-
-
-def lost_names(answer: Answer) -> list[str]:
-    """What the machine-readable part of an answer calls lost."""
-    meta = answer.result.meta or {}
-    found = meta.get("kernel-mcp/cell") or meta.get("kernel-mcp/lost") or {"lost": []}
-    return list(found["lost"])
 
 
 @dataclass
@@ -50,7 +43,7 @@ class Model:
     def _told_by(self, answer: Answer) -> tuple[set[str], set[str]]:
         """What an answer calls lost: by name, and by name or in words."""
         known = {name for name, values in self.may_be.items() if values != {ABSENT}}
-        named = known.intersection(lost_names(answer))
+        named = known.intersection(lost(answer))
         whole = any(words in answer.text.lower() for words in IN_WORDS)
         return named, known if whole else set(named)
 
