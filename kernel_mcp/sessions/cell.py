@@ -228,7 +228,7 @@ class Cell:
             self._changed = None
 
     def meta(self, session: str, *, omitted: int, outputs: list[str]) -> dict[str, Any]:
-        """The structured outcome under `kernel-mcp/cell`; `duration_s` in seconds.
+        """The structured outcome under `kernel-mcp/cell`; `duration_s` in seconds, 0 till its end.
 
         `lost` names lost variables, `lost_omitted` counts further ones. `execution_count` is the
         number again where the kernel has got the code.

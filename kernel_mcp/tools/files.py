@@ -98,7 +98,9 @@ def register(box: Toolbox, services: Services) -> None:
             raise InputError(f"{path!r} is no name for a notebook: let it end in .ipynb.")
         export = partial(_export, found, path)
         size = await anyio.to_thread.run_sync(export, limiter=one_notebook)
-        result = say(f"Wrote {len(found.cells)} cells with their outputs to {path!r}.")
+        count = len(found.cells)
+        cells = f"{count} cell{'' if count == 1 else 's'}"
+        result = say(f"Wrote {cells} with their outputs to {path!r}.")
         uri = f"kernel://{found.handle}/notebook"
         link = ResourceLink(uri=uri, name=path, mime_type=NOTEBOOK_MIME, size=size)
         result.content.append(link)

@@ -226,10 +226,8 @@ def _joined(text: Iterable[str], more: str) -> str:
 def _output(cell: Cell, key: str) -> tuple[str | bytes, str]:
     part = cell.log.output(key)
     if part is None:
-        raise ResourceNotFoundError(f"Cell {cell.number} has no output {key!r}.")
+        raise InputError(f"Cell {cell.number} has no output {key!r}.")
     try:
         return part.data() if is_binary(part.mime) else part.read(), part.mime
     except ValueError as error:
-        raise ResourceNotFoundError(
-            f"Output {key!r} of cell {cell.number} was not kept: {error}."
-        ) from error
+        raise InputError(f"Output {key!r} of cell {cell.number} was not kept: {error}.") from error

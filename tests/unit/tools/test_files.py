@@ -124,6 +124,16 @@ async def test_the_whole_output_of_a_cell_is_read_by_its_address(tmp_path: Path)
         )
 
 
+async def test_an_output_that_is_not_there_is_no_failure_of_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(tmp_path) as server:
+        await server.call("execute", code="x = 1")
+        path = f"kernel://{server.session.handle}/cells/1/outputs/9"
+        assert await server.agent.refused("read_file", path=path) == "Cell 1 has no output '9'."
+    assert not caplog.records
+
+
 async def test_a_notebook_of_all_cells_is_put_into_the_workspace(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         await server.call("execute", code="say hello")
