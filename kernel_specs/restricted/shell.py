@@ -92,6 +92,9 @@ GOES_ON = (
 )
 
 
+DROPPED = "A transformer of cells has failed. All are removed now: run the cell again."
+
+
 class Shell(ZMQInteractiveShell):
     """Runs cells for the kernel, interruptible exactly where user code runs."""
 
@@ -125,8 +128,10 @@ class Shell(ZMQInteractiveShell):
         failure = None
         try:
             cell = self.transform_cell(code)
-        except Exception:  # noqa: BLE001  # shown as the error of the cell
+        except Exception as error:  # noqa: BLE001  # shown as the error of the cell
             cell, failure = code, sys.exc_info()
+            if not isinstance(error, SyntaxError):  # which is how one refuses a cell
+                self._drop_transformers()
         coroutine = self.run_cell_async(
             code,
             store_history=store_history,
@@ -161,6 +166,20 @@ class Shell(ZMQInteractiveShell):
         if self._interrupted and isinstance(result.error_in_exec, asyncio.CancelledError):
             result.error_in_exec = KeyboardInterrupt()
         return result
+
+    def _drop_transformers(self) -> None:
+        """Remove what changes cells and is not IPython's own: it would fail for each of them."""
+        manager = self.input_transformer_manager
+        for each in (
+            manager.cleanup_transforms,
+            manager.line_transforms,
+            manager.token_transformers,
+            self.input_transformers_post,
+        ):
+            own = [one for one in each if str(one.__module__).startswith("IPython.")]
+            if len(own) < len(each):
+                each[:] = own
+                print(DROPPED, file=sys.stderr)
 
     def number_cell(self, number: int) -> None:
         """Give the next cell this number, by which tracebacks, `In` and `Out` know it."""
@@ -313,6 +332,10 @@ class Shell(ZMQInteractiveShell):
         self.configurables.append(self.display_formatter)  # type: ignore[arg-type]
         self.completed = bundles.Completed(self)
 
+    def enable_matplotlib(self, gui: Any = None) -> Any:
+        """Set plots up; those that a browser would let move are shown as pictures."""
+        return super().enable_matplotlib("inline" if gui in ("ipympl", "widget") else gui)
+
     def enable_gui(self, gui: Any = None) -> None:
         """Start no event loop of windows: there are none."""
 
@@ -355,6 +378,11 @@ class Shell(ZMQInteractiveShell):
     def _require_commands(self, what: str) -> None:
         if not self.commands_allowed:
             raise CommandNotAllowedError(what)
+
+
+Shell.__name__ = Shell.__qualname__ = ZMQInteractiveShell.__name__
+Shell.__module__ = ZMQInteractiveShell.__module__
+"""Libraries and cells ask the shell for its class to learn that this is a notebook."""
 
 
 def _first(error: BaseException) -> BaseException:

@@ -195,12 +195,18 @@ def _follow_tqdm(notebook: Any) -> None:
     notebook.IProgress = notebook.IProgress or object  # else `tqdm.auto` warns of its absence
 
 
+def _follow_rich(console: Any) -> None:
+    """Let it write text; in a notebook it writes pages, and progress needs widgets."""
+    console._is_jupyter = lambda: False
+
+
 ACTIONS: Mapping[str, Action] = {
     "bokeh.io.showing": _follow_bokeh,
     "matplotlib.pyplot": _follow_pyplot,
     "pandas": _follow_pandas,
     "plotly.io._renderers": _follow_plotly,
     "polars": _precede_polars,
+    "rich.console": _follow_rich,
     "tqdm.notebook": _follow_tqdm,
 }
 """By module; the table of polars is read at each use, so that it may follow."""

@@ -263,3 +263,19 @@ def test_cells_queued_behind_a_failed_one_are_aborted(kernel: GuestKernel) -> No
 def test_input_fails_at_once_and_says_why(kernel: GuestKernel) -> None:
     outcome = kernel.run("input('name? ')")
     assert outcome.reply["ename"] == "StdinNotImplementedError"
+
+
+def test_the_shell_has_the_class_by_which_libraries_know_a_notebook(kernel: GuestKernel) -> None:
+    assert kernel.run("str(type(get_ipython()))").outputs() == [
+        "execute_result:\"<class 'ipykernel.zmqshell.ZMQInteractiveShell'>\""
+    ]
+
+
+@pytest.mark.parametrize("place", ["input_transformers_cleanup", "input_transformers_post"])
+def test_a_transformer_that_fails_fails_once(kernel: GuestKernel, place: str) -> None:
+    kernel.run(f"get_ipython().{place}.append(lambda lines: 1 / 0)")
+    outcome = kernel.run("1")
+    assert outcome.reply["ename"] == "ZeroDivisionError"
+    assert "All are removed now: run the cell again." in outcome.text("stderr")
+    outcome = kernel.run("shown = !echo 1\nshown[0]")
+    assert outcome.outputs() == ["execute_result:'1'"]
