@@ -9,8 +9,8 @@ import sys
 from importlib import metadata
 
 ADVICE = (
-    "Running code cannot add or remove packages: call the tool `install` with names, or write "
-    "`%pip install ...` as a line of its own, not indented, in a cell."
+    "Running code cannot add or remove packages: write `%pip install ...` as a line of its own, "
+    "not indented, in a cell, or call the tool `install` with names where the server has it."
 )
 FIELDS = ("Name", "Version", "Summary", "Home-page", "Author", "License")
 
