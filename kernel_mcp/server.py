@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,14 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         rules = InstallRules.of(settings)
         factory = KernelFactory(
             settings=settings,
-            policy=Policy.for_allow(
-                profile_entries(settings),
-                profile_in_force(settings.profile, confined=settings.confined),
-                rules.step,
-                settings.tools,
+            policy=replace(
+                Policy.for_allow(
+                    profile_entries(settings),
+                    profile_in_force(settings.profile, confined=settings.confined),
+                    rules.step,
+                    settings.tools,
+                ),
+                confined=settings.confined,
             ),
             environments=environments,
             launcher=launcher,

@@ -108,6 +108,7 @@ _WITH_WHEELS = {
     "snowflake.connector": "snowflake-connector-python",
     "socks": "pysocks",
     "speech_recognition": "speechrecognition",
+    "sql": "jupysql",
     "stan": "pystan",
     "talib": "ta-lib",
     "telegram": "python-telegram-bot",

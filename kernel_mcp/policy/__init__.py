@@ -269,6 +269,7 @@ class Policy:
     step           how to get a module that is not there
     once           whether it is for code of `run_script`
     tools          groups of tools that a model has (`--tools`)
+    confined       whether a sandbox is around it, which has no network
     """
 
     modules: frozenset[str]
@@ -279,6 +280,7 @@ class Policy:
     step: NextStep = field(default=operators_step, compare=False)
     once: bool = False
     tools: tuple[str, ...] = TOOL_GROUPS
+    confined: bool = True
 
     @classmethod
     def for_allow(

@@ -46,12 +46,38 @@ _TOLD = re.compile(
 _CHILD = "ModuleNotFoundError: No module named '"
 """What a program that a cell started says of it."""
 _READ_ONLY = re.compile(r"Read-only file system: '(/[^'\s]*)'")
+_USAGE = "UsageError: "
+_NO_MAGIC = re.compile(
+    rf"{_USAGE}(?:Line magic function|Cell magic) `(%{{1,2}}\w{{1,100}})` not found"
+)
+"""IPython prints it."""
+_NO_NETWORK = (
+    "[Errno -2] Name or service not known",
+    "[Errno -3] Temporary failure in name resolution",
+    "[Errno -5] No address associated with hostname",
+    "[Errno 101] Network is unreachable",
+    "Failed to resolve '",
+    "Could not resolve host",
+    "unable to resolve host",
+)
+"""How Python, urllib3, curl, git and wget say that there is no way out."""
+NETWORK = "://"
+"""What a cell missed that wanted to reach another machine."""
+EXTENSIONS: Mapping[str, str] = MappingProxyType(
+    {"R": "rpy2.ipython", "lprun": "line_profiler", "sql": "sql", "watermark": "watermark"}
+    | {"bigquery": "google.cloud.bigquery", "cython": "cython", "dotenv": "dotenv"}
+    | dict.fromkeys(words("memit mprun"), "memory_profiler")
+    | {"ipytest": "ipytest", "pyinstrument": "pyinstrument", "tensorboard": "tensorboard"}
+    | dict.fromkeys(words("aimport autoreload"), "autoreload")
+)
+"""Magics that models use, and the extension that has each."""
 _NAME_CHARS = 100
 _INSTALLERS = ("pip", "conda", "uv")
 
 
 def missing(failure: Failure) -> str:
-    """The module or package, or the path that cannot be written, for want of which a cell ended.
+    """The module or package, or the path that cannot be written, for want of which a cell
+    ended; NETWORK for that.
 
     Also a module behind another exception, as `ImportError: Missing optional dependency` of pandas.
     Empty for none.
@@ -59,24 +85,42 @@ def missing(failure: Failure) -> str:
     text = "\n".join(failure.traceback)[-_CHARS:] or f"{failure.name}: {failure.value}"[:_CHARS]
     if found := [*_NOT_FOUND.findall(text), *_NOT_ALLOWED.findall(text)]:
         return str(found[-1])[:_NAME_CHARS]
-    told = _TOLD.search(failure.value[:_CHARS]) or _READ_ONLY.search(failure.value[:_CHARS])
-    return told[1][:_NAME_CHARS] if told else ""
+    value = failure.value[:_CHARS]
+    told = _TOLD.search(value) or _READ_ONLY.search(value)
+    if told:
+        return told[1][:_NAME_CHARS]
+    return NETWORK if _wants_network(value) else ""
 
 
-def missing_in_child(text: str) -> str:
-    """The module that a program missed whose words are in this text; empty for none."""
-    if _CHILD not in text:
-        return ""
-    found = _NOT_FOUND.findall(text[-_CHARS:])
-    return str(found[-1])[:_NAME_CHARS] if found else ""
+def missing_in_words(text: str) -> str:
+    """What a program or IPython missed that printed this text: a module or a %magic, or NETWORK.
+
+    Empty for none.
+    """
+    if _CHILD in text and (found := _NOT_FOUND.findall(text[-_CHARS:])):
+        return str(found[-1])[:_NAME_CHARS]
+    if _USAGE in text and (magic := _NO_MAGIC.search(text[-_CHARS:])):
+        return str(magic[1])
+    return NETWORK if _wants_network(text) else ""
+
+
+def _wants_network(text: str) -> bool:
+    return any(each in text for each in _NO_NETWORK)
 
 
 def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     """What to do about what `code` missed on this Python; empty where nothing helps."""
     if missing.startswith("/"):
         return "Files can be written in the workspace, which is the current folder, and in /tmp."
+    if missing == NETWORK:
+        return _NETWORK_STEP if policy.confined else ""
+    if missing.startswith("%"):
+        return _of_extension(missing, policy)
     if missing in _INSTALLERS:
-        return f"There is no {missing} in sessions: the tool `install` adds packages."
+        return (
+            f"There is no {missing} in sessions: `%pip install NAME` as a line of its own in a "
+            "cell adds a package."
+        )
     wanted = _whole_name(missing, code)
     root = wanted.partition(".")[0]
     if root == missing and root in sys.stdlib_module_names | GONE.keys() | NEW.keys():
@@ -93,6 +137,26 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
         policy.step(wanted, once=policy.once),
     ]
     return " ".join(filter(None, sentences))
+
+
+_NETWORK_STEP = (
+    "There is no network in this session. What works: data written in the cell, files in the "
+    "workspace, data sets that are part of a package."
+)
+
+
+def _of_extension(magic: str, policy: Policy) -> str:
+    extension = EXTENSIONS.get(magic.lstrip("%"))
+    if extension is None:
+        return (
+            "`%lsmagic` lists the magics that are there; a package that has others is loaded with "
+            "`%load_ext`."
+        )
+    load = f"`%load_ext {extension}`"
+    if extension == "autoreload" or (policy.installed is not None and policy.has(extension)):
+        return f"Run {load} first: it brings {magic}."
+    step = policy.step(extension, once=policy.once)
+    return f"{magic} is of an extension that is not installed. {step} Then {load} brings {magic}."
 
 
 def _whole_name(missing: str, code: str) -> str:

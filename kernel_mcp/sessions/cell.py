@@ -14,7 +14,7 @@ from kernel_mcp.environments.progress import BEAT_S
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.output.items import Event, Failure, Stream
 from kernel_mcp.output.outputs import OutputLog, Position
-from kernel_mcp.policy.missing import missing, missing_in_child
+from kernel_mcp.policy.missing import missing, missing_in_words
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 
 
@@ -84,7 +84,7 @@ class Cell:
     `calls` wait for it, `called` says that one has, `telling` that an answer about its end is on
     its way, and `abandoned` that its call was cancelled.
     `state_as_of` is the last cell whose work the variables held when it ended, or began.
-    `missing` is what it wanted and was not there: a module, or a path to write to.
+    `missing` is what it wanted and was not there, as `policy.missing` names it.
     `plain` is the code without the installations it began with, `installed` what came of those.
     """
 
@@ -178,8 +178,8 @@ class Cell:
     def take(self, event: Event) -> None:
         """Add an output event."""
         if isinstance(event, Failure):
-            self.missing = missing(event)
-        elif isinstance(event, Stream) and (name := missing_in_child(event.text)):
+            self.missing = missing(event) or self.missing
+        elif isinstance(event, Stream) and (name := missing_in_words(event.text)):
             self.missing = name
         self.log.add(event)
         self._note_change()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy
-from kernel_mcp.policy.missing import advice, missing, missing_in_child
+from kernel_mcp.policy.missing import NETWORK, advice, missing, missing_in_words
 
 
 def failure(name: str, *parts: str) -> Failure:
@@ -58,8 +60,8 @@ def test_an_exception_tells_what_was_missing(found: Failure, name: str) -> None:
 
 
 def test_a_child_process_tells_it_too() -> None:
-    assert missing_in_child(f"Traceback\n{NOT_FOUND}\n") == "seaborn"
-    assert missing_in_child("No module named 'seaborn'") == ""
+    assert missing_in_words(f"Traceback\n{NOT_FOUND}\n") == "seaborn"
+    assert missing_in_words("No module named 'seaborn'") == ""
 
 
 def get(module: str, *, once: bool) -> str:
@@ -115,10 +117,45 @@ def test_a_path_that_cannot_be_written_comes_with_those_that_can() -> None:
 
 
 def test_who_wants_pip_is_told_of_install() -> None:
-    assert "the tool `install` adds packages" in said("pip")
+    assert "`%pip install NAME` as a line of its own" in said("pip")
 
 
 def test_the_guarded_profile_gives_the_step_beside_its_refusal() -> None:
     assert said("PIL", profile="guarded") == "get PIL."
     assert "get seaborn." in said("seaborn", profile="guarded")
     assert said("os", profile="guarded") == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "socket.gaierror: [Errno -2] Name or service not known",
+        "<urlopen error [Errno -3] Temporary failure in name resolution>",
+        "OSError: [Errno 101] Network is unreachable",
+        "HTTPSConnection(host='a.b', port=443): Failed to resolve 'a.b' ([Errno -2] Name or ser",
+        "curl: (6) Could not resolve host: a.b",
+        "wget: unable to resolve host address 'a.b'",
+    ],
+)
+def test_who_looks_for_the_network_is_told_that_there_is_none(words: str) -> None:
+    assert missing(failure("Error", "Traceback", words)) == missing_in_words(words) == NETWORK
+    assert "no network" in said(NETWORK, "x")
+    unconfined = replace(Policy.for_allow([], "guarded", get), confined=False)
+    assert advice(NETWORK, "x", unconfined, "3.13.1") == ""
+
+
+def test_a_server_in_the_session_that_does_not_answer_is_no_want_of_network() -> None:
+    assert missing(failure("E", "ConnectionRefusedError: [Errno 111] Connection refused")) == ""
+    assert missing_in_words("Network is unreachable, says line 7 of the log") == ""
+
+
+def test_a_magic_of_an_extension_comes_with_the_steps_that_load_it() -> None:
+    assert missing_in_words("UsageError: Line magic function `%sql` not found.") == "%sql"
+    assert missing_in_words("UsageError: Cell magic `%%cython` not found.\n") == "%%cython"
+    assert missing_in_words("UsageError: %bookmark: You must specify the bookmark name") == ""
+    assert said("%%sql") == (
+        "%%sql is of an extension that is not installed. get sql. Then `%load_ext sql` brings "
+        "%%sql."
+    )
+    assert said("%autoreload") == "Run `%load_ext autoreload` first: it brings %autoreload."
+    assert "`%lsmagic` lists" in said("%nothing")
