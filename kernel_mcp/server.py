@@ -27,7 +27,7 @@ from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.folders import shown_folders
+from kernel_mcp.host_folders import shown_folders
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.doors import Doors

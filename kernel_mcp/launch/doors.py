@@ -18,8 +18,8 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
-from kernel_mcp.folders import Shown, within
-from kernel_mcp.folders.secrets import FIXED, KEPT
+from kernel_mcp.host_folders import Shown, within
+from kernel_mcp.host_folders.secrets import FIXED, KEPT
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
@@ -34,7 +34,7 @@ BEGIN_S = 60.0
 ANSWER_S = 10.0
 ALL = -1
 """The version before all covers."""
-KEEPER = "kernel_mcp.folders.keeper"
+KEEPER = "kernel_mcp.host_folders.keeper"
 
 logger = logging.getLogger(__name__)
 

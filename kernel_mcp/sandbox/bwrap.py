@@ -269,7 +269,7 @@ def _staged(folders: mounts.Folders) -> list[str]:
     if not folders.trees:
         return []
     numbers = ",".join(map(str, folders.trees))
-    return bare_program("kernel_mcp.folders.keeper", "stage", str(folders.stage), numbers)
+    return bare_program("kernel_mcp.host_folders.keeper", "stage", str(folders.stage), numbers)
 
 
 # An installer gets a few writable folders and maybe the network. It is trusted; code of packages

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.folders.secrets import HIDING, KEPT
+from kernel_mcp.host_folders.secrets import HIDING, KEPT
 
 WORKSPACE = "/workspace"
 SOCKETS = "/run/kernel"

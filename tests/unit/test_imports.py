@@ -21,7 +21,7 @@ ROOMS = (
     ("config",),
     ("output",),
     ("policy",),
-    ("folders",),
+    ("host_folders",),
     ("files",),
     ("sandbox",),
     ("limits",),

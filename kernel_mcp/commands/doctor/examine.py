@@ -28,7 +28,7 @@ from kernel_mcp.errors import (
     LaunchError,
     SandboxUnavailable,
 )
-from kernel_mcp.folders import shown_folders
+from kernel_mcp.host_folders import shown_folders
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher

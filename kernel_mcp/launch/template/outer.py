@@ -20,7 +20,7 @@ import anyio
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
-from kernel_mcp.folders import within
+from kernel_mcp.host_folders import within
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template.process import TemplateProcess
 from kernel_mcp.linux.folders import Identity

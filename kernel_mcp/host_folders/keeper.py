@@ -29,15 +29,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from kernel_mcp.folders import secrets
+from kernel_mcp.host_folders import secrets
 from kernel_mcp.linux.safe_tree import open_beneath
 from kernel_specs.template import linux
 
 BLANK = "/run/blank"
 """Where every sandbox with mounts has an empty `file` and an empty `folder`."""
 _BATCH = 100
-_SETTLED = 20
-"""Rounds after which what still changes waits for the next event."""
 
 # <sys/inotify.h>
 _IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE = 0x4, 0x8, 0x80, 0x100

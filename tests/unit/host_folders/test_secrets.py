@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.folders import secrets
-from kernel_mcp.folders.secrets import FILE, FIXED, FOLDER, KEPT, Walk
+from kernel_mcp.host_folders import secrets
+from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT, Walk
 
 
 @pytest.fixture

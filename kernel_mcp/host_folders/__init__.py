@@ -14,7 +14,7 @@ from pathlib import Path
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.folders import secrets
+from kernel_mcp.host_folders import secrets
 
 MOST_MOUNTS = 40
 """Their descriptors travel to a template in one message."""

@@ -11,7 +11,7 @@ from kernel_mcp.config.load import load
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.folders import Shown, checked, shown_folders
+from kernel_mcp.host_folders import Shown, checked, shown_folders
 
 
 def mount(path: Path | str, guest: str = "", mode: str = "ro") -> Mount:
