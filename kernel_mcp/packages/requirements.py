@@ -117,8 +117,7 @@ class InstallRules:
             if requirement is None:
                 if not standard_library:
                     raise InputError(
-                        f"{str(each).strip()!r} is part of Python itself and needs no "
-                        "installation; whether code may import it is up to the operator (--allow)."
+                        f"{str(each).strip()!r} is part of Python itself and needs no installation."
                     )
                 continue
             if not self.everything and requirement.name not in self.permitted:

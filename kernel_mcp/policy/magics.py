@@ -276,8 +276,8 @@ _OTHERWISE = {
     "sh": "sessions run Python only",
     "sx": "sessions run Python only",
     "system": "sessions run Python only",
-    "wget": "sessions have no network",
-    "curl": "sessions have no network",
+    "wget": "sandboxed sessions have no network",
+    "curl": "sandboxed sessions have no network",
 }
 
 

@@ -95,7 +95,7 @@ class NoSandbox:
             backend=self.name,
             enforced=(),
             gaps=(
-                "nothing is enforced: code runs with the rights of the server's user",
+                "there is no boundary: code runs with the rights of the server's user",
                 "all files, the network and all processes of that user are within reach",
                 "processes that a kernel moves to another session outlive it",
             ),

@@ -61,7 +61,7 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
 
     `missing` are packages of the operator's that are known to be missing.
     """
-    lines = [HOW, _imports(settings), _packages(settings), _files(settings, sandbox)]
+    lines = [HOW, _imports(settings), _packages(settings), _files(settings)]
     if missing:
         lines.append(f"Missing, though the operator asked for it: {_listed(missing)} (see info).")
     if settings.refusal is not None:
@@ -97,8 +97,8 @@ def _packages(settings: Settings) -> str:
     return f"Packages: install adds {names} to the session without losing variables."
 
 
-def _files(settings: Settings, sandbox: SandboxReport) -> str:
-    network = " There is no network." if sandbox.enforced else ""
+def _files(settings: Settings) -> str:
+    network = " There is no network." if settings.confined else ""
     if _strict(settings):
         return f"Files: code cannot open files, and has no eval, exec, compile or input.{network}"
     shown = [f"{each.guest}{' (writable)' * each.writable}" for each in settings.mounts]

@@ -225,7 +225,7 @@ async def test_info_describes_server_environment_and_kernel(tmp_path: Path) -> N
         assert limits == {"max_cell_timeout_s": 3600, "output_chars": 30_000}
         assert found["server_version"] == __version__
         assert (found["sandbox"], found["sandbox_enforces"]) == ("none", [])
-        assert "nothing is enforced" in found["sandbox_gaps"][0]
+        assert "no boundary" in found["sandbox_gaps"][0]
         assert (found["packages"], found["sandbox_found"]) == (["ipykernel==7.0"], [])
         assert "math" in found["allowed_imports"]
         assert found["limits"]["cell_timeout_s"] == 7
