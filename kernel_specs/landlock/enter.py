@@ -55,7 +55,7 @@ class _Task:
     ruleset  Landlock rules to enter
     filter   system call filter, an array of `struct sock_filter`; in this order
     keep     descriptor that PROGRAM inherits
-    limit    NUMBER:VALUE, a resource limit to set, soft and hard
+    limit    NUMBER:SOFT:HARD, a resource limit to set
     uid      user and group to become; -1 to stay
     search   1: keep the capability to pass folders that the user may not enter
     parent   the process to die with
@@ -111,8 +111,8 @@ def main(argv: list[str]) -> None:
     filters = [_content(fd) for fd in task.filters]
     pins = _allow_own_facts(task.ruleset)
     _start_watcher(task.uid)
-    for kind, value in task.limits:
-        _call("setrlimit", int(kind), _bytes(8, int(value)) * 2)  # soft and hard
+    for kind, soft, hard in task.limits:
+        _call("setrlimit", int(kind), _bytes(8, int(soft)) + _bytes(8, int(hard)))
     _drop_privileges(task.uid, search=task.search)
     # after the change of user, which clears it
     _prctl(PR_SET_PDEATHSIG, SIGKILL)

@@ -198,8 +198,9 @@ class LandlockSandbox(KernelUsers):
                 options += ["--filter", passed.file(calls)]
             for kept in request.inherit:
                 options += ["--keep", str(kept)]
-            for kind, value in resource_limits(request.limits, identity).items():
-                options += ["--limit", f"{kind}:{_no_more_than_own(kind, value)}"]
+            for kind, (soft, hard) in resource_limits(request.limits, identity).items():
+                most = _no_more_than_own(kind, hard)
+                options += ["--limit", f"{kind}:{min(soft, most)}:{most}"]
             options += self._user_options(request, identity)
             return SandboxCommand(
                 argv=[sys.executable, "-I", "-S", "-B", program, *options, "--", *request.argv],
@@ -233,10 +234,11 @@ class LandlockSandbox(KernelUsers):
         return ["--uid", str(identity.uid), "--search", "0" if closed is None else "1"]
 
 
-def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, int]:
-    """Limits for every process of a kernel, by RLIMIT_ number.
+def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, tuple[int, int]]:
+    """Soft and hard limits for every process of a kernel, by RLIMIT_ number.
 
-    RLIMIT_NPROC counts per user, so the threads that a shared user runs already are added.
+    RLIMIT_NPROC counts per user, so the threads that a shared user runs already are added. The hard
+    RLIMIT_AS alone is above the soft one, by RESERVED_ADDRESSES.
     """
     found = {
         resource.RLIMIT_CORE: 0,
@@ -250,12 +252,12 @@ def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, int]
         found[resource.RLIMIT_FSIZE] = max(limits.disk_bytes, limits.tmp_bytes)
     if limits.memory_bytes:
         most = limits.memory_bytes + ADDRESS_SPACE_RESERVE
-        found[resource.RLIMIT_DATA] = most
-        found[resource.RLIMIT_AS] = most + RESERVED_ADDRESSES
+        found[resource.RLIMIT_DATA] = found[resource.RLIMIT_AS] = most
     if limits.pids:
         others = _threads_of(os.geteuid()) if identity is None else 1  # its watcher
         found[resource.RLIMIT_NPROC] = limits.pids + others
-    return found
+    above = {resource.RLIMIT_AS: RESERVED_ADDRESSES}
+    return {kind: (most, most + above.get(kind, 0)) for kind, most in found.items()}
 
 
 def _no_more_than_own(kind: int, value: int) -> int:

@@ -128,21 +128,21 @@ def test_a_limit_of_zero_is_no_limit() -> None:
     found = resource_limits(free, NOBODY)
     for kind in ("NPROC", "AS", "NOFILE", "FSIZE"):
         assert getattr(resource, f"RLIMIT_{kind}") not in found
-    assert found[resource.RLIMIT_CORE] == 0
+    assert found[resource.RLIMIT_CORE] == (0, 0)
 
 
 def test_the_limits_of_a_kernel_become_ceilings() -> None:
     limits = Limits(memory_bytes=GIB, pids=10, disk_bytes=MIB, tmp_bytes=2 * MIB, open_files=99)
     found = resource_limits(limits, NOBODY)
-    assert found[resource.RLIMIT_DATA] == 2 * GIB
-    assert found[resource.RLIMIT_AS] == 2 * GIB + RESERVED_ADDRESSES
-    assert found[resource.RLIMIT_NPROC] == 11
-    assert found[resource.RLIMIT_FSIZE] == 2 * MIB
-    assert found[resource.RLIMIT_NOFILE] == 99
+    assert found[resource.RLIMIT_DATA] == (2 * GIB, 2 * GIB)
+    assert found[resource.RLIMIT_AS] == (2 * GIB, 2 * GIB + RESERVED_ADDRESSES)
+    assert found[resource.RLIMIT_NPROC] == (11, 11)
+    assert found[resource.RLIMIT_FSIZE] == (2 * MIB, 2 * MIB)
+    assert found[resource.RLIMIT_NOFILE] == (99, 99)
 
 
 def test_processes_of_a_shared_user_are_counted_in() -> None:
-    shared = resource_limits(Limits(pids=10), None)[resource.RLIMIT_NPROC]
+    shared, _ = resource_limits(Limits(pids=10), None)[resource.RLIMIT_NPROC]
     assert shared > 10
 
 
