@@ -153,8 +153,9 @@ class Cell:
         self._note_change()
 
     def fail(self, error: Exception, now: float) -> None:
-        """Record that `error` kept the cell from running."""
+        """Record that `error` kept the cell from running; it is an output of the cell."""
         self.error = error
+        self.log.add(Failure(type(error).__name__, str(error), ()))
         self.finish(Outcome(Status.ERROR, cause=str(error)), now)
 
     def stop(self, reason: StopReason) -> None:

@@ -19,11 +19,11 @@ from pydantic import BaseModel
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError, SessionGone
 from kernel_mcp.output.outputs import OutputLog, Position
-from kernel_mcp.output.render import STREAMS, Budget, Rendered, render
+from kernel_mcp.output.render import STREAMS, Budget, Rendered, mime_types, render
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import cut, guarded, guarded_lines, notice, visible
 from kernel_mcp.policy.missing import advice
-from kernel_mcp.sessions.cell import Cell, Phase, Status, StopReason
+from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status, StopReason
 from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
 from kernel_mcp.sessions.losses import Loss, Notice, Reply
 from kernel_mcp.sessions.session import Session
@@ -83,7 +83,7 @@ async def answer(
     said = [*unsaid, *([cell.own] if cell.own is not None and cell.error is None else [])]
     failed = True
     if cell.error is not None:
-        rendered = Rendered([TextContent(text=str(cell.error))], 0, [])
+        rendered = Rendered([TextContent(text=str(cell.error))], 0, mime_types(items))
     else:
         show = partial(render, items, session=session.handle, cell=cell.number)
         if not ended:
@@ -237,7 +237,7 @@ def not_begun(error: KernelMcpError, phase: Phase) -> CallToolResult:
     """The answer that an error is which kept a script from running."""
     cell = Cell(0, "", 0.0, OutputLog(Path(), 0))
     cell.phase = phase
-    cell.fail(error, 0.0)
+    cell.finish(Outcome(Status.ERROR, cause=str(error)), 0.0)
     outcome = {**cell.meta("", omitted=0, outputs=[]), "cell": None}
     result = refusal(error)
     result.meta = {CELL_KEY: {**outcome, **dict.fromkeys(STREAMS, "")}}

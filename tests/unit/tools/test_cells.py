@@ -502,3 +502,25 @@ async def test_check_syntax_judges_installations_of_a_cell(tmp_path: Path) -> No
         assert (problem["kind"], problem["line"]) == ("install", 2)
         assert problem["source_line"] == "%pip install rich"
         assert "--allow-install rich" in problem["message"]
+
+
+async def test_what_kept_a_cell_from_running_stands_in_its_record_and_notebook(
+    tmp_path: Path,
+) -> None:
+    source = FakeSource()
+    source.refuse = "own"
+    async with served(tmp_path, source) as server:
+        answer = await server.call("execute", code="say hello")
+        assert answer.text == "no kernel today"
+        assert answer.cell["outputs"] == ["application/vnd.jupyter.error"]
+        place, told = f"kernel://{server.session.handle}", "LaunchError: no kernel today"
+        record = json.loads((await server.call("read_file", path=f"{place}/cells/1.json")).text)
+        assert record["stderr"] == f"{told}\n"
+        assert {name: record[name] for name in answer.cell} == answer.cell
+        assert told in (await server.call("read_file", path=f"{place}/cells/1")).text
+        book = json.loads((await server.call("read_file", path=f"{place}/notebook")).text)
+        assert book["cells"][0]["outputs"][0]["evalue"] == "no kernel today"
+        source.refuse = ""
+        for _ in range(3):
+            await server.call("execute", code="x = 1")
+        assert "no kernel today" in (await server.call("wait", cell=1)).text
