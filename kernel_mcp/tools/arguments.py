@@ -22,6 +22,20 @@ SHOWN_CHARS = 60
 NEAR = 0.6
 """Least similarity of an unknown name and the one that was perhaps meant."""
 
+_ALSO = {
+    "code": ("source", "script"),
+    "content": ("text", "data", "body"),
+    "cpu": ("core", "processor"),
+    "dependencies": ("package", "requirement", "librar"),
+    "name": ("session", "title"),
+    "packages": ("dependenc", "requirement", "librar", "module"),
+    "path": ("file", "folder", "dir", "destination"),
+    "script": ("source", "code"),
+    "timeout": ("second", "limit"),
+    "wait": ("timeout", "second", "duration"),
+}
+"""Parts of other names for arguments, as other servers have them."""
+
 _TYPES = {
     "string": "a string",
     "number": "a number",
@@ -105,6 +119,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return plainly[close[0]] if close else ""
 
 
+def _also(name: str, known: Iterable[str]) -> str:
+    """The argument in `known` that others call so; empty for none."""
+    given = _folded(name[:SHOWN_CHARS])
+    found = (each for each in known if any(part in given for part in _ALSO.get(each, ())))
+    return next(found, "")
+
+
 def _folded(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
@@ -117,7 +138,7 @@ def complaint(
     missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
     told = []
     for name in unknown[:MOST_LINES]:
-        meant = nearest(name, takes) or next(iter(missing), "")
+        meant = nearest(name, takes) or _also(name, takes) or next(iter(missing), "")
         if meant in missing:
             missing.remove(meant)
         hint = f"; did you mean `{meant}` ({takes[meant]['description']})?" if meant else "."
