@@ -43,9 +43,11 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.losses import Outbox
-from kernel_mcp.sessions.manager import Folders, Reaper, SessionManager
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.quota import Capacity
+from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import Post, Services, Toolbox, cells, files, instructions, packages, sessions
 from kernel_mcp.tools.resources import ResourceServer
@@ -87,7 +89,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         await stack.enter_async_context(resources.running())
         resources.warn(settings.limits)
         report = resources.report(sandbox.report(), settings.limits)
-        folders = Folders(
+        folders = SessionFolders(
             workspaces=settings.workspace or run.path / "w",
             records=run.path / "r",
             layers=run.path / "p",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import os
 import re
 import secrets
-import stat
 import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,20 +15,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
-from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
-from kernel_mcp.linux.folders import hold_name
-from kernel_mcp.linux.safe_tree import make_private, remove_tree
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.history import ClosedRecords, History
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.quota import Capacity, SessionQuota
 from kernel_mcp.sessions.session import Clock, Preparation, Session
+from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -41,8 +35,6 @@ CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 """What a session can be called; `--workspace` may have a folder of that name."""
 HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}")
-SCRIPT = "(script)"
-"""What sessions of `run_script` are called: no NAME, so that none is found by it."""
 MOST_ENDED = 500
 """Ended sessions that are kept for their owners' next call."""
 
@@ -74,20 +66,6 @@ class Ended:
     loss: Loss
 
 
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where sessions keep files: `workspaces` for the kernels', `records` for the server's own.
-
-    `layers` are for the packages they add. Only workspaces outlive their sessions, when `keep` is
-    set; they are called as their sessions then, that of the default session `default`.
-    """
-
-    workspaces: Path
-    records: Path
-    layers: Path
-    keep: bool
-
-
 class SessionManager:
     """Creates, finds and closes sessions, while `running`."""
 
@@ -96,7 +74,7 @@ class SessionManager:
         *,
         settings: Settings,
         source: KernelSource,
-        folders: Folders,
+        folders: SessionFolders,
         workspace: Callable[[Path], Workspace],
         clock: Clock,
         audit: Audit | None = None,
@@ -176,7 +154,7 @@ class SessionManager:
             self._check_name(caller, name)  # again: a session may have had to make room
             handle = "s-" + secrets.token_urlsafe(9)
             with ExitStack() as undo:
-                name, folder = self._place(handle, name, undo, default=default)
+                name, folder = self._folders.place(handle, name, undo, default=default)
                 request = KernelRequest(
                     handle,
                     folder,
@@ -189,51 +167,18 @@ class SessionManager:
                 self._held[handle] = undo.pop_all()
             return session
 
-    def _place(self, handle: str, name: str, undo: ExitStack, *, default: bool) -> tuple[str, Path]:
-        """The name of a session, and its workspace: where they are kept, one of its name.
-
-        Raises InputError for one that another session or server uses.
-        """
-        kept = self._folders.workspaces
-        if not self._folders.keep or name == SCRIPT:
-            return name, kept / handle
-        if name:
-            candidates = [name]
-        else:
-            stem = "default" if default else "session"
-            first = [stem] if default else []
-            candidates = [*first, *(f"{stem}-{number}" for number in range(1, MOST_ENDED))]
-        for candidate in candidates:
-            folder = kept / candidate
-            found = folder.lstat().st_mode if os.path.lexists(folder) else None
-            if found is not None and not stat.S_ISDIR(found):
-                continue
-            if not (name or default) and found is not None:
-                continue  # that of an earlier session, which can be had by its name
-            if (lock := hold_name(folder)) is not None:
-                undo.callback(os.close, lock)
-                return name or ("" if default else candidate), folder
-        raise InputError(
-            f"The workspace {kept / candidates[0]} is in use by another session or server: choose "
-            "another name."
-        )
-
     async def _open(
         self, caller: Caller, name: str, request: KernelRequest, timeout_s: float
     ) -> Session:
         handle, folder = request.session, request.workspace
         limits = request.limits or self._settings.limits
-        records = self._folders.records / handle
-        for path in (folder, records):
-            if path != folder or not folder.is_dir():
-                make_private(path)
-        Layer(self._folders.layers / handle).make()
+        self._folders.make(handle, folder)
         session = Session(
             request=request,
             owner=caller.principal,
             name=name,
             workspace=self._workspace(folder),
-            cells_dir=records,
+            cells_dir=self._folders.records / handle,
             source=self._source,
             admit=self._quota.admit,
             grace_s=self._settings.grace_s,
@@ -412,77 +357,17 @@ class SessionManager:
             self._remember(session, "was ended by a failure of the server")
             with anyio.CancelScope(shield=True):
                 async with session.installing:
-                    await self._remove_files(session)
+                    await self._put_away(session)
             del self._sessions[session.handle]
             if (held := self._held.pop(session.handle, None)) is not None:
                 held.close()
             session.journal.closed(cells=len(session.cells))
             session.ended.set()
 
-    async def _remove_files(self, session: Session) -> None:
-        places = [self._folders.layers]
-        if not self._folders.keep:
-            places.append(self._folders.workspaces)
+    async def _put_away(self, session: Session) -> None:
+        """Remove a session's files; cells of a script stay readable for a time."""
         with Barrier("keeping a session's record", session.handle) as barrier:
             if session.keep_record:
                 await self._records.keep(session.owner, session.handle, session.cells)
-        if not session.keep_record or barrier.failure is not None:
-            places.append(self._folders.records)
-        for place in places:
-            with Barrier("removing a session's files", session.handle):
-                await surely(remove_tree, place / session.handle)
-
-
-logger = logging.getLogger(__name__)
-
-LOOKS_PER_TIMEOUT = 20
-MAX_PAUSE_S = 30.0
-MIN_PAUSE_S = 0.05
-AT_ONCE = 4
-"""Sessions that are hibernated at the same time."""
-
-
-class Reaper:
-    """Hibernates idle sessions; none where `idle_timeout_s` is infinite. A busy one is not idle."""
-
-    def __init__(self, manager: SessionManager, idle_timeout_s: float, clock: Clock) -> None:
-        self._manager = manager
-        self._idle_timeout_s = idle_timeout_s
-        self._clock = clock
-
-    def expired(self) -> list[Session]:
-        """The sessions whose time is over now, longest idle first."""
-        now = self._clock()
-        found = [
-            session
-            for session in self._manager.sessions
-            if session.restful
-            and session.last_used <= now - self._idle_timeout_s
-            and session.spared_until <= now
-        ]
-        return sorted(found, key=lambda session: session.last_used)
-
-    async def collect(self) -> None:
-        """Retire what has expired."""
-        limiter = anyio.CapacityLimiter(AT_ONCE)
-        async with anyio.create_task_group() as tasks:
-            for session in self.expired():
-                tasks.start_soon(self._retire, session, limiter)
-
-    async def _retire(self, session: Session, limiter: anyio.CapacityLimiter) -> None:
-        async with limiter:
-            idle = self._clock() - session.last_used
-            if session.restful and idle >= self._idle_timeout_s:
-                logger.info("retiring a session idle for %.0f s", idle)
-                with Barrier("retiring an idle session", session.handle):
-                    await self._manager.retire(session)
-
-    async def run(self) -> None:
-        """Collect for ever, looking often enough to be late by a twentieth of the timeout."""
-        if math.isinf(self._idle_timeout_s):
-            return
-        pause = max(MIN_PAUSE_S, min(MAX_PAUSE_S, self._idle_timeout_s / LOOKS_PER_TIMEOUT))
-        while True:
-            await anyio.sleep(pause)
-            with Barrier("looking for idle sessions"):
-                await self.collect()
+        recorded = session.keep_record and barrier.failure is None
+        await self._folders.remove(session.handle, script=session.name == SCRIPT, recorded=recorded)

@@ -31,8 +31,8 @@ from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.history import KEPT_S
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Reply
-from kernel_mcp.sessions.manager import SCRIPT
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.storage import SCRIPT
 from kernel_mcp.tools import (
     ALWAYS_LOADED,
     CHANGES,

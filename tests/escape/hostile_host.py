@@ -33,8 +33,9 @@ from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.manager import Caller, Folders, SessionManager
+from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.storage import SessionFolders
 
 PROGRAM = Path(__file__).with_name("hostile_kernel.py")
 ENVIRONMENT = KernelEnvironment(Path(sys.executable), ())
@@ -166,7 +167,7 @@ async def court() -> AsyncIterator[Court]:
         manager = SessionManager(
             settings=Settings(grace_s=GRACE_S),
             source=source,
-            folders=Folders(base / "w", base / "r", base / "l", keep=False),
+            folders=SessionFolders(base / "w", base / "r", base / "l", keep=False),
             workspace=Workspace,
             clock=time.monotonic,
             audit=Audit(),

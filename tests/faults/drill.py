@@ -33,7 +33,7 @@ from mcp.client import Client  # noqa: E402
 from kernel_mcp.config.settings import Settings  # noqa: E402
 from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
 from kernel_mcp.server import Parts, _warm_up, build_mcp, parts  # noqa: E402
-from kernel_mcp.sessions.manager import Reaper  # noqa: E402
+from kernel_mcp.sessions.reaper import Reaper  # noqa: E402
 from tests.unit.fake_kernels import Handed  # noqa: E402
 
 PATIENCE_S = 40.0

@@ -48,6 +48,7 @@ async def test_a_later_server_has_the_files_of_default_and_named_sessions(
         await notebook.run("open('b.txt', 'w').write('etl')", session="etl")
         unnamed = (await notebook.call("create_session")).data
         await notebook.run("open('c.txt', 'w').write('unnamed')", session=unnamed["session"])
+        await notebook.call("run_script", script="open('d.txt', 'w').write('no session has it')")
     assert {path.name for path in place.iterdir() if not path.name.startswith(".")} == {
         "default",
         "etl",

@@ -25,9 +25,10 @@ from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.manager import Folders, SessionManager
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.session import Preparation, Session
+from kernel_mcp.sessions.storage import SessionFolders
 
 IN_CELL = "Cell In[1], line 1"
 
@@ -347,7 +348,7 @@ def new_manager(
     return SessionManager(
         settings=Settings(**settings),
         source=source,
-        folders=Folders(folder / "w", folder / "r", folder / "p", keep=keep),
+        folders=SessionFolders(folder / "w", folder / "r", folder / "p", keep=keep),
         workspace=Workspace,
         clock=clock,
         capacity=capacity,

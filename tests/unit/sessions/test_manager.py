@@ -11,8 +11,10 @@ import pytest
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.sessions import manager as module
 from kernel_mcp.sessions.cell import Status
-from kernel_mcp.sessions.manager import Caller, Reaper
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.storage import SCRIPT
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
 pytestmark = [pytest.mark.anyio]
@@ -247,9 +249,9 @@ async def test_sessions_of_scripts_share_a_name_by_which_none_is_found(tmp_path:
     manager = new_manager(tmp_path, FakeSource(), FakeClock())
     async with manager.running():
         for _ in range(2):
-            await manager.create(ME, name=module.SCRIPT)
+            await manager.create(ME, name=SCRIPT)
         with pytest.raises(SessionNotFound):
-            await manager.resolve(ME, module.SCRIPT)
+            await manager.resolve(ME, SCRIPT)
 
 
 async def test_the_name_of_an_ended_session_gets_the_error_of_its_handle(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
-from kernel_mcp.sessions.manager import Caller, Reaper, SessionManager
+from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.quota import Bound, Capacity
+from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
 

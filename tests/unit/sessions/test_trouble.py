@@ -19,7 +19,8 @@ from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel, Run, Sink
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sessions.cell import Cell, Status
-from kernel_mcp.sessions.manager import Caller, Reaper, SessionManager
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from tests.unit.fake_kernels import FakeClock, FakeKernel, FakeSource, deliver, new_manager
 
@@ -174,7 +175,7 @@ async def test_files_that_cannot_be_removed_cost_nobody_else(
             raise failure()
 
         with monkeypatch.context() as patched:
-            patched.setattr("kernel_mcp.sessions.manager.remove_tree", remove)
+            patched.setattr("kernel_mcp.sessions.storage.remove_tree", remove)
             await manager.close(session)
         assert session.ended.is_set()
         assert manager.sessions == [other]

@@ -1,0 +1,66 @@
+"""Collection of idle sessions: their kernels hibernate once nobody has called for a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.session import Clock, Session
+
+logger = logging.getLogger(__name__)
+
+LOOKS_PER_TIMEOUT = 20
+MAX_PAUSE_S = 30.0
+MIN_PAUSE_S = 0.05
+AT_ONCE = 4
+"""Sessions that are hibernated at the same time."""
+
+
+class Reaper:
+    """Hibernates idle sessions; none where `idle_timeout_s` is infinite. A busy one is not idle."""
+
+    def __init__(self, manager: SessionManager, idle_timeout_s: float, clock: Clock) -> None:
+        self._manager = manager
+        self._idle_timeout_s = idle_timeout_s
+        self._clock = clock
+
+    def expired(self) -> list[Session]:
+        """The sessions whose time is over now, longest idle first."""
+        now = self._clock()
+        found = [
+            session
+            for session in self._manager.sessions
+            if session.restful
+            and session.last_used <= now - self._idle_timeout_s
+            and session.spared_until <= now
+        ]
+        return sorted(found, key=lambda session: session.last_used)
+
+    async def collect(self) -> None:
+        """Retire what has expired."""
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        async with anyio.create_task_group() as tasks:
+            for session in self.expired():
+                tasks.start_soon(self._retire, session, limiter)
+
+    async def _retire(self, session: Session, limiter: anyio.CapacityLimiter) -> None:
+        async with limiter:
+            idle = self._clock() - session.last_used
+            if session.restful and idle >= self._idle_timeout_s:
+                logger.info("retiring a session idle for %.0f s", idle)
+                with Barrier("retiring an idle session", session.handle):
+                    await self._manager.retire(session)
+
+    async def run(self) -> None:
+        """Collect for ever, looking often enough to be late by a twentieth of the timeout."""
+        if math.isinf(self._idle_timeout_s):
+            return
+        pause = max(MIN_PAUSE_S, min(MAX_PAUSE_S, self._idle_timeout_s / LOOKS_PER_TIMEOUT))
+        while True:
+            await anyio.sleep(pause)
+            with Barrier("looking for idle sessions"):
+                await self.collect()

@@ -1,0 +1,82 @@
+"""Where sessions keep files: which folders a session gets, and which of them outlive it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_mcp.barriers import Barrier, surely
+from kernel_mcp.environments.layer import Layer
+from kernel_mcp.errors import InputError
+from kernel_mcp.linux.folders import hold_name
+from kernel_mcp.linux.safe_tree import make_private, remove_tree
+
+SCRIPT = "(script)"
+"""What sessions of `run_script` are called: no name, so that none is found by it."""
+MOST_NUMBERED = 500
+"""Kept workspaces of sessions without a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFolders:
+    """Where sessions keep files: `workspaces` for the kernels', `records` for the server's own.
+
+    `layers` are for the packages they add. Only workspaces outlive their sessions, when `keep` is
+    set; they are called as their sessions then, that of the default session `default`. Those of
+    scripts do not: no later session could have them.
+    """
+
+    workspaces: Path
+    records: Path
+    layers: Path
+    keep: bool
+
+    def place(self, handle: str, name: str, undo: ExitStack, *, default: bool) -> tuple[str, Path]:
+        """The name of a session, and its workspace: where they are kept, one of its name.
+
+        Raises InputError for one that another session or server uses.
+        """
+        kept = self.workspaces
+        if not self.keep or name == SCRIPT:
+            return name, kept / handle
+        if name:
+            candidates = [name]
+        else:
+            stem = "default" if default else "session"
+            first = [stem] if default else []
+            candidates = [*first, *(f"{stem}-{number}" for number in range(1, MOST_NUMBERED))]
+        for candidate in candidates:
+            folder = kept / candidate
+            found = folder.lstat().st_mode if os.path.lexists(folder) else None
+            if found is not None and not stat.S_ISDIR(found):
+                continue
+            if not (name or default) and found is not None:
+                continue  # that of an earlier session, which can be had by its name
+            if (lock := hold_name(folder)) is not None:
+                undo.callback(os.close, lock)
+                return name or ("" if default else candidate), folder
+        raise InputError(
+            f"The workspace {kept / candidates[0]} is in use by another session or server: choose "
+            "another name."
+        )
+
+    def make(self, handle: str, workspace: Path) -> None:
+        """Make the folders of a session; a kept workspace is taken as it is."""
+        if not workspace.is_dir():
+            make_private(workspace)
+        make_private(self.records / handle)
+        Layer(self.layers / handle).make()
+
+    async def remove(self, handle: str, *, script: bool, recorded: bool) -> None:
+        """Remove what does not outlive the session; with `recorded` its records do."""
+        places = [self.layers]
+        if script or not self.keep:
+            places.append(self.workspaces)
+        if not recorded:
+            places.append(self.records)
+        for place in places:
+            with Barrier("removing a session's files", handle):
+                await surely(remove_tree, place / handle)
