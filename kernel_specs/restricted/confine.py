@@ -64,6 +64,7 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
     tmp = Path(config.tmp)
     names = {
         "HOME": config.workspace or config.tmp,
+        "USER": "kernel",  # where the list of users is the host's, its own is not in it
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "TMPDIR": config.tmp,

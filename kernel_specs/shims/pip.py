@@ -12,6 +12,7 @@ ADVICE = (
     "Running code cannot add or remove packages: write `%pip install ...` as a line of its own, "
     "not indented, in a cell, or call the tool `install` with names where the server has it."
 )
+PYTHON = ".".join(map(str, sys.version_info[:2]))
 FIELDS = ("Name", "Version", "Summary", "Home-page", "Author", "License")
 
 
@@ -20,6 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     words = [word for word in given if not word.startswith("-")]
     command, names = (words[0], words[1:]) if words else ("", [])
+    if not command and {"--version", "-V"} & set(given):
+        print(f"no pip, but what lists packages in its place (python {PYTHON})")
+        return 0
     if command in ("list", "freeze"):
         for name, version in _installed():
             print(f"{name}=={version}" if command == "freeze" else f"{name:<27} {version}")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.confine import SHIMS
 from kernel_specs.restricted.interrupts import InterruptGate
 
 _SITES = ("site-packages", "dist-packages")
@@ -82,10 +83,14 @@ def _worker_flags() -> list[str]:
 
 
 def _lead(name: str, paths: Sequence[str], own: tuple[str, ...]) -> None:
-    """Put `paths` first in a variable, instead of its paths that begin with one of `own`."""
+    """Put `paths` first in a variable, instead of its paths that begin with one of `own`.
+
+    What stands in for pip stays before them: a pip that was installed finds no network.
+    """
     before = os.environ.get(name, "")
     kept = [path for path in before.split(os.pathsep) if path and not path.startswith(own)]
-    after = os.pathsep.join([*paths, *kept])
+    shims = [path for path in kept if path.startswith(str(SHIMS))]
+    after = os.pathsep.join([*shims, *paths, *(path for path in kept if path not in shims)])
     if after:
         os.environ[name] = after
     elif before:

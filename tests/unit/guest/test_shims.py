@@ -39,6 +39,13 @@ def test_a_process_that_wants_to_install_is_told_of_the_tool(command: tuple[str,
     assert "tool `install`" in ADVICE
 
 
+def test_who_asks_for_the_version_is_not_told_of_installations() -> None:
+    for command in (("pip", "--version"), ("python3", "-m", "pip", "-V"), ("uv", "--version")):
+        done = run(*command)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "no pip" in done.stdout
+
+
 def test_packages_are_listed_and_shown_as_pip_does() -> None:
     assert f"pytest=={version('pytest')}\n" in run("pip", "freeze").stdout
     assert ["pytest", version("pytest")] in map(str.split, run("pip", "list").stdout.splitlines())

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernel_specs.restricted.config import BootConfig
+from kernel_specs.restricted.confine import SHIMS
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.policy import imports
 from kernel_specs.restricted.policy.imports import LiveImports, Report
@@ -95,6 +96,17 @@ def test_workers_of_an_isolated_interpreter_read_the_environment(layer: Path) ->
     command = [sys.executable, "-I", "-B", "-c", code, root, str(layer)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.strip() == "['-B', '-s', '-P'] ['-B', '-s', '-P']"
+
+
+def test_an_installed_pip_comes_after_what_stands_in_for_it(
+    layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (layer / "0" / "bin").mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv("PYTHONPATH", f"{SHIMS}:/else")
+    monkeypatch.setenv("PATH", f"{SHIMS}/bin:/bin")
+    imports.export([str(layer)])
+    assert os.environ["PYTHONPATH"] == f"{SHIMS}:{layer}/0:/else"
+    assert os.environ["PATH"] == f"{SHIMS}/bin:{layer}/0/bin:/bin"
 
 
 def test_children_are_told_nothing_where_there_is_nothing(
