@@ -168,6 +168,14 @@ def _one_each(given: object) -> object:
     return given
 
 
+def _no_truth(given: object) -> object:
+    """What is given for a number. Raises ValueError for true and false, which count as 1 and 0."""
+    if isinstance(given, bool):
+        raise ValueError("expected a whole number")
+    return given
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth)]
 PackagesArg = Annotated[list[str], BeforeValidator(_one_each)]
 
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)

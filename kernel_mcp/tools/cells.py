@@ -50,6 +50,7 @@ from kernel_mcp.tools import (
     TimeoutArg,
     Toolbox,
     WaitArg,
+    Whole,
     progress_of,
 )
 from kernel_mcp.tools.models import DiagnosticModel, ImportModel, SyntaxReport
@@ -67,7 +68,7 @@ from kernel_mcp.tools.results import (
 )
 from kernel_mcp.tools.sessions import open_session, own_limits, own_timeout
 
-NumberArg = Annotated[int, Field(description="Number of a cell; 0 for the running one")]
+NumberArg = Annotated[Whole, Field(description="Number of a cell; 0 for the running one")]
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
 MOST_FILES = 10

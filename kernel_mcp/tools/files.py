@@ -19,7 +19,16 @@ from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.tools import CHANGES, READS, AnyContext, PathArg, Services, SessionArg, Toolbox
+from kernel_mcp.tools import (
+    CHANGES,
+    READS,
+    AnyContext,
+    PathArg,
+    Services,
+    SessionArg,
+    Toolbox,
+    Whole,
+)
 from kernel_mcp.tools.models import FileEntry, FileList, Written
 from kernel_mcp.tools.resources import Document, Documents, file_of
 from kernel_mcp.tools.results import said, say
@@ -55,8 +64,8 @@ def register(box: Toolbox, services: Services) -> None:
         path: PathArg,
         ctx: AnyContext,
         session: SessionArg = "",
-        offset: Annotated[int, Field(description="First line to return, from 0")] = 0,
-        limit: Annotated[int, Field(description="Number of lines; 0 for as many as fit")] = 0,
+        offset: Annotated[Whole, Field(description="First line to return, from 0")] = 0,
+        limit: Annotated[Whole, Field(description="Number of lines; 0 for as many as fit")] = 0,
     ) -> CallToolResult:
         """Read a file from the workspace: text by lines, images as images, other files as base64.
 

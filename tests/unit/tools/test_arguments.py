@@ -36,6 +36,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("write_file", {"path": "a", "text": "", "content": ""}, "did you mean `content` ("),
     ("wait", {"timeout": 5}, "`timeout`; did you mean `wait` ("),
     ("run_script", {"script": "1", "args": ["a"]}, "has no argument `args`.\nIt takes script,"),
+    ("interrupt", {"cell": True}, "`cell` is true: expected a whole number."),
     ("list_sessions", {"session": "s"}, "list_sessions has no argument `session`.\nIt takes none."),
     ("execute", {"code": "1", "x" * 99: 1}, "no argument `" + "x" * 59 + "…`.\n"),
     ("execute", {}, "execute needs `code`: Python code, as in a notebook cell. Nothing was done."),
