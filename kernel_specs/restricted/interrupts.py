@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import selectors
 import signal
 import threading
@@ -27,6 +29,9 @@ class InterruptGate:
         just after another one   likewise, so that the error of the cell is reported whole
         a cell awaiting          its task is cancelled at once
 
+    A signal that comes between Python's last look for one and a blocking system call is seen
+    after that call only. `waiting` and `wake` are for the service thread, to see and end that.
+
     Python runs signal handlers between any two bytecodes of the main thread, hence the look at
     the interrupted frame: no flag could be set early enough.
     """
@@ -39,6 +44,8 @@ class InterruptGate:
         self._open = False
         self._pending = False
         self._raised_at = 0.0
+        self._handled = 0
+        self._arrived = self._arrival = -1
         self.retry: Callable[[], None] = lambda: None
         self.cancel: Callable[[], None] | None = None
 
@@ -49,6 +56,9 @@ class InterruptGate:
 
     def __call__(self, _signum: int, frame: FrameType | None) -> None:
         """Handle SIGINT. Raises KeyboardInterrupt in user code."""
+        if self._arrived >= 0:
+            self._read_arrivals()  # before it is counted: what is left, nothing has handled
+        self._handled += 1
         if not self._handling:
             return
         if self.cancel is not None and self._in_event_loop(frame):
@@ -67,6 +77,42 @@ class InterruptGate:
         self._raised_at = 0.0
         self._handling = True
         signal.signal(signal.SIGINT, self)
+        if self._arrival >= 0:
+            with contextlib.suppress(ValueError, OSError):  # user code has closed it
+                signal.set_wakeup_fd(self._arrival, warn_on_full_buffer=False)
+
+    def watch(self) -> int:
+        """Have signals written to a pipe before Python looks for them; returns its end to read."""
+        self._arrived, self._arrival = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.register_at_fork(after_in_child=self._forget_arrivals)
+        return self._arrived
+
+    def waiting(self) -> int | None:
+        """How many were handled when another arrived; None without one (service thread)."""
+        handled = self._handled
+        return handled if signal.SIGINT in self._read_arrivals() and self._handling else None
+
+    def wake(self, handled: int) -> None:
+        """End the main thread's system call if none was handled since (service thread)."""
+        main = threading.main_thread().ident
+        if (
+            handled == self._handled
+            and self._handling
+            and main is not None
+            and signal.getsignal(signal.SIGINT) is self
+        ):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def _read_arrivals(self) -> bytes:
+        try:
+            return os.read(self._arrived, 4096)
+        except OSError:  # nothing there, or user code has closed it
+            return b""
+
+    def _forget_arrivals(self) -> None:
+        """The pipe is the parent's."""
+        signal.set_wakeup_fd(-1)
+        self._arrived = self._arrival = -1
 
     def end(self) -> None:
         """A request has been handled: SIGINT is ignored until the next one."""

@@ -101,6 +101,8 @@ class Channel:
 LINGER_SECONDS = 1.0
 """How long the flush timer ticks on after a cell, so that quick cells need not wake the thread."""
 RETRY_SECONDS = 0.002
+UNSEEN_SECONDS = 0.05
+"""After which a signal that Python has not looked for counts as unseen by its system call."""
 EXIT_SECONDS = 1.0
 """How long a shutdown waits for a main thread that is busy with user code."""
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
@@ -132,6 +134,7 @@ class ServiceThread(threading.Thread):
         self._watching_pipes = False
         iopub.service_thread = self
         gate.retry = self._retry_interrupt
+        self._loop.add_reader(gate.watch(), self._look_for_interrupt)
         console.text_waits = self.tick_soon
 
     def watch_output(self, publisher: Publisher) -> None:
@@ -185,6 +188,10 @@ class ServiceThread(threading.Thread):
 
     def _later(self, seconds: float, callback: Callable[[], object]) -> None:
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, callback)
+
+    def _look_for_interrupt(self) -> None:
+        if (handled := self._gate.waiting()) is not None:
+            self._loop.call_later(UNSEEN_SECONDS, self._gate.wake, handled)
 
     def _retry_interrupt(self) -> None:
         self._later(RETRY_SECONDS, self._gate.redeliver)

@@ -196,3 +196,24 @@ def test_shell_commands_run_when_everything_is_allowed(kernel: GuestKernel) -> N
     assert kernel.run("who = 'world'\n!echo hello {who}").text() == "hello world\n"
     assert kernel.run("%%bash\necho bash").text() == "bash\n"
     assert kernel.run("x = !echo listed\nx").outputs() == ["execute_result:['listed']"]
+
+
+def test_an_interrupt_that_a_system_call_has_missed_ends_it(kernel: GuestKernel) -> None:
+    """As one that comes just before the call; here its handler runs in another thread."""
+    request = kernel.begin(
+        "import signal, threading, time\n"
+        "def hit():\n"
+        "    time.sleep(0.1)\n"
+        "    signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
+        "threading.Thread(target=hit).start()\n"
+        "time.sleep(600)"
+    )
+    assert kernel.finish(request).reply["ename"] == "KeyboardInterrupt"
+    assert kernel.run("'a handler of its own'; hits = []").reply["status"] == "ok"
+    counted = kernel.run(
+        "signal.signal(signal.SIGINT, lambda *_: hits.append(1))\n"
+        "threading.Thread(target=hit).start()\n"
+        "time.sleep(0.4)\n"
+        "print(len(hits))"
+    )
+    assert counted.text() == "1\n"
