@@ -227,25 +227,41 @@ class Keeper:
 
     def _on_events(self) -> None:
         for change in self._watches.events():
-            grounds = self._grounds if change is None else [change[0]]
-            for ground in grounds:
-                with suppress(OSError, secrets.TooManySecrets):
-                    start: Path = () if change is None else change[1]
-                    found = ground.walk.one(start) if start else ground.walk.below(())
-                    if change is None:
-                        found = list(ground.walk.found.covers)
-                    if found:
-                        self._cover(ground, found)
+            if change is None:
+                for ground in self._grounds:
+                    self._changed(ground, None)
+            else:
+                self._changed(*change)
+
+    def _changed(self, ground: Ground, start: Path | None) -> None:
+        """Cover what is new at a place, or anywhere without one, if it is still there."""
+        try:
+            found = ground.walk.one(start) if start else ground.walk.below(())
+            if start is None:
+                found = list(ground.walk.found.covers)
+            if found:
+                self._cover(ground, found)
+        except secrets.TooManySecrets:
+            self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
+        except OSError:
+            return
 
     def _cover(self, ground: Ground, paths: Sequence[Path]) -> None:
         """Cover in all sandboxes, then tell the server."""
         work = [(ground, path) for path in paths]
         for held in list(self._sandboxes.values()):
-            with suppress(OSError):
-                self._enter(held, work)
+            self._cover_in(held, ground, work)
         self._version += 1
         self._log += [(self._version, ground, path) for path in paths]
         self._tell_covers(ground, paths)
+
+    def _cover_in(self, held: Sandbox, ground: Ground, work: Sequence[tuple[Ground, Path]]) -> None:
+        try:
+            self._enter(held, work)
+        except OSError as reason:
+            if not select.select([held.process], [], [], 0)[0]:  # it has not ended
+                text = f"{ground.guest}: {_NOT_COVERED} ({reason})"
+                self._tell({"op": "said", "text": text})
 
     def _enter(self, held: Sandbox, work: Sequence[tuple[Ground, Path]]) -> None:
         """Have a child enter a sandbox and cover there what is not; raises OSError if it cannot."""
@@ -310,6 +326,9 @@ class Keeper:
 _TOO_MANY = (
     f"more than {secrets.MOST_COVERS} files and folders in it would have to be covered; mount the "
     "folders in it that are needed"
+)
+_NOT_COVERED = (
+    "a running session shows what has appeared or was replaced there; reset or close the sessions"
 )
 _NOT_WATCHED = (
     "not every mounted folder can be watched, as Linux gives this user no more inotify watches "

@@ -20,6 +20,7 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 
+from kernel_mcp.host_folders.secrets import MOST_COVERS
 from tests.integration.agent import Agent, command
 from tests.integration.unprivileged import USER, as_ordinary_user
 
@@ -494,3 +495,20 @@ async def test_without_its_keeper_a_server_starts_no_kernel(project: Project) ->
         assert "covers secrets" in refused.text
         told = (await notebook.agent.call("info", session=notebook.session)).data["mounts"]
         assert "has ended" in told[0]
+
+
+async def test_more_secrets_than_can_be_covered_are_told(project: Project) -> None:
+    log = project.root.parent / "log"
+    flags = ("--mount", str(project.root), "--no-template", "--warm", "0")
+    words = [sys.executable, "-m", "kernel_mcp", *flags]
+    shell = ["-c", 'exec "$@" 2>"$0"', str(log), *words]
+    server = command()
+    async with Client(
+        StdioServerParameters(command="/bin/sh", args=shell, env=server.env, cwd=server.cwd)
+    ) as client:
+        await Agent(client).run("1")
+        for number in range(MOST_COVERS + 1):
+            (project.root / f".env.{number}").touch()
+        with anyio.fail_after(PATIENCE_S):
+            while "would have to be covered" not in log.read_text():
+                await Agent(client).run("1")
