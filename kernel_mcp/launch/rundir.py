@@ -25,7 +25,7 @@ from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.limits.groups import RECORD, remove_recorded
-from kernel_mcp.linux.folders import Identity, private_folder
+from kernel_mcp.linux.folders import Identity, private_folder, try_lock
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import BOOT_FOLDER, GuestPaths
 from kernel_specs.restricted import confine
@@ -311,15 +311,4 @@ def _remove_if_dead(path: Path) -> None:
 
 def _try_lock(path: Path) -> int | None:
     """A flocked descriptor, None while another process has it. Raises PermissionError, OSError."""
-    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if os.fstat(lock).st_uid != os.geteuid():
-            raise PermissionError(f"{path} is not a folder of this user")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
+    return try_lock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))

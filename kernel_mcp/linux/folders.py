@@ -113,16 +113,25 @@ def hold_name(path: Path) -> int | None:
     """
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    lock = os.open(runtime_folder("workspaces") / name, flags, 0o600)
+    return try_lock(os.open(runtime_folder("workspaces") / name, flags, 0o600))
+
+
+def try_lock(fd: int) -> int | None:
+    """A descriptor with flock(2) on it; closed, and None, while another process has that.
+
+    Raises PermissionError for what is not this user's, and OSError; it is closed then, too.
+    """
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_uid != os.geteuid():
+            raise PermissionError("what is to be locked does not belong to this user")
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)
+        os.close(fd)
         return None
     except BaseException:
-        os.close(lock)
+        os.close(fd)
         raise
-    return lock
+    return fd
 
 
 def _require_unshared(path: Path) -> None:
