@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernel_mcp.config.settings import Limits
@@ -86,7 +86,10 @@ class KernelEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """All that is needed to start one kernel for one session."""
+    """All that is needed to start one kernel for one session.
+
+    `variables` are for code to find in `os.environ`, over those that every kernel has.
+    """
 
     session: str
     environment: KernelEnvironment
@@ -94,3 +97,4 @@ class LaunchRequest:
     limits: Limits
     workspace: Path
     layers: tuple[Path, ...] = ()
+    variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)

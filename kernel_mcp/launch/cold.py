@@ -104,6 +104,7 @@ class LocalLauncher:
             limits.admit(process.pids)
             await limits.settled()
             channel.close()
+            rundir.forget_variables(request, folder)
             if identity is not None:
                 seal(folder, identity)
             return KernelProcess(

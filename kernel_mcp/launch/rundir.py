@@ -140,6 +140,7 @@ def boot_content(
         "ready_fd": ready_fd,
         "ring_fd": ring_fd,
         "sealed": sealed,
+        "variables": dict(request.variables),
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
     }
@@ -198,6 +199,12 @@ def write_files(
             if identity is not None:
                 os.fchown(fd, -1, identity.gid)
             json.dump(content, file)
+
+
+def forget_variables(request: LaunchRequest, folder: Path) -> None:
+    """Remove the boot file of a kernel that has begun, where it holds variables."""
+    if request.variables:
+        (folder / BOOT_FILE).unlink(missing_ok=True)
 
 
 LONGEST = 90

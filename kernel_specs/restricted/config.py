@@ -116,6 +116,7 @@ class BootConfig:
     sealed    the host sends the sockets over ready_fd: this process can make no Unix socket
     ring_fd  memory that keeps the end of the output for the host; -1 for none
     runtime   prefixes whose code may import anything
+    variables  of the environment, over those that every kernel has
     """
 
     confined: bool = False
@@ -129,6 +130,7 @@ class BootConfig:
     ring_fd: int = -1
     sealed: bool = False
     runtime: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict, repr=False)
 
 
 def load(connection_file: Path) -> BootConfig:
@@ -175,6 +177,9 @@ def parse(data: dict[str, Any]) -> BootConfig:
         ring_fd=int(data.get("ring_fd", -1)),
         sealed=data.get("sealed") is True,
         runtime=_strings(data.get("runtime", [])),
+        variables={
+            str(name): str(value) for name, value in _mapping(data.get("variables", {})).items()
+        },
     )
 
 

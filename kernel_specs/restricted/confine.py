@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 from kernel_specs.restricted.config import BootConfig, Limits
@@ -48,7 +49,9 @@ def confine(config: BootConfig) -> None:
     os.umask(0o077)
     apply_limits(config.limits)
     os.environ.clear()
-    os.environ.update(environment(config))
+    os.environ.update(environment(config) | config.variables)
+    if "TZ" in config.variables:
+        time.tzset()
     if config.workspace:
         os.chdir(config.workspace)
 

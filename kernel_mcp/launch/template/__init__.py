@@ -234,6 +234,7 @@ class TemplateLauncher:
                 await self._doors.hold(process.pids[0], since)
             await limits.settled()
             channel.close()
+            rundir.forget_variables(request, folder)
             if identity is not None:
                 seal(folder, identity)
             return KernelProcess(

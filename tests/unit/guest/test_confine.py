@@ -41,6 +41,16 @@ def test_environment_is_small_fixed_and_points_into_tmp() -> None:
     assert len(names) < 32
 
 
+def test_variables_of_the_operator_go_over_the_kernels_own_and_time_follows_their_zone() -> None:
+    seen = in_child("""
+import os, time
+variables = {"TOKEN": "secret", "LANG": "C", "TZ": "Etc/GMT-5"}
+confine.confine(config.BootConfig(confined=True, variables=variables))
+print(json.dumps([os.environ["TOKEN"], os.environ["LANG"], time.timezone]))
+""")
+    assert seen == ["secret", "C", -5 * 3600]
+
+
 def test_address_space_has_a_reserve_that_is_opened_and_closed() -> None:
     seen = in_child(f"""
 from kernel_specs.restricted.confine import Reserve

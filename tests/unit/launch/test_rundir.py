@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,19 @@ def test_the_boot_file_is_what_the_kernel_reads() -> None:
     assert boot.runtime == ("/usr", "/env", "/base")
     assert "numpy" in boot.policy.modules
     assert not boot.policy.allow_all
+
+
+def test_variables_travel_in_the_boot_file_which_goes_once_they_were_read(tmp_path: Path) -> None:
+    request = replace(REQUEST, variables=(("TOKEN", "hunter2-hunter2"),))
+    boot = rundir.boot_content(request, PATHS, 5)
+    assert config.parse(json.loads(json.dumps(boot))).variables == {"TOKEN": "hunter2-hunter2"}
+    assert "hunter2" not in repr(request)
+    assert "hunter2" not in repr(config.parse(boot))
+    rundir.write_files(tmp_path, {rundir.BOOT_FILE: boot}, None)
+    rundir.forget_variables(REQUEST, tmp_path)
+    assert [*tmp_path.iterdir()] == [tmp_path / rundir.BOOT_FILE]
+    rundir.forget_variables(request, tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_connection_file_names_the_sockets_as_the_kernel_sees_them() -> None:
