@@ -100,10 +100,14 @@ _BARE = (
 )
 
 
-def bare_program(module: str, *arguments: str) -> list[str]:
-    """The command that calls `main` of a module of this project that needs no package."""
+def bare_program(module: str, *arguments: str, packages: bool = False) -> list[str]:
+    """The command that calls `main` of a module of this project.
+
+    Without `packages` there is the standard library alone, which starts sooner.
+    """
     folder = str(Path(__file__).parents[2])
-    return [sys.executable, "-I", "-S", "-B", "-c", _BARE, folder, module, *arguments]
+    options = ["-I", "-B"] if packages else ["-I", "-S", "-B"]
+    return [sys.executable, *options, "-c", _BARE, folder, module, *arguments]
 
 
 # Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs. Kernels

@@ -21,7 +21,7 @@ ROOMS = (
     ("config",),
     ("output",),
     ("policy",),
-    ("host_folders",),
+    ("host_folders", "network"),
     ("files",),
     ("sandbox",),
     ("limits",),
