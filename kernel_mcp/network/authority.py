@@ -1,0 +1,145 @@
+"""The authority that kernels trust for the hosts of secrets, and no others: made by the proxy.
+
+One for each proxy, not for each session: its key never leaves the proxy's memory, so no session can
+use it, whoever trusts it; and templates show the certificate to kernels before they have a session.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import os
+import ssl
+from collections.abc import Sequence
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_DAYS = 3 * 366
+"""The key goes with the proxy, long before."""
+HOST_HOURS = 24
+"""A certificate of a host is used for half of that, in both directions of wrong clocks."""
+_NAME = "kernel-mcp, for the hosts of secrets"
+_EVERY_ADDRESS = ("0.0.0.0/0", "::/0")
+_LONGEST_NAME = 64
+"""Characters of a common name (RFC 5280, ub-common-name)."""
+
+
+class Authority:
+    """Signs certificates for `hosts`; name constraints keep clients from believing others."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        """`hosts` are names of DNS in lower case."""
+        self._hosts = frozenset(hosts)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._contexts: dict[str, tuple[dt.datetime, ssl.SSLContext]] = {}
+        permitted = [x509.DNSName(host) for host in sorted(hosts)]
+        excluded = [x509.IPAddress(ipaddress.ip_network(each)) for each in _EVERY_ADDRESS]
+        name = _named(_NAME)
+        self._certificate = (
+            self._begun(name, self._key.public_key(), dt.timedelta(days=AUTHORITY_DAYS))
+            .issuer_name(name)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(authority=True), critical=True)
+            .add_extension(x509.NameConstraints(permitted, excluded), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+
+    @property
+    def certificate(self) -> str:
+        """Its own, which is public, as PEM."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    def context(self, host: str) -> ssl.SSLContext:
+        """What serves TLS as `host`, HTTP/1.1 only. Raises KeyError for a host not among its own.
+
+        Clients that ask for another name are refused.
+        """
+        if host not in self._hosts:
+            raise KeyError(host)
+        now = dt.datetime.now(dt.timezone.utc)
+        renewal, context = self._contexts.get(host, (now, None))
+        if context is None or renewal <= now:
+            context = self._context(host)
+            self._contexts[host] = now + dt.timedelta(hours=HOST_HOURS / 2), context
+        return context
+
+    def _context(self, host: str) -> ssl.SSLContext:
+        key = ec.generate_private_key(ec.SECP256R1())
+        short = len(host) <= _LONGEST_NAME
+        subject = _named(host) if short else x509.Name([])
+        signed = (
+            self._begun(subject, key.public_key(), dt.timedelta(hours=HOST_HOURS))
+            .issuer_name(self._certificate.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(authority=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=not short)
+            .sign(self._key, hashes.SHA256())
+        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+
+        def check(_tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
+            wrong = (name or "").lower() != host
+            return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME if wrong else None
+
+        context.sni_callback = check
+        _load(
+            context,
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+            + signed.public_bytes(serialization.Encoding.PEM),
+        )
+        return context
+
+    def _begun(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, lasts: dt.timedelta
+    ) -> x509.CertificateBuilder:
+        """What every certificate has; clients since Python 3.13 insist on both key identifiers."""
+        now = dt.datetime.now(dt.timezone.utc)
+        own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - dt.timedelta(hours=HOST_HOURS / 2))
+            .not_valid_after(now + lasts)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(own, critical=False)
+        )
+
+
+def _named(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _load(context: ssl.SSLContext, pem: bytes) -> None:
+    """Have `context` use a key and its certificate. `ssl` takes files only: one in memory."""
+    file = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        os.write(file, pem)
+        context.load_cert_chain(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)

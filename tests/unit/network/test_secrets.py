@@ -1,0 +1,109 @@
+"""Placeholders, the header that is filled, and the search in replies."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernel_mcp.network.secrets import PREFIX, Found, Scan, Secret, forms, placeholder, sought
+
+VALUE = 's3cr/et+v"al&ue\\='
+SECRET = Secret("TOKEN", "api.test", "Authorization", VALUE, placeholder(len(VALUE)))
+HELD = SECRET.placeholder.encode()
+
+values = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=60)
+
+
+def test_placeholders_are_as_long_as_values_and_all_different() -> None:
+    made = {placeholder(20) for _ in range(50)}
+    assert len(made) == 50
+    assert {len(each) for each in made} == {20}
+    assert all(each.startswith(PREFIX) and each == quote_plus(each) for each in made)
+
+
+def test_values_are_not_shown() -> None:
+    assert VALUE not in repr(SECRET)
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"Authorization"])
+def test_the_header_is_filled_as_bearer_and_as_a_part(name: bytes) -> None:
+    assert SECRET.fill(name, b"Bearer " + HELD) == b"Bearer " + VALUE.encode()
+    assert SECRET.fill(name, b"key=" + HELD + b";") == b"key=" + VALUE.encode() + b";"
+
+
+def test_user_and_password_are_filled_inside_base64() -> None:
+    sent = b"Basic " + base64.b64encode(b"user:" + HELD)
+    assert SECRET.fill(b"Authorization", sent) == b"Basic " + base64.b64encode(
+        b"user:" + VALUE.encode()
+    )
+    for other in (b"Basic " + base64.b64encode(b"user:password"), b"Basic not base64!", b"Basic"):
+        assert SECRET.fill(b"Authorization", other) == other
+
+
+def test_other_headers_keep_the_placeholder() -> None:
+    for name in (b"x-authorization", b"cookie", b"host"):
+        assert SECRET.fill(name, HELD) == HELD
+
+
+def scanned(pieces: Sequence[bytes], value: str) -> bytes:
+    scan = Scan([("TOKEN", form) for form in forms(value)])
+    return b"".join([*(scan.feed(piece) for piece in pieces), scan.end()])
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    marks = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    return [data[start:end] for start, end in itertools.pairwise(marks)]
+
+
+FORMS = [
+    lambda value, *_: value.encode(),
+    lambda value, *_: quote(value).encode(),
+    lambda value, *_: quote_plus(value).encode(),
+    lambda value, *_: json.dumps(value).encode(),
+    lambda value, before, after: base64.b64encode(before + value.encode() + after),
+    lambda value, before, after: base64.urlsafe_b64encode(before + value.encode() + after),
+]
+text = st.binary(max_size=20)
+
+
+@given(value=values, before=text, after=text, places=st.lists(st.integers(0, 1000), max_size=30))
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_a_value_passes_however_the_reply_is_cut(
+    form: Callable[[str, bytes, bytes], bytes],
+    value: str,
+    before: bytes,
+    after: bytes,
+    places: list[int],
+) -> None:
+    data = before + form(value, before, after) + after
+    with pytest.raises(Found, match="TOKEN"):
+        scanned(cut(data, places), value)
+
+
+@given(
+    value=values, data=st.binary(max_size=200), places=st.lists(st.integers(0, 300), max_size=20)
+)
+def test_other_replies_pass_unchanged(value: str, data: bytes, places: list[int]) -> None:
+    assert scanned(cut(data, places), value) == data
+
+
+@given(value=values, end=st.integers(1, 59), places=st.lists(st.integers(0, 99), max_size=9))
+def test_the_beginning_of_a_value_is_held_back_until_the_reply_goes_on(
+    value: str, end: int, places: list[int]
+) -> None:
+    scan = Scan([("TOKEN", value.encode())])
+    begun = value[: min(end, len(value) - 1)].encode()
+    passed = b"".join(scan.feed(piece) for piece in cut(b"\n\n" + begun, places))
+    assert passed == b"\n\n"
+    assert scan.end() == begun
+
+
+def test_events_that_end_a_line_are_not_held_back() -> None:
+    assert Scan(sought([SECRET])).feed(b"data: 1\n\n") == b"data: 1\n\n"
