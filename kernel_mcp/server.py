@@ -31,10 +31,12 @@ from kernel_mcp.host_folders import shown_folders
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.network import Network, rules_of
 from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
+from kernel_mcp.network.rules import Rules
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
@@ -102,7 +104,10 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         stack.push_async_callback(doors.aclose)
         await doors.open()
-        cold = LocalLauncher(sandbox, run, resources=resources, inspector=inspector, doors=doors)
+        network = _network(settings, sandbox, audit, stack)
+        cold = LocalLauncher(
+            sandbox, run, resources=resources, inspector=inspector, doors=doors, network=network
+        )
         templates = None
         if sandbox.forks and not settings.no_template:
             shared = [folders.workspaces, folders.layers]
@@ -114,6 +119,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
                 resources=resources,
                 inspector=inspector,
                 doors=doors,
+                network=network,
             )
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)
@@ -139,6 +145,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             launcher=launcher,
             templates=templates,
             requests=lambda: [session.request for session in manager.sessions],
+            variables=network.variables,
         )
         spares = _spares(settings, sandbox, run.path)
         waiting = folders.workspaces
@@ -187,6 +194,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             audit=audit,
             clock=time.monotonic,
             doors=doors,
+            network=network,
             pool=pool,
         )
 
@@ -201,9 +209,24 @@ def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
         "profile": settings.profile,
         "allow": list(settings.allow),
         "mounts": [str(mount) for mount in settings.mounts],
+        "network": list(settings.network),
     }
     audit.note("server_start", facts)
     return audit
+
+
+def _network(settings: Settings, sandbox: Sandbox, audit: Audit, stack: AsyncExitStack) -> Network:
+    """The door that the operator has opened, or a closed one. Raises ConfigError."""
+    rules = rules_of(settings, sandbox.name)
+    if rules and not settings.confined:
+        logger.warning("--network has no effect with --sandbox none: code may connect anywhere")
+        rules = Rules()
+    identity = sandbox.identity() if rules else None
+    stack.callback(sandbox.release, identity)
+    uid = -1 if identity is None else identity.uid
+    network = Network(rules, uid=uid, tell=partial(audit.note, "network"))
+    stack.push_async_callback(network.aclose)
+    return network
 
 
 def _capacity(settings: Settings) -> Capacity:

@@ -34,6 +34,7 @@ from kernel_mcp.config.values import (
     Mount,
     close_to,
     entries,
+    hosts,
     mounts,
     never,
     parse_toml,
@@ -304,7 +305,7 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option, *, hidden: bool) -
         dest=option.name,
         metavar=option.metavar,
         help=shown,
-        action="append" if option.read in (entries, mounts, places) else "store",
+        action="append" if option.read in (entries, hosts, mounts, places) else "store",
     )
 
 

@@ -28,6 +28,8 @@ from kernel_mcp.config.values import (
     count,
     duration,
     entries,
+    fewer_hosts,
+    hosts,
     idle_duration,
     limit_duration,
     memory,
@@ -277,6 +279,13 @@ class Settings:
         "lets them change it. Known secrets in it are covered (SECURITY.md has the list); "
         "repeatable",
         value=(),
+    )
+    network: tuple[str, ...] = _flag(
+        "network", hosts, _PLACES, "none|LIST|'*'", "none",
+        "where code may connect, by HTTP and TLS: names, `*.example.com`, or '*' for all public "
+        "addresses, on ports 80 and 443; `HOST:PORT` for any protocol, as of a database; a comma "
+        "list, repeatable. A session may ask for less",
+        narrows=fewer_hosts,
     )
     workspace: Path | None = _flag(
         "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",

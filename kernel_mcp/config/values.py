@@ -260,6 +260,19 @@ def _mount(text: str) -> Mount:
     return Mount(Path(host).expanduser(), guest, mode)
 
 
+def hosts(given: object) -> tuple[str, ...]:
+    """Entries of comma lists as `network.rules` reads them, nothing for `none`."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
+        raise ValueError("expected none, '*', or hosts such as api.example.com, *.example.com")
+    texts = [text.strip().lower() for each in found for text in each.split(",") if text.strip()]
+    if "none" in texts:
+        if set(texts) != {"none"}:
+            raise ValueError("none stands alone")
+        return ()
+    return tuple(dict.fromkeys(texts))
+
+
 def word(given: object) -> str:
     """A name without blanks that no program takes for an option."""
     if not isinstance(given, str) or not given.strip() or given.strip().startswith("-"):
@@ -415,6 +428,15 @@ def only_off(given: bool, own: bool) -> bool:
 def among(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
     """Names that are all among the operator's."""
     return "*" in own or set(given) <= set(own)
+
+
+_NAME_OF_HOST = re.compile(r"(\*\.)?([\w-]+\.)*[\w-]*[a-z][\w-]*")
+
+
+def fewer_hosts(given: tuple[str, ...], own: tuple[str, ...]) -> bool:
+    """Entries of the operator's to the letter, or names where all public addresses are open."""
+    named = (each for each in given if "*" in own and _NAME_OF_HOST.fullmatch(each))
+    return set(given) <= {*own, *named}
 
 
 def no_further(order: tuple[str, ...]) -> Narrows:

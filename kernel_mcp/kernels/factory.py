@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -38,7 +39,8 @@ class KernelRequest:
     """What a session asks of its kernels; python and packages are empty for the server's own.
 
     `beside` allows a workspace that another kernel uses; `layer` is the folder of the session's own
-    packages, None where it can add none; `limits` are its own, None for the server's.
+    packages, None where it can add none; `limits` are its own, None for the server's. `network` is
+    what it has asked for of the operator's, None for all of it.
     """
 
     session: str
@@ -48,6 +50,7 @@ class KernelRequest:
     beside: bool = False
     layer: Path | None = None
     limits: Limits | None = None
+    network: tuple[str, ...] | None = None
 
     @property
     def at_home(self) -> bool:
@@ -127,11 +130,14 @@ class KernelFactory:
         launcher: Launcher,
         templates: Templates | None = None,
         requests: Callable[[], Iterable[KernelRequest]] = tuple,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`templates` prepares the server's own environment; `launcher` forks from it.
 
-        `requests` lists those of all sessions: other environments may be removed.
+        `requests` lists those of all sessions: other environments may be removed. `variables` are
+        what code of every kernel finds in its environment.
         """
+        self._variables = tuple(variables.items())
         self._settings = settings
         self._policy = policy
         self._environments = environments
@@ -242,6 +248,7 @@ class KernelFactory:
                 limits=request.limits or self._settings.limits,
                 workspace=request.workspace,
                 layers=() if request.layer is None else (request.layer,),
+                variables=self._variables,
             )
         )
         kernel = self._connect(handle, environment, policy)

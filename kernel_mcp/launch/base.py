@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.policy import Policy
 
 START_TIMEOUT_S = 60.0
 """Seconds from the launch of a kernel until it is ready."""
+
+Tell: TypeAlias = "Callable[[Mapping[str, Any]], None]"
+"""Takes a record of one connection, or of several that are alike."""
 
 _SO_PASSRIGHTS = 83
 """<asm-generic/socket.h> of Linux 6.16."""

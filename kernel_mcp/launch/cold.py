@@ -15,6 +15,7 @@ from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import START_TIMEOUT_S, ConnectionInfo, LaunchRequest
 from kernel_mcp.launch.doors import ALL, Doors, as_folder
+from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel
 from kernel_mcp.launch.rundir import RunDirectory
@@ -39,8 +40,10 @@ class LocalLauncher:
         resources: ResourceManager | None = None,
         inspector: Inspector | None = None,
         doors: Doors | None = None,
+        network: Network | None = None,
     ) -> None:
         """Without `resources` kernels have rlimits only, and those of their sandbox."""
+        self._network = network or Network()
         self._resources = resources or ResourceManager()
         self._inspector = inspector or Inspector(sandbox)
         self._sandbox = sandbox
@@ -102,6 +105,9 @@ class LocalLauncher:
                 # bubblewrap follows links, which a session that may write there could have swapped
                 await self._doors.hold(process.pid, ALL)
             limits.admit(process.pids)
+            way = self._network.way()
+            undo.callback(way.close)
+            await way.enter(process.pid, process.pidfd)
             await limits.settled()
             channel.close()
             rundir.forget_variables(request, folder)
@@ -113,6 +119,7 @@ class LocalLauncher:
                 process=process,
                 limits=limits,
                 ring=ring,
+                way=way,
                 resources=undo.pop_all(),
             )
 
@@ -158,6 +165,7 @@ class LocalLauncher:
                     inherit=inherited,
                     layers=layers,
                     folders=folders,
+                    hosts=self._network.hosts,
                 ),
                 identity,
             )

@@ -23,7 +23,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest
+from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest, Tell
 from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage, Watched
@@ -257,12 +257,23 @@ def fatal_line(output: str) -> str:
     return next((line[:200] for line in lines if line.startswith(marks)), "")
 
 
+class Exit(Protocol):
+    """What a kernel has of the network."""
+
+    def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
+        """Let a session out, with all that the operator permits (None) or what it has asked for.
+
+        `tell` takes a record of each connection. Does nothing the second time.
+        """
+
+
 class KernelProcess:
     """One running kernel in its sandbox, however it was started: what sessions see of it.
 
     connection  where its channels listen, in host paths
     boundary    how it was started, and what the server has found of its boundary, for people
     limits      what it may use
+    way         to the network
     resources   closed by `aclose`, which undoes the start
     """
 
@@ -274,12 +285,14 @@ class KernelProcess:
         process: ConfinedProcess,
         limits: KernelLimits,
         ring: OutputRing,
+        way: Exit,
         resources: AsyncExitStack,
     ) -> None:
         self.process = process
         self.connection = connection
         self.boundary = boundary
         self.limits = limits
+        self.way = way
         self._ring = ring
         self._resources = resources
 

@@ -79,7 +79,8 @@ class SandboxRequest:
 
     `argv` and `env` are already in guest paths. `readonly` are host paths bound at the same place.
     `inherit` are file descriptors the process keeps. `layers` are host paths bound read-only at
-    `GuestPaths.layers`. With `folders.shown` it can make no Unix socket.
+    `GuestPaths.layers`. With `folders.shown` it can make no Unix socket. `hosts` are addresses of
+    its own network, each with its name.
     """
 
     argv: Sequence[str]
@@ -91,6 +92,7 @@ class SandboxRequest:
     inherit: Sequence[int] = ()
     layers: Sequence[Path] = ()
     folders: Folders = field(default_factory=Folders)
+    hosts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class BwrapSandbox(KernelUsers):
     def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
         """The bubblewrap command line; its options travel in a file that only bubblewrap sees."""
         with Passed() as passed:
-            files = mounts.account_files(*self._ids(identity))
+            files = mounts.account_files(*self._ids(identity), request.hosts)
             options = [
                 *_NAMESPACES,
                 "--unshare-net",

@@ -186,14 +186,18 @@ def folder_options(folders: Folders) -> list[str]:
     return options
 
 
-def account_files(uid: int, gid: int) -> dict[str, str]:
-    """Files of /etc that name users and hosts, by name; no content comes from the host."""
+def account_files(uid: int, gid: int, hosts: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
+    """Files of /etc that name users and hosts, by name; no content comes from the host.
+
+    `hosts` are further addresses, each with the name that it has in the sandbox.
+    """
+    further = "".join(f"{address} {name}\n" for address, name in hosts)
     return {
         "passwd": "root:x:0:0:root:/:/usr/sbin/nologin\n"
         f"kernel:x:{uid}:{gid}:kernel:{WORKSPACE}:/bin/sh\n"
         "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
         "group": f"root:x:0:\nkernel:x:{gid}:\nnogroup:x:65534:\n",
-        "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+        "hosts": f"127.0.0.1 localhost sandbox\n::1 localhost\n{further}",
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
         "resolv.conf": "",
     }

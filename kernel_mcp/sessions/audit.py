@@ -82,6 +82,9 @@ class Journal:
     def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
         """A tool has written a file of `size` bytes."""
 
+    def connected(self, facts: Mapping[str, Any]) -> None:
+        """A connection to another machine has ended, or was refused, or several that are alike."""
+
 
 SILENT = Journal()
 
@@ -196,6 +199,10 @@ class _SessionJournal(Journal):
 
     def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
         self._note("file", path=_short(path), size=size, sha256=_sha256(_bytes(content, encoding)))
+
+    def connected(self, facts: Mapping[str, Any]) -> None:
+        texts = {name: _short(each) for name, each in facts.items() if isinstance(each, str)}
+        self._note("connection", **{**facts, **texts})
 
     def _note(self, event: str, **facts: Any) -> None:
         with self._barrier():

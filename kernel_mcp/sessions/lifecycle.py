@@ -287,6 +287,7 @@ class KernelLifecycle:
             self.ledger.add(text)
         self._missed = False
         kernel = await self._source.start(request, progress)
+        kernel.handle.way.open(request.network, self._journal.connected)
         assert self._tasks is not None
         self._tasks.start_soon(self._watch, kernel)
         return kernel

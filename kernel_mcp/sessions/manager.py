@@ -141,11 +141,12 @@ class SessionManager:
         python: str = "",
         limits: Limits | None = None,
         timeout_s: float = 0.0,
+        network: tuple[str, ...] | None = None,
         default: bool = False,
     ) -> Session:
         """Open a session, for which the longest idle one may have to hibernate.
 
-        `limits` and `timeout_s` are those of the settings where it has none of its own.
+        `limits`, `timeout_s` and `network` are those of the settings where it has none of its own.
 
         Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
@@ -162,6 +163,7 @@ class SessionManager:
                     packages,
                     layer=self._folders.layers / handle,
                     limits=limits,
+                    network=network,
                 )
                 session = await self._open(caller, name, request, timeout_s)
                 self._held[handle] = undo.pop_all()

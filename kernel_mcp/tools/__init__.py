@@ -21,11 +21,12 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Share, duration, limit_duration, memory, share
+from kernel_mcp.config.values import Share, duration, hosts, limit_duration, memory, share
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.network import Network
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import guarded
@@ -122,6 +123,11 @@ def _listed(names: Sequence[str], between: str = ", ") -> str:
     return shown
 
 
+def _one_each_host(given: object) -> object:
+    """Hosts of an argument, also of one that is a comma list."""
+    return None if given is None else list(hosts(given))
+
+
 P = ParamSpec("P")
 AnyContext = Context[Any, Any]
 
@@ -151,6 +157,12 @@ CpuArg = Annotated[
     BeforeValidator(share),
     WithJsonSchema({"type": "string"}),
     Field(description="Processors, such as 1.5, or their time for a cell, such as 30s"),
+]
+NetworkArg = Annotated[
+    list[str] | None,
+    BeforeValidator(_one_each_host),
+    WithJsonSchema({"type": "array", "items": {"type": "string"}}),
+    Field(description="Fewer hosts than info names, such as example.com"),
 ]
 WaitArg = Annotated[
     float,
@@ -202,6 +214,7 @@ class Services:
     audit: Audit
     clock: Clock
     doors: Doors
+    network: Network
 
 
 class Post(Protocol):

@@ -150,6 +150,7 @@ class ServerInfo(Told):
     limits: LimitsModel
     workspace: str = Field(description="The kernel's working folder, as code sees it")
     mounts: list[str] = Field(description="What code sees of the host, and what is covered in it")
+    network: str = Field(description="Where code of the session may connect")
     ignored_settings: str = Field(description="Settings that were not taken, and why")
     problem: str = Field(default="", description="Why no kernel can start; empty if one can")
 

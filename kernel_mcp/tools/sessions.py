@@ -13,7 +13,7 @@ from pydantic import Field
 
 from kernel_mcp import __version__
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import MIB, Share, format_bytes, no_more_or_unlimited
+from kernel_mcp.config.values import MIB, Share, format_bytes, hosts, no_more_or_unlimited
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import EnvironmentBuildError, InputError
 from kernel_mcp.packages.requirements import Needs
@@ -29,6 +29,7 @@ from kernel_mcp.tools import (
     CpuArg,
     LimitArg,
     MemoryArg,
+    NetworkArg,
     PackagesArg,
     Services,
     SessionArg,
@@ -48,6 +49,7 @@ from kernel_mcp.tools.models import (
 from kernel_mcp.tools.results import names_of, spoken, with_pending
 
 FIRST_LINE_CHARS = 80
+UNLIMITED = "no sandbox limits it: whatever the server's user may reach"
 HEAD_START_S = 0.002
 """What the answer to create_session leaves its kernel, whose start takes longer than telling of it:
 a spare is there by then, a fork is on its way."""
@@ -68,6 +70,7 @@ def register(box: Toolbox, services: Services) -> None:
         memory: MemoryArg = None,
         cpu: CpuArg = None,
         timeout: LimitArg = None,
+        network: NetworkArg = None,
     ) -> SessionHandle:
         """Open a further session with its own kernel, variables and workspace.
 
@@ -75,9 +78,17 @@ def register(box: Toolbox, services: Services) -> None:
         """
         report, scripts = progress_of(ctx) or silence, services.scripts
         limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
+        reached = own_network(services, network)
         needs = Needs(scripts.packages(packages), await scripts.python(python, report))
         opened = await open_session(
-            services, box.caller(ctx), name, needs, report, limits=limits, timeout_s=limit_s
+            services,
+            box.caller(ctx),
+            name,
+            needs,
+            report,
+            limits=limits,
+            timeout_s=limit_s,
+            network=reached,
         )
         if services.factory.prepared(opened.request):
             opened.begin()
@@ -88,6 +99,8 @@ def register(box: Toolbox, services: Services) -> None:
         if settings.workspace is not None:
             note += f" Its files are kept: a later session named {opened.name!r} has them again."
         note += _own_words(limits, limit_s)
+        if reached is not None:
+            note += f" Network: {services.network.rules_for(reached)}."
         return SessionHandle(session=opened.handle, name=opened.name, note=note)
 
     @tool(annotations=READS)
@@ -162,6 +175,22 @@ def own_timeout(settings: Settings, timeout_s: float | None) -> float:
     return timeout_s or 0.0
 
 
+def own_network(services: Services, network: list[str] | None) -> tuple[str, ...] | None:
+    """Where a session that asks for this may connect, None where it asks for nothing.
+
+    Raises InputError for more than the operator's, and where nothing limits it.
+    """
+    if network is None:
+        return None
+    if not services.settings.confined:
+        raise InputError(
+            "network: there is no sandbox here (--sandbox none) that could limit it. Leave it out."
+        )
+    wanted = hosts(network)
+    services.network.rules_for(wanted)
+    return wanted
+
+
 def own_limits(services: Services, memory: int | None, cpu: Share | None) -> Limits | None:
     """The limits of a session that asks for these, None for the server's own.
 
@@ -206,6 +235,7 @@ async def open_session(
     *,
     limits: Limits | None,
     timeout_s: float,
+    network: tuple[str, ...] | None = None,
 ) -> Session:
     """A session whose environment is there, or none. Raises EnvironmentBuildError."""
     session = await services.manager.create(
@@ -215,6 +245,7 @@ async def open_session(
         python=needs.python,
         limits=limits,
         timeout_s=timeout_s,
+        network=network,
     )
     if not session.request.at_home:
         try:
@@ -292,6 +323,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         sandbox=report.backend,
         sandbox_enforces=list(report.enforced),
         mounts=services.doors.words,
+        network=services.network.words(request.network) if settings.confined else UNLIMITED,
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
         audit_log=services.audit.state,

@@ -94,12 +94,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Cell:
-    """One kernel's sandbox. `uid` is its id in the template's namespace, `tmp_bytes` 0 for any."""
+    """One kernel's sandbox. `uid` is its id in the template's namespace, `tmp_bytes` 0 for any.
+
+    `listen` are (address, port) of its network namespace, listening sockets at which go over the
+    socket `way`.
+    """
 
     uid: int
     hostname: str
     tmp_bytes: int
     places: tuple[Place, ...]
+    listen: tuple[tuple[str, int], ...] = ()
+    way: int = -1
 
     @classmethod
     def parse(cls, data: dict[str, Any], trees: Sequence[int]) -> Cell:
@@ -116,11 +122,14 @@ class Cell:
             )
             for place in data["places"]
         )
+        listen = tuple((str(address), int(port)) for address, port in data.get("listen", ()))
         return cls(
             uid=int(data["uid"]),
             hostname=str(data["hostname"]),
             tmp_bytes=int(data["tmp_bytes"]),
             places=places,
+            listen=listen,
+            way=next(left, -1) if listen else -1,
         )
 
 
@@ -185,6 +194,8 @@ def _build(cell: Cell, ground: Ground) -> None:
     linux.unshare(_SHARED)
     linux.set_hostname(cell.hostname)
     linux.loopback_up()
+    if cell.listen:  # before any code of the kernel: nothing else can have these places
+        linux.send_listeners(cell.way, cell.listen)
     for place in cell.places:
         if not place.shown:
             _put(place)

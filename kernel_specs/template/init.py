@@ -3,7 +3,8 @@
 It runs on the standard library and outlives the zygote. Requests of the server, one packet each:
 
     {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …}
-        with descriptors: ready socket, output ring, output pipe, then the mounts of `places`;
+        with descriptors: ready socket, output ring, output pipe, then the mounts of `places`,
+        then the socket over which listening ones at the addresses of `listen` go, if there are any;
         `trial` describes the self-test to run instead of a kernel, if there is one
 
 Answers:

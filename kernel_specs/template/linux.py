@@ -120,6 +120,8 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_IDMAP = 1, 2,
 _AT_FDCWD = -100
 LAST_FD = 0x7FFFFFFF
 CAP_SYS_PTRACE = 19
+LISTEN_BACKLOG = 256
+"""Connections of one kernel that wait to be accepted."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -279,6 +281,24 @@ def loopback_up() -> None:
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16xH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[0]
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+def send_listeners(way: int, places: Sequence[Sequence[Any]]) -> None:
+    """Listen at each (address, port) of this network namespace; send all over a Unix socket.
+
+    Both are closed here: whoever receives them is the only one to accept.
+    """
+    made: list[socket.socket] = []
+    with socket.socket(fileno=way) as out:
+        try:
+            for address, port in places:
+                made.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                made[-1].bind((str(address), int(port)))
+                made[-1].listen(LISTEN_BACKLOG)
+            socket.send_fds(out, [b"listeners"], [each.fileno() for each in made])
+        finally:
+            for each in made:
+                each.close()
 
 
 def _check(result: int, what: str) -> int:

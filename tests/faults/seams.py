@@ -249,6 +249,7 @@ SEAMS = frozenset(
         "kernel_specs.template.linux.open_tree",
         "kernel_specs.template.linux.receive",
         "kernel_specs.template.linux.send",
+        "kernel_specs.template.linux.send_listeners",
         "kernel_specs.template.linux.set_attributes",
         "kernel_specs.template.linux.set_name",
         "kernel_specs.template.linux.setns",

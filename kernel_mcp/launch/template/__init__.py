@@ -20,6 +20,7 @@ from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import hand_over, remove_folder, seal
 from kernel_mcp.launch.doors import Doors, as_folder
+from kernel_mcp.launch.network import Network, Way
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
@@ -84,6 +85,7 @@ class TemplateLauncher:
         resources: ResourceManager | None = None,
         inspector: Inspector | None = None,
         doors: Doors | None = None,
+        network: Network | None = None,
     ) -> None:
         """Keep the `templates` that were used last.
 
@@ -95,9 +97,14 @@ class TemplateLauncher:
         self._runs = runs
         self._cold = cold
         self._doors = doors or Doors()
+        self._network = network or Network()
         mounts = tuple(each.mount for each in self._doors.shown)
         self._shared = outer.Shared(
-            (runs.kernels, *shared), mounts, self._doors.blank, self._doors.marks
+            (runs.kernels, *shared),
+            mounts,
+            self._doors.blank,
+            self._doors.marks,
+            self._network.hosts,
         )
         self._prover = Prover(sandbox, runs, self._inspector, self._start, self._shared.places)
         self._most = templates
@@ -214,12 +221,15 @@ class TemplateLauncher:
             undo.callback(ring.close)
             if self._doors:
                 channel.give(rundir.listening(connection))
+            way = self._network.way()
+            undo.callback(way.close)
             inherited = (channel.guest_fd, ring.guest_fd())
-            process = await self._start(template, request, folder, identity, inherited)
+            process = await self._start(template, request, folder, identity, inherited, way=way)
             undo.push_async_callback(process.aclose)
             process.explain, limits.kill = limits.explain, process.kill
             limits.admit(process.pids)
             await process.ready(channel, READY_S)
+            way.take()
             inspected = self._inspector.inspect(
                 process.pid,
                 process.pidfd,
@@ -243,6 +253,7 @@ class TemplateLauncher:
                 process=process,
                 limits=limits,
                 ring=ring,
+                way=way,
                 resources=undo.pop_all(),
             )
 
@@ -254,6 +265,7 @@ class TemplateLauncher:
         identity: Identity | None,
         inherited: tuple[int, int],
         trial: Mapping[str, Any] | None = None,
+        way: Way | None = None,
     ) -> ConfinedProcess:
         with ExitStack() as sent, ExitStack() as undo:
             for fd in inherited:
@@ -271,6 +283,10 @@ class TemplateLauncher:
                 "places": places,
                 "trial": trial,
             }
+            if way is not None and way.places:
+                message["listen"] = way.places
+                trees.append(way.guest())
+                sent.callback(os.close, trees[-1])
             fork = await template.fork(message, [*inherited, write, *trees])
             undo.pop_all()
             return ConfinedProcess(Forked(fork, StderrTail(read, asyncio.get_running_loop())))

@@ -58,6 +58,7 @@ _TO_BUILD = (
     "CAP_SYS_CHROOT",
     "CAP_SYS_PTRACE",
     "CAP_NET_ADMIN",
+    "CAP_NET_BIND_SERVICE",
     "CAP_SETUID",
     "CAP_SETGID",
     "CAP_SETPCAP",
@@ -75,6 +76,7 @@ class Shared:
     mounts: tuple[Mount, ...] = ()
     blank: Path = Path("/")
     mark: Callable[[], object] = lambda: None
+    hosts: tuple[tuple[str, str], ...] = ()
 
     def inside(self, path: Path) -> str:
         """Where the template of an unprivileged server sees `path`. Raises LaunchError."""
@@ -141,7 +143,7 @@ def outer_command(
     options = _options(environment, shared, root=identity is not None)
     with Passed() as passed:
         options += shared.targets(passed)
-        for name, content in mounts.account_files(GUEST_ID, GUEST_ID).items():
+        for name, content in mounts.account_files(GUEST_ID, GUEST_ID, shared.hosts).items():
             options += ["--perms", "0644", "--file", passed.file(content.encode()), f"/etc/{name}"]
         options += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"]
         options += ["--seccomp", passed.file(_filter(shared, BUILDING))]

@@ -55,12 +55,13 @@ class EtcFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def account_files(self, user: Identity) -> list[Path]:
-        """Files for /etc, the same for every kernel of one user."""
-        folder = self._folder / f"{user.uid}-{user.gid}"
+    def account_files(self, user: Identity, hosts: Sequence[tuple[str, str]] = ()) -> list[Path]:
+        """Files for /etc, the same for every kernel of one user that knows these hosts."""
+        key = hashlib.sha256(repr(tuple(hosts)).encode()).hexdigest()[:16] if hosts else ""
+        folder = self._folder / f"{user.uid}-{user.gid}{'-' * bool(key)}{key}"
         _open_folder(folder)
         found = []
-        for name, content in mounts.account_files(user.uid, user.gid).items():
+        for name, content in mounts.account_files(user.uid, user.gid, hosts).items():
             path = folder / name
             if not path.exists() or path.read_text() != content:
                 fresh = path.with_name(f".{name}-{secrets.token_hex(4)}")
@@ -297,7 +298,7 @@ class ContainerSandbox(KernelUsers):
             *mount(request.workspace, mounts.WORKSPACE, writable=True),
             *mount(request.sockets, mounts.SOCKETS, writable=True),
         ]
-        for file in self._etc.account_files(user):
+        for file in self._etc.account_files(user, request.hosts):
             options += mount(file, f"/etc/{file.name}")
         for top in self._etc.way_to(runtime):
             options += mount(top, f"/{top.name}")

@@ -134,6 +134,7 @@ WIDER = {
     "hibernate-disk": '"3G"',
     "warm": "3",
     "tools": '"core,files"',
+    "network": '"other.example.com"',
 }
 NARROWER = {
     "allow": ('["pandas"]', ("pandas",)),
@@ -159,12 +160,14 @@ NARROWER = {
     "hibernate-disk": ('"1G"', GIB),
     "warm": ("0", 0),
     "tools": ('["core"]', ("core",)),
+    "network": ('"a.example.com"', ("a.example.com",)),
 }
 PERMITTED: dict[str, str | list[str]] = {
     "cpu": "30",
     "cpus": "2",
     "offline": "true",
     "tools": "core",
+    "network": ["a.example.com", "b.example.com"],
 }
 """What the operator says where the default would not tell wider from narrower."""
 
@@ -202,7 +205,7 @@ def test_a_found_file_may_narrow_what_is_permitted(
 ) -> None:
     (tmp_path / "kernel-mcp.toml").write_text(f"{key} = {value}\n")
     option = next(option for option in OPTIONS if option.name == key)
-    if key in ("allow", "allow-install"):  # nothing is permitted unless it is said
+    if key in ("allow", "allow-install", "network"):  # nothing is permitted unless it is said
         assert option.narrows(expected, ("*",))
         assert not option.narrows(("*",), expected)
         return

@@ -17,6 +17,7 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.network import Network
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
@@ -135,6 +136,7 @@ async def served(
         audit=Audit(),
         clock=clock,
         doors=Doors(),
+        network=Network(),
     )
     async with manager.running(), Client(build_mcp(services, Handed()), mode="legacy") as client:
         yield Served(Agent(client), manager, source, store, installer, clock)

@@ -1,0 +1,370 @@
+"""The network door as kernels get it: listening sockets inside, one proxy process outside.
+
+Sockets that listen in a kernel's own network namespace, made before it runs any code of a session,
+are passed out to the proxy. They are the kernel's identity there, and no process in the sandbox has
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.errors import ConfigError, InputError, LaunchError
+from kernel_mcp.launch.base import Tell
+from kernel_mcp.launch.readiness import StderrTail
+from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.linux.process import bare_program
+from kernel_mcp.network.rules import Entry, Rules, literal
+from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_specs.template import linux
+
+PORT = 3128
+"""Where code finds the proxy, on 127.0.0.1: the usual port of web proxies."""
+PAUSE_S = 1.0
+"""Seconds until a proxy that has ended is replaced; each further one doubles it up to the next."""
+LONGEST_PAUSE_S = 60.0
+MOST_CLOSED = 1000
+"""Listeners that were closed and whose last records may still come."""
+_HOW = "by the proxy that HTTP_PROXY and HTTPS_PROXY name; no private address is reached by name"
+_OWN = "127.0.0.1"
+_FIRST_NAMED = 2
+"""Of 127.0.0.N, which named hosts have."""
+_NOT_PROXIED = "localhost,127.0.0.1,::1"
+_SO_NETNS_COOKIE = 71
+"""<asm-generic/socket.h> of Linux 5.14."""
+_COOKIE = struct.Struct("=Q")
+
+logger = logging.getLogger(__name__)
+
+
+def rules_of(settings: Settings, sandbox: str) -> Rules:
+    """Where all sessions of a server may connect. Raises ConfigError, as for some sandboxes."""
+    try:
+        rules = Rules.parse(settings.network)
+    except ValueError as reason:
+        raise ConfigError(f"--network: {reason}") from None
+    if rules and sandbox == "landlock":
+        raise ConfigError(
+            "--network: the landlock sandbox has no network of its own to open a door in. Use "
+            "--sandbox bwrap or container, or leave --network out."
+        )
+    return rules
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What listens in every kernel: `entry` is the host and port it is for, None for the proxy."""
+
+    address: str
+    port: int
+    entry: Entry | None = None
+
+
+def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], ...]]:
+    """What has to listen for these rules, the proxy first; addresses and their names.
+
+    An address that is not of the loopback has no place: it is reached through the proxy alone.
+    """
+    exact = [(each, literal(each.host)) for each in rules.exact]
+    own = {str(address): each for each, address in exact if address is not None}
+    free = (f"127.0.0.{number}" for number in itertools.count(_FIRST_NAMED))
+    addresses: dict[str, str] = {}
+    named: list[Place] = []
+    for entry, address in exact:
+        if address is None:
+            if entry.host not in addresses:
+                addresses[entry.host] = next(each for each in free if each not in own)
+            named.append(Place(addresses[entry.host], entry.ports[0], entry))
+        elif address.version == 4 and address.is_loopback:
+            named.append(Place(str(address), entry.ports[0], entry))
+    taken = {each.port for each in named if each.address == _OWN}
+    port = next(each for each in itertools.count(PORT) if each not in taken)
+    hosts = tuple((address, name) for name, address in addresses.items())
+    return (Place(_OWN, port), *named), hosts
+
+
+class Network:
+    """Where the sessions of a server may connect, and the process that does it for them."""
+
+    def __init__(self, rules: Rules | None = None, *, uid: int = -1, tell: Tell = lambda _: None):
+        """`uid` is the proxy's user, -1 for the server's own; `tell` takes what has no session."""
+        self.rules = rules or Rules()
+        self.places: tuple[Place, ...] = ()
+        self.hosts: tuple[tuple[str, str], ...] = ()
+        if self.rules:
+            self.places, self.hosts = places_of(self.rules)
+        self._uid = uid
+        self._tell = tell
+        self._numbers = itertools.count(1)
+        self._open: dict[int, tuple[Mapping[str, Any], socket.socket, Tell]] = {}
+        """What was given to the proxy, by number: the message, the socket, who hears of it."""
+        self._closed: OrderedDict[int, Tell] = OrderedDict()
+        self._control: socket.socket | None = None
+        self._process = ExitStack()
+        self._tail: StderrTail | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._pause_s = PAUSE_S
+
+    def __bool__(self) -> bool:
+        return bool(self.rules)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What code finds in its environment."""
+        if not self:
+            return {}
+        proxy = f"http://{_OWN}:{self.places[0].port}"
+        names = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), proxy)
+        names["NO_PROXY"] = _NOT_PROXIED
+        return {**names, **{name.lower(): value for name, value in names.items()}}
+
+    def rules_for(self, wanted: tuple[str, ...] | None) -> Rules:
+        """Those of a session that asks for less. Raises InputError for more."""
+        if wanted is None:
+            return self.rules
+        try:
+            return self.rules.narrowed(wanted)
+        except ValueError as reason:
+            text = f"ask for hosts of {self.rules}, or leave it out"
+            if not self:
+                text = (
+                    "the operator has opened no network: leave it out, or have the server started "
+                    f"with --network {','.join(wanted)}"
+                )
+            raise InputError(f"network: {reason}; {text}.") from None
+
+    def words(self, wanted: tuple[str, ...] | None) -> str:
+        """Where a session may connect, for people and models."""
+        rules = self.rules_for(wanted)
+        if not rules:
+            return "none"
+        down = "" if self._control is not None or not self._open else "; its proxy is down"
+        named = [f"{name} is {address} in it" for address, name in self.hosts]
+        return "; ".join([f"{rules} ({_HOW})", *named]) + down
+
+    def way(self) -> Way:
+        """The one of a kernel that is about to start; starts the proxy if it does not run."""
+        if self and self._control is None and self._again is None:
+            self._start()
+        return Way(self)
+
+    async def aclose(self) -> None:
+        """End the proxy."""
+        self._stop()
+        for _, sock, _ in self._open.values():
+            sock.close()
+        self._open.clear()
+
+    def give(self, sock: socket.socket, rules: Rules, exact: Entry | None, tell: Tell) -> int:
+        """Have the proxy accept from a listening socket, which is this object's now; its number."""
+        number = next(self._numbers)
+        message = {
+            "listen": number,
+            "rules": rules.to_json(),
+            "exact": None if exact is None else str(exact),
+        }
+        self._open[number] = (message, sock, tell)
+        self._send(message, sock)
+        return number
+
+    def take_back(self, number: int) -> None:
+        """Have it accept no more there, and cut what it has."""
+        _, sock, tell = self._open.pop(number)
+        sock.close()
+        self._closed[number] = tell
+        if len(self._closed) > MOST_CLOSED:
+            self._closed.popitem(last=False)
+        self._send({"close": number})
+
+    def _send(self, message: Mapping[str, Any], sock: socket.socket | None = None) -> None:
+        """Tell the proxy, if it runs; one that does not take it is replaced."""
+        if self._control is None:
+            return
+        try:
+            linux.send(self._control, message, [] if sock is None else [sock.fileno()])
+        except OSError as reason:
+            self._on_end(f"it takes no messages: {reason.strerror}")
+
+    def _start(self) -> None:
+        self._again = None
+        with Barrier("starting the proxy of the network") as barrier:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._process.callback(ours.close)
+            ours.setblocking(False)
+            fd = theirs.detach()
+            argv = bare_program("kernel_mcp.network.proxy", str(fd), str(self._uid), packages=True)
+            popen, output = spawn(SandboxCommand(argv, [fd], {"LANG": "C.UTF-8"}))
+            self._process.callback(popen.wait)
+            self._process.callback(popen.kill)
+            self._tail = StderrTail(output, asyncio.get_running_loop())
+            self._process.callback(self._tail.close)
+            self._control = ours
+            asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
+            for message, sock, _ in list(self._open.values()):
+                self._send(message, sock)
+        if barrier.failure is not None:
+            self._on_end("it could not be started")
+
+    def _stop(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._control = None
+        self._process.close()
+
+    def _on_readable(self) -> None:
+        with Barrier("hearing the proxy of the network"):
+            while self._control is not None:
+                try:
+                    received = linux.receive(self._control, wait=False)
+                except BlockingIOError:
+                    return
+                if received is None:
+                    self._on_end("it has ended")
+                    return
+                linux.close_all(received[1])
+                self._on_message(received[0])
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "end" in message:
+            number = int(message.pop("end"))
+            held = self._open.get(number)
+            tell = held[2] if held is not None else self._closed.get(number, self._tell)
+            tell(message)
+        elif "failed" in message:
+            logger.error("the proxy of the network could not serve a session: %s", message["why"])
+        else:
+            self._pause_s = PAUSE_S
+
+    def _on_end(self, why: str) -> None:
+        """Replace it after a pause, in which connections of sessions wait."""
+        said = "" if self._tail is None else self._tail.text().strip()
+        self._stop()
+        logger.error(
+            "the proxy of the network is replaced in %g s, its connections are cut: %s%s",
+            self._pause_s,
+            why,
+            f". It wrote:\n{said}" if said else "",
+        )
+        self._tell({"verdict": "proxy ended", "why": why})
+        self._again = asyncio.get_running_loop().call_later(self._pause_s, self._start)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+class Way:
+    """The way of one kernel to the network: no socket at all where the door is closed."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._made: list[socket.socket] = []
+        self._given: list[int] = []
+        self._ours: socket.socket | None = None
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Where something has to listen in the kernel's network namespace."""
+        return [(each.address, each.port) for each in self._network.places]
+
+    def guest(self) -> int:
+        """The socket to pass into the sandbox, which sends what listens; the caller closes it."""
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        return theirs.detach()
+
+    def take(self) -> None:
+        """Have the sockets of a kernel that is ready. Raises LaunchError for any others."""
+        if self._ours is None:
+            return
+        with self._ours as ours:
+            try:
+                most = len(self.places) + 1
+                _, fds, _, _ = socket.recv_fds(ours, 64, most, socket.MSG_CMSG_CLOEXEC)
+            except OSError as reason:
+                raise LaunchError(f"the kernel has no way to the network: {reason}") from reason
+        self._made = [socket.socket(fileno=fd) for fd in fds]
+        if not self._right():
+            raise LaunchError("the kernel's way to the network is not what it has to be")
+
+    def _right(self) -> bool:
+        outside = _namespace_of(None)
+        return len(self._made) == len(self.places) and all(
+            each.family == socket.AF_INET
+            and each.type == socket.SOCK_STREAM
+            and each.getsockname() == place
+            and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            and (outside is None or _namespace_of(each) != outside)
+            for each, place in zip(self._made, self.places, strict=True)
+        )
+
+    async def enter(self, pid: int, pidfd: int) -> None:
+        """Have the sockets of a cold kernel made, from outside. Raises LaunchError."""
+        if not self.places:
+            return
+        with ExitStack() as held:
+            way = self.guest()
+            held.callback(os.close, way)
+            namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            held.callback(os.close, namespace)
+            signal.pidfd_send_signal(pidfd, 0)  # the number still means this kernel
+            words = [str(namespace), str(way), json.dumps(self.places)]
+            argv = bare_program("kernel_mcp.network.inside", *words)
+            done = await anyio.run_process(argv, check=False, pass_fds=(namespace, way))
+        if done.returncode != 0:
+            said = (done.stderr or b"").decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise LaunchError(
+                "the kernel has no way to the network, as its network namespace cannot be entered "
+                f"({said[0] if said else f'exit code {done.returncode}'}). Start the server "
+                "without --network, or as the user that the engine of containers runs as."
+            )
+        self.take()
+
+    def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
+        """Let a session out, with what it has asked for; `tell` takes a record per connection."""
+        made, self._made = self._made, []
+        if not made:
+            return
+        rules = self._network.rules_for(wanted)
+        for place, sock in zip(self._network.places, made, strict=True):
+            entry = place.entry
+            if entry is None or entry in rules.entries:
+                self._given.append(self._network.give(sock, rules, entry, tell))
+            else:
+                sock.close()
+
+    def close(self) -> None:
+        """Let nothing out any more."""
+        if self._ours is not None:
+            self._ours.close()
+        for sock in self._made:
+            sock.close()
+        self._made.clear()
+        while self._given:
+            self._network.take_back(self._given.pop())
+
+
+def _namespace_of(sock: socket.socket | None) -> int | None:
+    """The number of a socket's network namespace; None where Linux does not tell."""
+    with ExitStack() as held:
+        asked = sock or held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        with suppress(OSError):
+            cookie = asked.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, _COOKIE.size)
+            return int(_COOKIE.unpack(cookie)[0])
+    return None

@@ -1,0 +1,161 @@
+"""The network door on the server's side: what listens where, for whom, and what it says."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.errors import ConfigError, InputError, LaunchError
+from kernel_mcp.launch.network import PORT, Network, Way, places_of, rules_of
+from kernel_mcp.network.rules import Rules
+from kernel_specs.template import linux
+
+pytestmark = pytest.mark.anyio
+
+
+def door(*entries: str) -> Network:
+    return Network(Rules.parse(entries))
+
+
+class Silent(Network):
+    """A door whose proxy is not started: what it is told is kept."""
+
+    def __init__(self, *entries: str) -> None:
+        super().__init__(Rules.parse(entries))
+        self.told: list[Mapping[str, Any]] = []
+
+    def _start(self) -> None:
+        pass
+
+    def _send(self, message: Mapping[str, Any], sock: socket.socket | None = None) -> None:
+        self.told.append(message)
+
+
+def test_every_named_host_and_port_listens_at_an_address_of_the_sandbox() -> None:
+    entries = ("api.example.com", "db.example.com:5432", "db.example.com:443", "other.test:5432")
+    places, hosts = places_of(Rules.parse(entries))
+    found = [(each.address, each.port, str(each.entry or "")) for each in places]
+    assert found == [
+        ("127.0.0.1", PORT, ""),
+        ("127.0.0.2", 5432, "db.example.com:5432"),
+        ("127.0.0.2", 443, "db.example.com:443"),
+        ("127.0.0.3", 5432, "other.test:5432"),
+    ]
+    assert hosts == (("127.0.0.2", "db.example.com"), ("127.0.0.3", "other.test"))
+
+
+def test_a_loopback_address_is_itself_and_the_proxy_gives_way() -> None:
+    rules = Rules.parse([f"127.0.0.1:{PORT}", "127.0.0.2:80", "10.0.0.1:5432", "db.test:1"])
+    places, hosts = places_of(rules)
+    assert (places[0].address, places[0].port) == ("127.0.0.1", PORT + 1)
+    assert [(each.address, each.port) for each in places[1:]] == [
+        ("127.0.0.1", PORT),
+        ("127.0.0.2", 80),
+        ("127.0.0.3", 1),
+    ]
+    assert hosts == (("127.0.0.3", "db.test"),)
+
+
+def test_a_closed_door_has_no_socket_and_no_variable() -> None:
+    network = Network()
+    way = network.way()
+    way.take()
+    way.open(None, lambda _: None)
+    way.close()
+    assert not network
+    assert (way.places, network.variables, network.hosts) == ([], {}, ())
+    assert network.words(None) == "none"
+
+
+def test_variables_name_the_proxy_in_both_spellings() -> None:
+    found = door("*").variables
+    assert found["https_proxy"] == found["HTTP_PROXY"] == f"http://127.0.0.1:{PORT}"
+    assert found["no_proxy"] == "localhost,127.0.0.1,::1"
+
+
+def test_a_session_may_have_less_and_is_told_what_when_it_asks_for_more() -> None:
+    network = door("*.example.com")
+    assert str(network.rules_for(("a.example.com",))) == "a.example.com"
+    assert not network.rules_for(())
+    with pytest.raises(InputError, match=r"ask for hosts of \*\.example\.com, or leave it out"):
+        network.rules_for(("evil.test",))
+    with pytest.raises(InputError, match=r"started with --network pypi\.org"):
+        Network().rules_for(("pypi.org",))
+
+
+@pytest.mark.parametrize(
+    ("entries", "sandbox", "words"),
+    [
+        (("10.0.0.1",), "bwrap", "--network: .*name its port"),
+        (("localhost",), "bwrap", "--network: "),
+        (("*",), "landlock", "no network of its own .* --sandbox bwrap or container"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_with_words(
+    entries: tuple[str, ...], sandbox: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        rules_of(Settings(network=entries), sandbox)
+
+
+def made(way: Way) -> None:
+    """What a sandbox does, in this network namespace."""
+    linux.send_listeners(way.guest(), way.places)
+
+
+def listening(*names: str) -> Silent:
+    """A door with places that are free here."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    network = Silent(f"127.0.0.1:{port}", *names)
+    network.places = network.places[1:]  # the proxy's port may be taken here
+    return network
+
+
+async def test_only_sockets_of_another_network_are_taken() -> None:
+    network = listening()
+    way = network.way()
+    made(way)
+    with pytest.raises(LaunchError, match="not what it has to be"):
+        way.take()
+    way.close()
+
+
+async def test_a_kernel_that_sent_nothing_has_no_way() -> None:
+    way = listening().way()
+    with socket.socket(fileno=way.guest()):
+        pass
+    with pytest.raises(LaunchError, match=r"not what it has to be|no way"):
+        way.take()
+
+
+async def test_a_session_gets_what_it_asked_for_and_records_find_it_after_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kernel_mcp.launch.network._namespace_of", lambda _: None)
+    network = listening()
+    way = network.way()
+    made(way)
+    way.take()
+    heard: list[Mapping[str, Any]] = []
+    way.open(None, heard.append)
+    way.open(None, heard.append)
+    (message,) = network.told
+    assert message["exact"] == str(network.rules)
+    number = message["listen"]
+    way.close()
+    assert network.told[-1] == {"close": number}
+    network._on_message({"end": number, "host": "x"})
+    assert heard == [{"host": "x"}]
+
+    other = network.way()
+    made(other)
+    other.take()
+    other.open((), heard.append)
+    assert network.told[-1] == {"close": number}, "what the session did not ask for is closed"
+    other.close()
