@@ -219,6 +219,7 @@ SEAMS = frozenset(
         ".read_text",
         ".readlink",
         ".recv",
+        ".recv_into",
         ".recvmsg",
         ".rename",
         ".rglob",
@@ -243,10 +244,12 @@ SEAMS = frozenset(
         "fcntl.fcntl",
         "fcntl.flock",
         "fcntl.ioctl",
+        "kernel_specs.template.linux.clear_capabilities",
         "kernel_specs.template.linux.close_all",
         "kernel_specs.template.linux.mount",
         "kernel_specs.template.linux.move_mount",
         "kernel_specs.template.linux.open_tree",
+        "kernel_specs.template.linux.prctl",
         "kernel_specs.template.linux.receive",
         "kernel_specs.template.linux.send",
         "kernel_specs.template.linux.send_listeners",
@@ -293,6 +296,9 @@ SEAMS = frozenset(
         "os.rename",
         "os.rmdir",
         "os.scandir",
+        "os.setgroups",
+        "os.setresgid",
+        "os.setresuid",
         "os.stat",
         "os.statvfs",
         "os.unlink",
@@ -317,6 +323,7 @@ SEAMS = frozenset(
         "tempfile.TemporaryDirectory",
         "tempfile.mkdtemp",
         "threading.Thread",
+        "threading.stack_size",
     ]
 )
 

@@ -1,0 +1,371 @@
+"""One connection of a session, from its accept to its end, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.network.http import (
+    UNRECOGNIZED_NAME,
+    BadHello,
+    Head,
+    Hello,
+    Refused,
+    Stream,
+    Within,
+)
+from kernel_mcp.network.relay import Cut, Relay
+from kernel_mcp.network.rules import Entry, Rules
+from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, Turns, Watch, Wire, pass_both_ways
+from kernel_specs.template import linux
+
+TLS_PORT, TLS_HANDSHAKE = 443, 22
+HEAD_S, HELLO_S, HOST_S = 15.0, 15.0, 40.0
+"""Seconds for the rest of a head, a first TLS message, and finding and reaching a host."""
+IDLE_S, EXACT_IDLE_S, REQUEST_S = 600.0, 24 * 3600.0, 120.0
+"""Seconds without a byte: of an answer or a tunnel, of a database, between two requests."""
+_LINGER_S, _LINGER_BYTES = 2.0, 1 << 20
+"""What is read, and not looked at, of a session that is told no, lest it misses the answer."""
+
+
+@dataclass(slots=True)
+class Used:
+    """What one connection, or a request of it, took."""
+
+    up: int
+    down: int
+    seconds: float
+
+
+class Records:
+    """Tells the server how connections ended: at once, or a flood of them together."""
+
+    _BURST, _RATE = 40, 10.0
+    """Of one listener: so many at once, and a second."""
+    _KINDS = 16
+    """That are told apart in what is told together."""
+    _FLUSHED = 100
+    """Of all listeners in a second."""
+
+    def __init__(self, control: socket.socket, clock: Callable[[], float]) -> None:
+        self._control = control
+        self._clock = clock
+        self._allowed: dict[int, tuple[float, float]] = {}
+        self._kept: dict[tuple[int, str, int, str, str], list[float]] = {}
+
+    def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
+        """One that has ended."""
+        verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words[:300])
+        key = (number, *place, verdict, words)
+        once = [1, used.up, used.down, used.seconds]
+        if key not in self._kept and self._may_send(number) and self._send(key, once):
+            return
+        if key not in self._kept and sum(each[0] == number for each in self._kept) >= self._KINDS:
+            key = (number, "…", 0, verdict, "")
+        sums = self._kept.setdefault(key, [0, 0, 0, 0.0])
+        for index, value in enumerate(once):
+            sums[index] += value
+
+    def flush(self, number: int | None = None) -> None:
+        """Tell what was kept: of all, some of it; of one listener, all and for the last time."""
+        for key in [key for key in self._kept if number in (None, key[0])][: self._FLUSHED]:
+            if not self._send(key, self._kept[key]):
+                return
+            del self._kept[key]
+        if number is not None:
+            self._allowed.pop(number, None)
+
+    def _may_send(self, number: int) -> bool:
+        now = self._clock()
+        left, since = self._allowed.get(number, (self._BURST, now))
+        left = min(left + (now - since) * self._RATE, self._BURST)
+        self._allowed[number] = (max(left - 1, 0.0), now)
+        return left >= 1
+
+    def _send(self, key: tuple[int, str, int, str, str], sums: Sequence[float]) -> bool:
+        number, host, port, verdict, words = key
+        count, up, down, seconds = sums
+        told = {"end": number, "host": host, "port": port, "verdict": verdict, "why": words}
+        told |= {"up": up, "down": down, "seconds": round(seconds, 3), "count": count}
+        try:
+            linux.send(self._control, told)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the server has gone, and this process goes
+        return True
+
+
+class Session:
+    """What the listeners of one session share."""
+
+    def __init__(self, key: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.key = key
+        self.turns = Turns(loop)
+        self.resolving = asyncio.Semaphore(RESOLVERS_OF_ONE)
+        self.connections: set[Connection] = set()
+        self.listeners = 0
+        self._bytes = 0
+
+    @property
+    def used(self) -> int:
+        """Bytes that went both ways."""
+        return self._bytes + sum(each.passed for each in self.connections)
+
+    def forget(self, connection: Connection) -> None:
+        """It has ended."""
+        self.connections.discard(connection)
+        self._bytes += connection.passed
+
+
+@dataclass(slots=True, eq=False)
+class Listener:
+    """What listens in a session's namespace, and what its connections may reach.
+
+    exact  the only host and port, to which bytes are passed as they are
+    """
+
+    number: int
+    sock: socket.socket
+    rules: Rules
+    exact: tuple[str, int] | None
+    session: Session
+    connections: set[Connection] = field(default_factory=set)
+
+    def entry_for(self, host: str, port: int) -> Entry:
+        """The rule that permits a place. Raises Refused."""
+        entry = self.rules.entry_for(host, port)
+        if entry is None:
+            raise Refused(
+                f"the operator's --network does not permit {host}:{port} here. It permits: "
+                f"{self.rules}. Ask for it to be named there"
+            )
+        return entry
+
+
+_SAID_IN = ("head", "host")
+"""Phases in which an answer in HTTP is still to come."""
+_LIMITS: Mapping[str, tuple[float, bool, str]] = {
+    "request": (REQUEST_S, True, ""),
+    "head": (HEAD_S, False, "the request was not whole"),
+    "host": (HOST_S, False, "the host could not be found and reached"),
+    "answer": (IDLE_S, True, "nothing was passed"),
+    "hello": (HELLO_S, False, "the first TLS message was not whole"),
+    "tunnel": (IDLE_S, True, "nothing was passed"),
+    "exact": (EXACT_IDLE_S, True, "nothing was passed"),
+}
+"""Of each phase its seconds, whether they begin again with each byte, and what is wrong then."""
+
+
+class Connection:
+    """One connection of a session, from its accept to its end."""
+
+    def __init__(
+        self, listener: Listener, sock: socket.socket, dialer: Dialer, records: Records
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener, self._dialer, self._records = listener, dialer, records
+        self._watch = Watch(self._loop)
+        self._client = self._wire(sock)
+        self._phase = "request"
+        self._since = self._loop.time()
+        self._place = ("", 0)
+        self._host: Wire | None = None
+        self._told: Refused | None = None
+        self._cut: Refused | None = None
+        self._to("request")
+        self.task = self._loop.create_task(self._run())
+
+    @property
+    def passed(self) -> int:
+        """Bytes of the session, both ways."""
+        return self._client.sent + self._client.received
+
+    def look(self, now: float) -> None:
+        """End it when its time is over."""
+        if now > self._watch.until:
+            seconds, _, words = _LIMITS[self._phase]
+            self.cut(Refused(f"{words} in {seconds:g} s", 504, "failed"))
+
+    def cut(self, refusal: Refused) -> None:
+        """End it, for a reason."""
+        if self._cut is None:
+            self._cut = refusal
+            self.task.cancel()
+
+    async def _run(self) -> None:
+        refusal: Refused | None = None
+        try:
+            with Barrier("connecting for a session", str(self._listener.number)):
+                refusal = await self._serve()
+        finally:
+            self._client.close()
+            if self._host is not None:
+                self._host.close()
+                self._note(self._place, refusal, self._host, (0, 0))
+            elif refusal is not None and refusal is not self._told and self._phase != "request":
+                self._note(self._place, refusal, None, (0, 0))
+
+    async def _serve(self) -> Refused | None:
+        """Serve it; why that has ended too soon."""
+        try:
+            await (self._http() if self._listener.exact is None else self._exactly())
+        except Refused as reason:
+            await self._say(b"" if self._listener.exact else reason.answer())
+            return reason
+        except BadHello as reason:
+            await self._say(reason.alert)
+            return Refused(f"{self._place[0]}: {reason}")
+        except (Cut, OSError) as reason:
+            return Refused(f"the connection broke: {reason}", 502, "failed")
+        except asyncio.CancelledError:
+            if self._cut is None:
+                raise
+            if self._phase in _SAID_IN and self._listener.exact is None:
+                await self._say(self._cut.answer())
+            return self._cut
+        return None
+
+    async def _http(self) -> None:
+        relay = self._relay()
+        try:
+            head = await relay.run()
+            if head is not None and head.connect:
+                await self._tunnel(head, relay.rest)
+            elif head is not None:
+                await self._switched(relay, head)
+        finally:
+            relay.close_host()
+
+    async def _exactly(self) -> None:
+        assert self._listener.exact is not None
+        self._host = await self._reached(*self._listener.exact)
+        self._to("exact")
+        await pass_both_ways(self._client, self._host)
+
+    async def _tunnel(self, head: Head, rest: bytes) -> None:
+        """What follows a CONNECT: TLS to that name, HTTP to it, or anything to an exact place."""
+        host, port = head.host, head.port
+        exact = self._entry_for(host, port).exact
+        self._host = await self._reached(host, port)
+        await self._client.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        self._to("hello")
+        if exact:
+            self._to("exact")
+        else:
+            rest = rest or await self._client.read()
+            if rest and rest[0] != TLS_HANDSHAKE:
+                await self._plain_tunnel(host, port, rest)
+                return
+            rest = await self._hello(host, rest)
+            if not rest:
+                return
+            self._to("tunnel")
+        await self._host.write(rest)
+        await pass_both_ways(self._client, self._host)
+
+    async def _hello(self, host: str, rest: bytes) -> bytes:
+        """The bytes of a first TLS message that names `host`. Raises BadHello."""
+        hello = Hello()
+        name = None
+        while rest and (name := hello.feed(rest)) is None:
+            rest = await self._client.read()
+        if name is not None and name != host:
+            raise BadHello(f"its TLS is for another server (SNI {name[:80]!r})", UNRECOGNIZED_NAME)
+        return bytes(hello.raw) if name else b""
+
+    async def _plain_tunnel(self, host: str, port: int, rest: bytes) -> None:
+        """Requests of plain HTTP within a CONNECT, as some clients make them for websockets."""
+        if port == TLS_PORT:
+            raise Refused(f"{host}:{port} is for TLS, and what came is none")
+        wire, self._host = self._host, None
+        within = Within(host, port, 80)
+        relay = self._relay(within=within, rest=rest, host=wire)
+        try:
+            head = await relay.run()
+            if head is not None:
+                await self._switched(relay, head)
+        finally:
+            relay.close_host()
+
+    async def _switched(self, relay: Relay, head: Head) -> None:
+        """A connection that has become a websocket."""
+        host, exchange = relay.host, relay.exchange
+        assert isinstance(host, Wire)
+        assert exchange is not None
+        relay.host, self._host, self._place = None, host, (head.host, head.port)
+        self._to("tunnel")
+        await host.write(exchange.rest)
+        await self._client.write(exchange.host_rest)
+        await pass_both_ways(self._client, host)
+
+    def _relay(
+        self, *, within: Within | None = None, rest: bytes = b"", host: Wire | None = None
+    ) -> Relay:
+        return Relay(
+            self._client,
+            self._reached,
+            phase=self._to,
+            over=self._over,
+            within=within,
+            rest=rest,
+            host=host,
+        )
+
+    async def _reached(self, host: str, port: int) -> Wire:
+        """A connection to a place, if it is permitted. Raises Refused."""
+        entry = self._entry_for(host, port)
+        self._to("host")
+        return self._wire(
+            await self._dialer.connect(entry, host, port, self._listener.session.resolving)
+        )
+
+    def _entry_for(self, host: str, port: int) -> Entry:
+        self._place, self._since = (host, port), self._loop.time()
+        return self._listener.entry_for(host, port)
+
+    def _wire(self, sock: socket.socket) -> Wire:
+        return Wire(sock, self._listener.session.turns, self._watch)
+
+    def _to(self, phase: str) -> None:
+        self._phase = phase
+        seconds, idle, _ = _LIMITS[phase]
+        (self._watch.idle if idle else self._watch.within)(seconds)
+
+    def _over(
+        self,
+        place: tuple[str, int],
+        refusal: Refused | None,
+        host: Stream | None,
+        before: tuple[int, int],
+    ) -> None:
+        self._told = refusal or self._cut
+        self._note(place, self._told, host, before)
+
+    def _note(
+        self,
+        place: tuple[str, int],
+        refusal: Refused | None,
+        host: Stream | None,
+        before: tuple[int, int],
+    ) -> None:
+        now = self._loop.time()
+        up, down = (0, 0) if host is None else (host.sent - before[0], host.received - before[1])
+        self._records.add(self._listener.number, place, refusal, Used(up, down, now - self._since))
+        self._since = now
+
+    async def _say(self, words: bytes) -> None:
+        """Send the last words, and have them read: closing at once would take them back."""
+        with contextlib.suppress(OSError, TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._said(words), _LINGER_S)
+
+    async def _said(self, words: bytes) -> None:
+        await self._client.write(words)
+        self._client.sock.shutdown(socket.SHUT_WR)
+        most = self._client.received + _LINGER_BYTES
+        while self._client.received < most and await self._client.read():
+            pass

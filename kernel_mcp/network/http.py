@@ -1,0 +1,386 @@
+"""What clients say first, heads of HTTP and hellos of TLS, where it can be read in one way only.
+
+What two programs may read differently is refused before h11 sees it: repeated or contradicting
+lengths, folded lines, bare line feeds, a Host beside another address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from kernel_mcp.network.rules import BadHost, plain_host, split_port
+
+HEAD_BYTES = 32 * 1024
+MOST_HEADERS = 200
+_PHRASE = 220
+"""Characters of a status line, which is all that many clients show of a refusal."""
+
+HELLO_BYTES = 16 * 1024
+"""Of a first TLS message; with keys for post-quantum exchange it has 2 KiB."""
+_SERVER_NAME, _ENCRYPTED_NAME, _OLD_ENCRYPTED_NAME = 0, 0xFE0D, 0xFFCE
+"""TLS extensions: RFC 6066, RFC 9849, and a draft before that."""
+UNRECOGNIZED_NAME, ACCESS_DENIED = 112, 49
+"""TLS alerts (RFC 8446, 6.2)."""
+
+Headers: TypeAlias = "tuple[tuple[bytes, bytes], ...]"
+"""Names in lower case, and values."""
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_REQUEST_LINE = re.compile(rb"(%s) ([!-~]+) HTTP/1\.([01])" % _TOKEN)
+_HEADER_LINE = re.compile(rb"(%s):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*" % _TOKEN)
+_ABSOLUTE = re.compile(rb"http://([^/?#@\\]+)([/?][^#]*)?", re.IGNORECASE)
+_BARE_FEED = re.compile(rb"(?<!\r)\n")
+_END = b"\r\n\r\n"
+HOP = frozenset(
+    [
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization"),
+        *(b"proxy-connection", b"te", b"trailer", b"upgrade", b"http2-settings"),
+    ]
+)
+"""Headers of one connection, which end here (RFC 9110, 7.6.1)."""
+_CONNECTION_WORDS = frozenset([*HOP, b"close", b"trailers", b""])
+
+
+class Refused(Exception):
+    """Why a connection is not made, in words for the code that wanted it.
+
+    verdict  `refused` by rule, `failed` where the other side or the network did not play
+    """
+
+    def __init__(self, words: str, status: int = 403, verdict: str = "refused") -> None:
+        super().__init__(words)
+        self.words = words
+        self.status = status
+        self.verdict = verdict
+
+    def answer(self) -> bytes:
+        """A response that says so in its status line, too; the connection ends with it."""
+        line = " ".join(self.words.split()).encode("ascii", "replace")
+        if len(line) > _PHRASE:
+            line = line[: _PHRASE - 3] + b"..."
+        body = f"kernel-mcp: {self.words}\n".encode()
+        return (
+            b"HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\n"
+            b"Connection: close\r\n\r\n%s" % (self.status, line, len(body), body)
+        )
+
+
+class Stream(Protocol):
+    """Bytes to and from one side: a `tunnel.Wire`, or TLS over one."""
+
+    received: int
+    sent: int
+
+    async def read(self) -> bytes:
+        """What has come, empty at the end. Raises OSError."""
+
+    async def write(self, data: bytes) -> None:
+        """Send all of it. Raises OSError."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether a connection at rest can be used no more."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The one host that may be asked in a connection to it."""
+
+    host: str
+    port: int
+    default_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A request that can be read in one way only.
+
+    target     path and query; of CONNECT, nothing
+    headers    as they came; `sent_headers` are those for the host
+    websocket  whether it asks for the connection to become one
+    """
+
+    method: bytes
+    host: str
+    port: int
+    target: bytes
+    headers: Headers
+    authority: bytes
+    websocket: bool
+    raw: bytes
+
+    @property
+    def connect(self) -> bool:
+        """Whether it asks for a tunnel."""
+        return self.method == b"CONNECT"
+
+    def sent_headers(self) -> Headers:
+        """Host first, without those of the connection."""
+        kept = [(b"host", self.authority)]
+        kept += [each for each in self.headers if each[0] not in HOP and each[0] != b"host"]
+        if self.websocket:
+            kept += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+        return tuple(kept)
+
+    @classmethod
+    def parse(cls, raw: bytes, within: Within | None = None) -> Head:
+        """The head `raw`, with its empty line: to a proxy, or `within` a connection to a host.
+
+        Raises Refused.
+        """
+        first, *lines = raw.removesuffix(_END).split(b"\r\n")
+        matched = _REQUEST_LINE.fullmatch(first)
+        if matched is None:
+            raise bad_request("its first line is no request of HTTP/1.1")
+        method, target, minor = matched.groups()
+        if len(lines) > MOST_HEADERS:
+            raise bad_request(f"it has more than {MOST_HEADERS} headers", 431)
+        headers = tuple(map(_header, lines))
+        connection = _check_framing(headers, modern=minor == b"1")
+        host, port, path, default = _place(method, target, within)
+        _check_host(headers, host, port, default, needed=minor == b"1" and method != b"CONNECT")
+        lengths = [value for name, value in headers if name == b"content-length"]
+        bodiless = not values_of(headers, b"transfer-encoding") and lengths in ([], [b"0"])
+        if method == b"CONNECT" and not bodiless:
+            raise bad_request("a CONNECT has no body")
+        websocket = (
+            (method, minor, bodiless) == (b"GET", b"1", True)
+            and b"upgrade" in connection
+            and [value.lower() for value in values_of(headers, b"upgrade")] == [b"websocket"]
+        )
+        shown = f"[{host}]" if ":" in host else host
+        authority = (shown if port == default else f"{shown}:{port}").encode("ascii")
+        return cls(method, host, port, path, headers, authority, websocket, raw)
+
+
+def bad_request(words: str, status: int = 400) -> Refused:
+    return Refused(f"the request cannot be passed on: {words}", status)
+
+
+def _header(line: bytes) -> tuple[bytes, bytes]:
+    matched = _HEADER_LINE.fullmatch(line)
+    if matched is None:
+        raise bad_request("one of its headers is none, or goes over several lines")
+    return matched[1].lower(), matched[2]
+
+
+def values_of(headers: Headers, name: bytes) -> list[bytes]:
+    return [value for each, value in headers if each == name]
+
+
+def _check_framing(headers: Headers, *, modern: bool) -> frozenset[bytes]:
+    """Hold that the body's length is said once. Raises Refused; the words of Connection."""
+    lengths, codings = (
+        values_of(headers, b"content-length"),
+        values_of(headers, b"transfer-encoding"),
+    )
+    if len(lengths) > 1 or any(not re.fullmatch(rb"[0-9]{1,18}", each) for each in lengths):
+        raise bad_request("its Content-Length is not one number")
+    if lengths and codings:
+        raise bad_request("it has both Content-Length and Transfer-Encoding")
+    if codings and (not modern or [each.lower() for each in codings] != [b"chunked"]):
+        raise bad_request("its Transfer-Encoding is not chunked alone")
+    words = frozenset(
+        word.strip().lower()
+        for value in values_of(headers, b"connection")
+        for word in value.split(b",")
+    )
+    if not words <= _CONNECTION_WORDS:
+        raise bad_request("its Connection header names others that are to be left out")
+    expected = [each.lower() for each in values_of(headers, b"expect")]
+    if expected not in ([], [b"100-continue"]):
+        raise bad_request("it expects what is not known here", 417)
+    return words
+
+
+def _place(method: bytes, target: bytes, within: Within | None) -> tuple[str, int, bytes, int]:
+    """Host, port, path and default port that a request line asks for. Raises Refused."""
+    if method == b"CONNECT":
+        if within is not None:
+            raise bad_request("a CONNECT within a connection")
+        host, port = _authority(target)
+        if port is None:
+            raise bad_request("a CONNECT names host and port")
+        return host, port, b"", 443
+    matched = _ABSOLUTE.fullmatch(target)
+    if matched is not None:
+        default = 80
+        host, port = _authority(matched[1])
+        path = matched[2] or b"/"
+        path = path if path.startswith(b"/") else b"/" + path
+    elif within is not None and (target.startswith(b"/") or target == b"*"):
+        host, port, path, default = within.host, within.port, target, within.default_port
+    else:
+        raise bad_request(
+            "this is a proxy: it takes http:// addresses without user and password, and CONNECT "
+            "for all others"
+        )
+    port = default if port is None else port
+    if within is not None and (host, port) != (within.host, within.port):
+        raise bad_request(f"the connection is for {within.host}:{within.port}", 421)
+    return host, port, path, default
+
+
+def _authority(text: bytes) -> tuple[str, int | None]:
+    try:
+        host, port = split_port(text.decode("ascii"))
+        return plain_host(host), port
+    except (BadHost, UnicodeDecodeError) as reason:
+        raise bad_request(str(reason)) from None
+
+
+def _check_host(headers: Headers, host: str, port: int, default: int, *, needed: bool) -> None:
+    """Hold that the header Host says the same. Raises Refused."""
+    said = values_of(headers, b"host")
+    if len(said) > 1 or (needed and not said):
+        raise bad_request("it does not have one Host header")
+    for value in said:
+        name, number = _authority(value)
+        if name != host or number not in (port, None if port == default else port):
+            raise bad_request(f"its Host header names another place than {host}:{port}", 421)
+
+
+class HeadReader:
+    """Takes heads off a stream; `rest` is what came behind the last one."""
+
+    def __init__(self, stream: Stream, rest: bytes = b"") -> None:
+        self._stream = stream
+        self.rest = rest
+
+    async def next(self, begun: Callable[[], None]) -> bytes | None:
+        """The next head with its empty line; None at the end. Raises Refused, OSError.
+
+        `begun` is called with the first byte.
+        """
+        data = bytearray(self.rest)
+        looked = 0
+        if data:
+            begun()
+        while True:
+            start = max(looked - 3, 0)
+            end = data.find(_END, start)
+            if bare := _BARE_FEED.search(data, max(looked - 1, 0), end if end >= 0 else len(data)):
+                if bare.start():
+                    raise bad_request("it has a line that ends without a carriage return")
+                raise bad_request("it begins with an empty line")
+            if end >= 0:
+                break
+            looked = len(data)
+            if looked > HEAD_BYTES:
+                raise bad_request(f"its head is longer than {HEAD_BYTES} bytes", 431)
+            piece = await self._stream.read()
+            if not piece:
+                if data:
+                    raise bad_request("it ends within its head")
+                return None
+            if not data:
+                begun()
+            data += piece
+        end += len(_END)
+        if end > HEAD_BYTES:
+            raise bad_request(f"its head is longer than {HEAD_BYTES} bytes", 431)
+        self.rest = bytes(data[end:])
+        return bytes(data[:end])
+
+
+class BadHello(Exception):
+    """What a client began with is no TLS as the proxy takes it; `alert` tells the client so."""
+
+    def __init__(self, words: str, alert: int = ACCESS_DENIED) -> None:
+        super().__init__(words)
+        # a record of two bytes, fatal
+        self.alert = bytes((21, 3, 1, 0, 2, 2, alert))
+
+
+class Hello:
+    """The first TLS message of a client, in whatever pieces and records it comes."""
+
+    def __init__(self) -> None:
+        self.raw = bytearray()
+        """All that was fed, to be passed on."""
+        self._place = 0
+        self._message = bytearray()
+
+    def feed(self, piece: bytes) -> str | None:
+        """The server name that it asks for; None while it is not whole.
+
+        Raises BadHello for other protocols, no name, several names, and encrypted ones.
+        """
+        self.raw += piece
+        if self.raw and self.raw[0] != 22:
+            raise BadHello("it does not speak TLS")
+        while len(self.raw) >= self._place + 5:
+            kind, major, _, high, low = self.raw[self._place : self._place + 5]
+            size = high << 8 | low
+            if kind != 22 or major != 3 or not 0 < size <= 1 << 14:
+                raise BadHello("it does not speak TLS")
+            if len(self.raw) < self._place + 5 + size:
+                break
+            self._message += self.raw[self._place + 5 : self._place + 5 + size]
+            self._place += 5 + size
+            if self._message[0] != 1:
+                raise BadHello("it does not begin TLS with a ClientHello")
+            whole = 4 + int.from_bytes(self._message[1:4], "big")
+            if len(self._message) >= 4 and len(self._message) >= whole:
+                if len(self._message) > whole:
+                    raise BadHello("more follows its first TLS message at once")
+                return _server_name(bytes(self._message[4:]))
+        if len(self.raw) > HELLO_BYTES:
+            raise BadHello("its first TLS message is too long")
+        return None
+
+
+def _server_name(message: bytes) -> str:
+    """The one of a ClientHello."""
+    reader = _Reader(message)
+    reader.take(2 + 32)  # version, random
+    for size in (1, 2, 1):  # session, ciphers, compression
+        reader.part(size)
+    extensions = _Reader(reader.part(2) if reader.left else b"")
+    if reader.left:
+        raise BadHello("its first TLS message has bytes too many")
+    found: dict[int, bytes] = {}
+    while extensions.left:
+        kind = int.from_bytes(extensions.take(2), "big")
+        if kind in found:
+            raise BadHello("its first TLS message has an extension twice")
+        found[kind] = extensions.part(2)
+    if _ENCRYPTED_NAME in found or _OLD_ENCRYPTED_NAME in found:
+        raise BadHello("it hides the name of the server in TLS (ECH)")
+    if _SERVER_NAME not in found:
+        raise BadHello("it names no server in TLS (SNI)", UNRECOGNIZED_NAME)
+    outer = _Reader(found[_SERVER_NAME])
+    names = _Reader(outer.part(2))
+    usual = names.take(1) == b"\0"
+    name = names.part(2)
+    if not usual or names.left or outer.left or not name.isascii():
+        raise BadHello("it names its server in TLS (SNI) in no way that is known here")
+    return name.decode("ascii").lower()
+
+
+class _Reader:
+    """Takes vectors of a TLS message off its front. Raises BadHello where it is too short."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._place = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._place
+
+    def take(self, count: int) -> bytes:
+        if self.left < count:
+            raise BadHello("its first TLS message is cut short")
+        start, self._place = self._place, self._place + count
+        return self._data[start : self._place]
+
+    def part(self, size: int) -> bytes:
+        """A vector whose length has `size` bytes."""
+        return self.take(int.from_bytes(self.take(size), "big"))
