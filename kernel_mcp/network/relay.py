@@ -12,7 +12,6 @@ from kernel_mcp.network.http import (
     HEAD_BYTES,
     HOP,
     Head,
-    Headers,
     HeadReader,
     Refused,
     Stream,
@@ -23,26 +22,6 @@ from kernel_mcp.network.http import (
 
 _STEP_EVENTS = 32
 """Pieces of a body, which may be of one byte, that are passed together."""
-
-
-class Editor:
-    """What is changed on the way, and refused; this one changes nothing. One for each request."""
-
-    def request(self, _head: Head, headers: Headers) -> Headers:
-        """The headers to send to the host. Raises Refused."""
-        return headers
-
-    def response(self, _status: int, headers: Headers) -> Headers:
-        """The headers to send to the session. Raises Refused."""
-        return headers
-
-    def body(self, piece: bytes) -> bytes:
-        """What may be sent of the response now. Raises Refused."""
-        return piece
-
-    def end(self) -> bytes:
-        """What was held back. Raises Refused."""
-        return b""
 
 
 class Cut(Exception):
@@ -68,21 +47,22 @@ class Exchange:
         self._down.receive_data(head.raw + rest)
         self._started = False
 
-    async def run(self, editor: Editor) -> Outcome:
+    async def run(self) -> Outcome:
         """Pass both. Raises Refused (nothing was answered yet), Cut, OSError of the client."""
         try:
             self._down.next_event()
         except h11.RemoteProtocolError as reason:
             raise bad_request(str(reason)) from None
-        headers = editor.request(self._head, self._head.sent_headers())
         request = h11.Request(
-            method=self._head.method, target=self._head.target, headers=list(headers)
+            method=self._head.method,
+            target=self._head.target,
+            headers=list(self._head.sent_headers()),
         )
         try:
             await self._host.write(self._up.send(request))
         except OSError as reason:
             raise self._failure(f"the connection broke: {reason}") from None
-        tasks = [asyncio.ensure_future(each) for each in (self._upload(), self._download(editor))]
+        tasks = [asyncio.ensure_future(each) for each in (self._upload(), self._download())]
         upload, download = tasks
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +119,7 @@ class Exchange:
             if isinstance(event, h11.EndOfMessage):
                 return
 
-    async def _download(self, editor: Editor) -> None:
+    async def _download(self) -> None:
         out = b""
         count = 0
         while True:
@@ -159,11 +139,11 @@ class Exchange:
                     await self._client.write(out)
                     return
             elif isinstance(event, h11.Response):
-                out += self._begin(event, editor)
+                out += self._begin(event)
             elif isinstance(event, h11.Data):
-                out += self._data(editor.body(bytes(event.data)))
+                out += self._down.send(h11.Data(data=event.data))
             elif isinstance(event, h11.EndOfMessage):
-                out += self._data(editor.end()) + self._down.send(h11.EndOfMessage())
+                out += self._down.send(h11.EndOfMessage())
                 await self._client.write(out)
                 return
             else:
@@ -191,21 +171,17 @@ class Exchange:
             return self._down.send(h11.InformationalResponse(status_code=100, headers=[]))
         return b""
 
-    def _begin(self, event: h11.Response, editor: Editor) -> bytes:
+    def _begin(self, event: h11.Response) -> bytes:
         headers = tuple(event.headers)
         if values_of(headers, b"content-length") and values_of(headers, b"transfer-encoding"):
             raise self._failure("its answer has both Content-Length and Transfer-Encoding")
         headers = tuple(each for each in headers if each[0] not in HOP)
-        headers = editor.response(event.status_code, headers)
         answer = h11.Response(
             status_code=event.status_code, headers=list(headers), reason=event.reason
         )
         sent = self._down.send(answer)
         self._started = True
         return sent
-
-    def _data(self, piece: bytes) -> bytes:
-        return self._down.send(h11.Data(data=piece)) if piece else b""
 
     def _failure(self, words: str) -> Refused:
         return Refused(f"{self._head.host}: {words}", 502, "failed")
@@ -232,7 +208,6 @@ class Relay:
         *,
         phase: Callable[[str], None],
         over: Callable[[tuple[str, int], Refused | None, Stream | None, tuple[int, int]], None],
-        editor: Callable[[Head], Editor] = lambda _head: Editor(),
         within: Within | None = None,
         rest: bytes = b"",
         host: Stream | None = None,
@@ -241,7 +216,6 @@ class Relay:
         self._connect = connect
         self._phase = phase
         self._over = over
-        self._editor = editor
         self._within = within
         self._heads = HeadReader(client, rest)
         self.host = host
@@ -283,7 +257,7 @@ class Relay:
             before = self.host.sent, self.host.received
             self._phase("answer")
             self.exchange = Exchange(self._client, self.host, head, self._heads.rest)
-            outcome = await self.exchange.run(self._editor(head))
+            outcome = await self.exchange.run()
             self._heads.rest = self.exchange.rest
             return outcome
         except Refused as reason:
