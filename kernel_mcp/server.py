@@ -23,6 +23,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
@@ -37,6 +38,7 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.network.rules import Rules
+from kernel_mcp.output.text import Masks
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
@@ -83,7 +85,8 @@ class Parts(Services):
 async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
     """Build all parts; close them in reverse order. Raises KernelMcpError."""
     async with AsyncExitStack() as stack:
-        audit = _audit(settings, sandbox)
+        masks = Masks(settings.environ)
+        audit = _audit(settings, sandbox, masks)
         stack.callback(audit.close)
         stack.callback(audit.note, "server_end", {})
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
@@ -120,6 +123,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
                 inspector=inspector,
                 doors=doors,
                 network=network,
+                variables=settings.environ,
             )
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)
@@ -175,7 +179,12 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             settings=settings,
             source=pool,
             folders=folders,
-            workspace=partial(Workspace, disk_bytes=settings.limits.disk_bytes, mounts=doors.shown),
+            workspace=partial(
+                Workspace,
+                disk_bytes=settings.limits.disk_bytes,
+                mounts=doors.shown,
+                masked=masks.pieces if masks else iter,
+            ),
             clock=time.monotonic,
             audit=audit,
             capacity=capacity,
@@ -199,9 +208,9 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
 
 
-def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
+def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
     """The audit trail, with the start of this server written. Raises ConfigError."""
-    audit = open_audit(settings.audit_log)
+    audit = open_audit(settings.audit_log, masks)
     facts = {
         "version": __version__,
         "pid": os.getpid(),
@@ -210,6 +219,7 @@ def _audit(settings: Settings, sandbox: Sandbox) -> Audit:
         "allow": list(settings.allow),
         "mounts": [str(mount) for mount in settings.mounts],
         "network": list(settings.network),
+        "variables": [each.name for each in settings.variables],
     }
     audit.note("server_start", facts)
     return audit
@@ -266,6 +276,7 @@ def build_mcp(services: Services, post: Post) -> ResourceServer:
         tools=box.tools,
         files="files" in services.settings.tools,
         remarks=lambda: factory.remarks,
+        masks=Masks(services.settings.environ),
         title="kernel-mcp",
         version=__version__,
         instructions=instructions(services.settings, services.report, list(factory.missing)),
@@ -357,8 +368,37 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+class _Masked(logging.Formatter):
+    """Writes records as another does, without what masks hide."""
+
+    def __init__(self, other: logging.Formatter | None, masks: Masks) -> None:
+        super().__init__()
+        self._other = other or logging.Formatter()
+        self._masks = masks
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The text of a record."""
+        return self._masks.masked(self._other.format(record))
+
+
+def _mask_log(settings: Settings) -> None:
+    """Keep values of variables out of the log, and say which stay in outputs."""
+    if masks := Masks(settings.environ):
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(_Masked(handler.formatter, masks))
+    for each in settings.variables:
+        if each.short:
+            logger.warning(
+                "--env %s: outputs show its value: one of less than %d characters cannot be masked "
+                "without masking ordinary text.",
+                each.name,
+                LEAST_MASKED,
+            )
+
+
 def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
     """Run the server until it is told to stop; its exit code."""
+    _mask_log(settings)
     _allow_many_files()
     sys.setswitchinterval(SWITCH_S)
     with Barrier("serving") as barrier:

@@ -33,7 +33,7 @@ report what holds, what does not, and what to do about it. Give it the flags of 
 _EXAMINED = (
     "allow", "profile", "python", "index-url", "find-links", "offline", "cache-dir", "sandbox",
     "container-engine", "container-image", "container-runtime", "no-template", "memory", "cpus",
-    "mount",
+    "mount", "env",
 )  # fmt: skip
 _DOCTOR_EPILOG = """\
 exit code: 0 when the sandbox holds that a server with these flags would use, else 1

@@ -32,6 +32,7 @@ from kernel_mcp.config.settings import (
 )
 from kernel_mcp.config.values import (
     Mount,
+    Variable,
     close_to,
     entries,
     hosts,
@@ -40,16 +41,22 @@ from kernel_mcp.config.values import (
     parse_toml,
     places,
     python,
+    variables,
 )
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.linux.process import overwrite_arguments
 
 CONFIG_NAME = "kernel-mcp.toml"
 TABLE = "kernel-mcp"
 MAX_FILE_BYTES = 1024 * 1024
 """Of a configuration file: those of projects have some KiB."""
+MAX_VARIABLES = 16 * 1024
+"""Characters of the values of `--env`: they travel to a template in one packet."""
 MAX_SHOWN = 100
 """Characters of a key or a value in an error, which is one line."""
 
+_LISTS = (entries, hosts, mounts, places, variables)
+"""Readers of settings that may be given more than once."""
 HELP = ("-h", "--help", "help")
 OTHERS = "The other flags of the server are taken too, and change nothing here."
 
@@ -62,13 +69,13 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
 
     Raises ConfigError, one line that names the source of the bad value.
     """
-    variables = _variables(environ)
+    set_in = _variables(environ)
     file = flags.get("config") or environ.get(variable_of("config"))
     values = _from_file(Path(str(file)), cwd) if file else {}
     for option in OPTIONS:
-        if option.name in variables:
-            source = f"{option.variable}={variables[option.name]}"
-            values[option.field] = _read(option, variables[option.name], source, cwd)
+        if option.name in set_in:
+            source = f"{option.variable}={set_in[option.name]}"
+            values[option.field] = _read(option, set_in[option.name], source, cwd)
     for option in OPTIONS:
         if option.name in flags:
             given = flags[option.name]
@@ -78,7 +85,7 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
     if not file:
         found, refusal = _discovered(cwd, values)
         values = {**found, **values}
-    return _checked(replace(_settings(values), refusal=refusal))
+    return _checked(replace(_settings(values), refusal=refusal), environ)
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:
@@ -108,10 +115,27 @@ def nearest(name: str, known: Mapping[str, str]) -> str:
     return f"; did you mean {known[close[0]]}?" if close else ""
 
 
-def _checked(settings: Settings) -> Settings:
+def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Settings that go together, with the values of the server's own variables.
+
+    Raises ConfigError.
+    """
     if settings.max_sessions < 1:
         raise ConfigError("max-sessions 0: a server needs room for at least one session")
-    return settings
+    known = []
+    for each in settings.variables:
+        if each.value is None and each.name not in environ:
+            raise ConfigError(
+                f"--env {each.name}: the server has no such variable; set it where the server is "
+                f"started, or give a value: --env {each.name}=VALUE"
+            )
+        known.append(each if each.value is not None else Variable(each.name, environ[each.name]))
+    if sum(len(repr(each.value)) for each in known) > MAX_VARIABLES:
+        raise ConfigError(
+            f"--env: the values have more than {MAX_VARIABLES:,} characters together; mount a file "
+            "that holds them (--mount FILE)"
+        )
+    return replace(settings, variables=tuple(known))
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -223,6 +247,8 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
     try:
         value = option.read(given)
     except ValueError as error:
+        if option.read is variables:
+            source = option.flag  # and none of its values
         raise ConfigError(f"{source}: {error}") from None
     except OverflowError:
         raise ConfigError(f"{source}: the number is too large") from None
@@ -250,7 +276,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            word = unknown.split()[0]
+            word = "=".join(unknown.split()[0].split("=")[:2])  # no value of --env
             kind = "flag" if word.startswith("-") else "command"
             known = {name: name for name in self.commands}
             if kind == "flag":
@@ -305,7 +331,7 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option, *, hidden: bool) -
         dest=option.name,
         metavar=option.metavar,
         help=shown,
-        action="append" if option.read in (entries, hosts, mounts, places) else "store",
+        action="append" if option.read in _LISTS else "store",
     )
 
 
@@ -320,9 +346,21 @@ def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
     Raises ConfigError.
     """
     settings = load(flags, os.environ, Path.cwd())
+    _hide_arguments(settings)
     if settings.refusal is not None:
         print(f"kernel-mcp: warning: {settings.refusal}", file=sys.stderr)
     return settings
+
+
+def _hide_arguments(settings: Settings) -> None:
+    try:
+        overwrite_arguments([(f"{name}=", value) for name, value in settings.environ])
+    except OSError as reason:
+        print(
+            f"kernel-mcp: warning: values of --env stay in this process's command line, which "
+            f"every user of this machine can read ({reason}): give names alone",
+            file=sys.stderr,
+        )
 
 
 def _help(option: Option) -> str:

@@ -21,6 +21,7 @@ from kernel_mcp.config.values import (
     MIB,
     Mount,
     Narrows,
+    Variable,
     among,
     characters,
     choice,
@@ -48,6 +49,7 @@ from kernel_mcp.config.values import (
     some_of,
     switch,
     url,
+    variables,
     word,
 )
 
@@ -287,6 +289,12 @@ class Settings:
         "list, repeatable. A session may ask for less",
         narrows=fewer_hosts,
     )
+    variables: tuple[Variable, ...] = _flag(
+        "env", variables, _USE, "NAME[=VALUE]", "none",
+        "let code find this variable in `os.environ`, without VALUE as the server has it; its "
+        "value is masked in outputs, which is a courtesy and no boundary; repeatable",
+        value=(),
+    )
     workspace: Path | None = _flag(
         "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",
         "keep the files of sessions in folders of their names below DIR, those of the default "
@@ -373,6 +381,11 @@ class Settings:
         "what goes to stderr",
     )
     refusal: Refusal | None = None
+
+    @property
+    def environ(self) -> tuple[tuple[str, str], ...]:
+        """Names and values of `variables`."""
+        return tuple((each.name, each.value or "") for each in self.variables)
 
     @property
     def confined(self) -> bool:

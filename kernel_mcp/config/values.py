@@ -9,7 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -271,6 +271,61 @@ def hosts(given: object) -> tuple[str, ...]:
             raise ValueError("none stands alone")
         return ()
     return tuple(dict.fromkeys(texts))
+
+
+LEAST_MASKED = 6
+"""Characters of a value that outputs can be rid of: a shorter one is a part of ordinary text."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TAKEN_NAMES = re.compile(
+    r"(PYTHON|LD_|KERNEL_MCP_|JPY_|JUPYTER|IPYTHON|GLIBC_|MALLOC_|XDG_|UV_|PIP_|BASH_FUNC_).*"
+    r"|[A-Z]+_NUM_THREADS|POLARS_MAX_THREADS|PATH|HOME|USER|LANG|TMPDIR|TERM|NO_COLOR|PAGER"
+    r"|MPLBACKEND|MPLCONFIGDIR|ARROW_DEFAULT_MEMORY_POOL|JE_ARROW_MALLOC_CONF|VIRTUAL_ENV"
+    r"|BASH_ENV|ENV|IFS|SHELLOPTS|BASHOPTS|GCONV_PATH|LOCPATH|HOSTALIASES|RES_OPTIONS"
+)
+"""What a kernel has from the server, or what changes the programs that it consists of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of the environment for code; None stands for the server's own value."""
+
+    name: str
+    value: str | None = field(default=None, repr=False)
+
+    @property
+    def short(self) -> bool:
+        """Whether its value shows in outputs."""
+        return len((self.value or "").strip()) < LEAST_MASKED
+
+    def __str__(self) -> str:
+        """Its name, for people."""
+        return f"{self.name} (too short to be masked)" if self.short else self.name
+
+
+def variables(given: object) -> tuple[Variable, ...]:
+    """`NAME` or `NAME=VALUE`, one or a list. No error holds a value."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
+        raise ValueError("expected names such as API_TOKEN, or NAME=VALUE")
+    read = (_variable(each) for each in found)
+    return tuple({variable.name: variable for variable in read}.values())
+
+
+def _variable(text: str) -> Variable:
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            "expected NAME or NAME=VALUE, where NAME has letters, digits and underscores only"
+        )
+    if _TAKEN_NAMES.fullmatch(name):
+        raise ValueError(
+            f"{name} is a variable that the kernel itself runs by, and would change more than what "
+            "code reads; let code set it in os.environ where that is wanted"
+        )
+    if "\0" in value:
+        raise ValueError(f"the value of {name} holds a zero byte")
+    return Variable(name, value if equals else None)
 
 
 def word(given: object) -> str:

@@ -10,7 +10,7 @@ import binascii
 import codecs
 import mimetypes
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kernel_mcp.config.values import KIB, MIB
@@ -160,18 +160,23 @@ _BLOCK = 256 * KIB
 
 
 def lines_of(
-    fd: int, info: os.stat_result, path: str, offset: int, limit: int, characters: int
+    fd: int,
+    info: os.stat_result,
+    path: str,
+    offset: int,
+    limit: int,
+    characters: int,
+    masked: Callable[[Iterator[str]], Iterable[str]] = iter,
 ) -> Page:
-    """Lines of a UTF-8 text as `page_of` counts them. Raises WorkspaceError."""
+    """Lines of a UTF-8 text, `masked`, as `page_of` counts them. Raises WorkspaceError."""
     if info.st_size > SCAN_BYTES:
         raise WorkspaceError(
             f"{path!r} has {info.st_size:,} bytes, too many to page through. Read the part "
             "you need with code."
         )
     try:
-        page = page_of(
-            _text_pieces(fd, SCAN_BYTES), offset=offset, limit=limit, characters=characters
-        )
+        pieces = masked(_text_pieces(fd, SCAN_BYTES))
+        page = page_of(pieces, offset=offset, limit=limit, characters=characters)
     except UnicodeDecodeError as error:
         raise folders.not_utf8(path, "") from error
     if offset and offset >= page.total:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -76,8 +76,13 @@ class Workspace:
         disk_bytes: int = 0,
         opener: Opener | None = None,
         mounts: Sequence[Shown] = (),
+        masked: Callable[[Iterator[str]], Iterable[str]] = iter,
     ) -> None:
-        """`mounts` are folders of the host that absolute paths may lead into."""
+        """`mounts` are folders of the host that absolute paths may lead into.
+
+        `masked` changes the pieces of a text that is read by lines.
+        """
+        self._masked = masked
         self.root = root
         self._mounts = mounts
         self._owner = owner
@@ -117,7 +122,7 @@ class Workspace:
             mime = mime_of(name, head)
             picture = sniff(head) is not None
             if encoding != "base64" and is_text(head) and not picture:
-                page = contents.lines_of(fd, info, path, offset, limit, characters)
+                page = contents.lines_of(fd, info, path, offset, limit, characters, self._masked)
                 return FileContent(name, mime, info.st_size, page)
             if encoding != "base64" and (reason := foreign_encoding(head)):
                 raise folders.not_utf8(path, reason)

@@ -26,6 +26,7 @@ from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
+from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import Policy, profile_entries
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class KernelFactory:
         self._requests = requests
         self._built: dict[EnvironmentSpec, _Built] = {}
         self._own = Fitting(environments, self._spec(_NOBODY))
+        self._masks = Masks(settings.environ)
 
     async def environment(
         self, request: KernelRequest, progress: ProgressCallback
@@ -248,7 +250,7 @@ class KernelFactory:
                 limits=request.limits or self._settings.limits,
                 workspace=request.workspace,
                 layers=() if request.layer is None else (request.layer,),
-                variables=self._variables,
+                variables=(*self._settings.environ, *self._variables),
             )
         )
         kernel = self._connect(handle, environment, policy)
@@ -264,7 +266,7 @@ class KernelFactory:
     ) -> Kernel:
         from kernel_mcp.kernels.kernel import Kernel
 
-        return Kernel(handle, environment=environment, policy=policy)
+        return Kernel(handle, environment=environment, policy=policy, masks=self._masks)
 
     def spec(self, request: KernelRequest) -> EnvironmentSpec:
         """The Python and packages that a request needs."""

@@ -17,7 +17,8 @@ from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.linux.proc import ExitStatus
-from kernel_mcp.output.items import Event, Failure, Stream
+from kernel_mcp.output.items import Event, Failure, Stream, Veil
+from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import Policy
 
 # An execute request: its outcome, and the end of its output.
@@ -36,9 +37,11 @@ class Run:
     is not `compiled` has not run.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, lift: Callable[[], None] = lambda: None) -> None:
+        """`lift` has `sink` pass on what it kept back."""
         self.msg_id = ""
         self.sink = sink
+        self.lift = lift
         self.status: str | None = None
         self.exit_code: int | None = None
         self.compiled = True
@@ -61,13 +64,18 @@ class Run:
                 self.failure = failure_from(content)
         self.status = status if status in ("ok", "error", "aborted") else "error"
         if self._idle:
-            self.finished.set()
+            self.end()
 
     def on_idle(self) -> None:
         """No more output of this request can follow."""
         self._idle = True
         if self.status is not None:
-            self.finished.set()
+            self.end()
+
+    def end(self) -> None:
+        """Tell that it has ended."""
+        self.lift()
+        self.finished.set()
 
 
 LOOK_S = 2.0
@@ -123,7 +131,7 @@ class Ending:
 
     def _give_up(self) -> None:
         self._run.unsure = True
-        self._run.finished.set()
+        self._run.end()
 
     def _look_later(self) -> None:
         self._channels.call_later(LOOK_S, self._look)
@@ -200,8 +208,11 @@ class Kernel:
         *,
         environment: KernelEnvironment,
         policy: Policy,
+        masks: Masks | None = None,
     ) -> None:
+        """`masks` are put over what cells put out."""
         self.handle = handle
+        self._masks = masks or Masks()
         self.environment = environment
         self.policy = policy
         self.dead = anyio.Event()
@@ -249,7 +260,7 @@ class Kernel:
                 self._stray(Stream("stdout", rest))
         self.dead.set()
         if self._run is not None:
-            self._run.finished.set()
+            self._run.end()
         for answer in self._asked.values():
             answer.done.set()
 
@@ -265,7 +276,13 @@ class Kernel:
         return self._send_cell("kernel_mcp_prewarm_request", code, lambda _event: None)
 
     def _send_cell(self, kind: str, code: str, sink: Sink, number: int | None = None) -> Run:
+        if self._run is not None:
+            self._run.lift()
         run = Run(sink)
+        if self._masks:
+            veil = Veil(self._masks, sink)
+            run = Run(veil, veil.lift)
+        sink = run.sink
         self._run = run
         self._ending = None
         self._stray = sink

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import Part, readable
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import cut, omission
+from kernel_mcp.output.text import Masks, cut, omission
 
 
 # What a cell produces while it runs, as typed values in the order they happened.
@@ -54,6 +55,55 @@ class Failure:
 
 
 Event: TypeAlias = Stream | Display | Clear | Failure
+
+
+class Veil:
+    """Masks values in the events of one cell, also where they are split over several of a stream.
+
+    What may be the beginning of a value waits for more, or for `lift` at the end of the cell.
+    """
+
+    def __init__(self, masks: Masks, sink: Callable[[Event], None]) -> None:
+        self._masks = masks
+        self._sink = sink
+        self._kept: dict[StreamName, str] = {"stdout": "", "stderr": ""}
+
+    def __call__(self, event: Event) -> None:
+        """Take an event."""
+        masks = self._masks
+        if isinstance(event, Stream):
+            text = self._kept[event.name] + event.text
+            end = masks.settled(text)
+            self._kept[event.name] = text[end:]
+            if not end:
+                return
+            event = Stream(event.name, masks.masked(text[:end]))
+        else:
+            self.lift()
+        if isinstance(event, Display):
+            event = replace(
+                event,
+                data={
+                    mime: data if _is_picture(mime) else masks.anywhere(data, keys=True)
+                    for mime, data in event.data.items()
+                },
+                metadata=masks.anywhere(event.metadata, keys=True),
+            )
+        elif isinstance(event, Failure):
+            name, value, *lines = masks.anywhere([event.name, event.value, *event.traceback])
+            event = Failure(name, value, tuple(lines))
+        self._sink(event)
+
+    def lift(self) -> None:
+        """Pass on what waits."""
+        for name, text in self._kept.items():
+            self._kept[name] = ""
+            if text:
+                self._sink(Stream(name, self._masks.masked(text)))
+
+
+def _is_picture(mime: str) -> bool:
+    return mime.startswith("image/") and mime != "image/svg+xml"
 
 
 StreamName: TypeAlias = Literal["stdout", "stderr"]

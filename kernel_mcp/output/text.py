@@ -12,11 +12,17 @@ RFC 5892 allows it in A.1 and A.2 (and between the letter ra and a virama, as Be
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+from kernel_mcp.config.values import LEAST_MASKED
 
 # The words of the server itself, and what keeps others from speaking in its name.
 #
@@ -101,6 +107,101 @@ def _fold() -> dict[int, str]:
             if len(plain) == 1 and plain.isascii():
                 table.setdefault(code, plain)
     return table
+
+
+class Masks:
+    """Puts words in the place of values that are not to be shown, in the forms that they take.
+
+    Those are as they are, escaped as by `repr`, in JSON, in HTML and in addresses. What was cut
+    (`…`) within a value loses the beginning of it, too.
+    """
+
+    def __init__(self, values: Iterable[tuple[str, str]] = ()) -> None:
+        """Pairs of a name and a value; one of less than `LEAST_MASKED` characters is shown."""
+        found: dict[str, str] = {}
+        for name, value in values:
+            for form in _forms(value.strip()):
+                found.setdefault(form, f"[{name} masked]")
+        self._words = sorted(found.items(), key=lambda pair: -len(pair[0]))
+
+    def __bool__(self) -> bool:
+        return bool(self._words)
+
+    def masked(self, text: str) -> str:
+        """`text` without the values."""
+        for form, word in self._words:
+            if form in text:
+                text = text.replace(form, word)
+        if "…" in text and self._words:
+            *heads, last = text.split("…")
+            text = "…".join([*map(self._without_end, heads), last])
+        return text
+
+    def anywhere(self, value: Any, but: Container[str] = (), *, keys: bool = False) -> Any:
+        """A JSON value without them; what is below the keys in `but` stays as it is."""
+        if isinstance(value, str):
+            return self.masked(value)
+        if isinstance(value, (list, tuple)):
+            return [self.anywhere(each, but, keys=keys) for each in value]
+        if isinstance(value, dict):
+            return {
+                self.masked(key) if keys else key: each
+                if key in but
+                else self.anywhere(each, but, keys=keys)
+                for key, each in value.items()
+            }
+        return value
+
+    def settled(self, text: str) -> int:
+        """How much of the beginning of a text can be masked now, whatever follows it."""
+        end = self._beginning(text)[0]
+        while True:
+            for form, _ in self._words:
+                start = text.find(form, max(0, end - len(form) + 1), end + len(form) - 1)
+                if 0 <= start < end:
+                    end = start
+                    break
+            else:
+                return end
+
+    def pieces(self, pieces: Iterable[str]) -> Iterator[str]:
+        """A text that comes in pieces, without the values that lie across them."""
+        kept = ""
+        for piece in pieces:
+            text = kept + piece
+            end = self.settled(text)
+            kept = text[end:]
+            yield self.masked(text[:end])
+        yield self.masked(kept)
+
+    def _beginning(self, text: str) -> tuple[int, str]:
+        """Where a value begins that the end of a text cuts off, and the word for it."""
+        found, what = len(text), ""
+        for form, word in self._words:
+            start = max(0, len(text) - len(form) + 1)
+            while 0 <= (start := text.find(form[0], start, found)) < found:
+                if form.startswith(text[start:]):
+                    found, what = start, word
+                start += 1
+        return found, what
+
+    def _without_end(self, text: str) -> str:
+        start, word = self._beginning(text)
+        return text if len(text) - start < LEAST_MASKED else text[:start] + word
+
+
+def _forms(value: str) -> set[str]:
+    """How output may write a value; none that is too short to look for."""
+    forms = {
+        value,
+        value.replace("\r\n", "\n"),
+        repr(value)[1:-1],
+        repr(value.encode("utf-8", "surrogateescape"))[2:-1],
+        *(json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)),
+        *(html.escape(value, quote=quotes) for quotes in (True, False)),
+        *(quote(value, safe=safe, errors="replace") for safe in ("", "/")),
+    }
+    return {form for form in forms if len(value) >= LEAST_MASKED}
 
 
 _SURROGATES = "\ud800-\udfff"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.cell import Cell, Status
 
 if TYPE_CHECKING:
@@ -96,9 +97,18 @@ class AuditLog(Audit):
     in `state`; the server goes on.
     """
 
-    def __init__(self, path: Path, now: Callable[[], datetime] | None = None) -> None:
-        """Open the file for adding. Raises ConfigError when that is not possible."""
+    def __init__(
+        self,
+        path: Path,
+        now: Callable[[], datetime] | None = None,
+        masks: Masks | None = None,
+    ) -> None:
+        """Open the file for adding; no line has what `masks` hide.
+
+        Raises ConfigError when that is not possible.
+        """
         self._path = path
+        self._masks = masks or Masks()
         self._now = now or _utc
         self._lock = threading.Lock()
         self._torn = False
@@ -121,7 +131,7 @@ class AuditLog(Audit):
         if self._fd < 0:
             return
         moment = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = json.dumps({"time": moment, "event": event, **facts}) + "\n"
+        line = json.dumps({"time": moment, "event": event, **self._masks.anywhere(facts)}) + "\n"
         with self._lock:
             data = ("\n" + line if self._torn else line).encode()
             try:
@@ -221,9 +231,9 @@ class _SessionJournal(Journal):
         return round(max(0.0, usage.cpu_s - self._cpu_before), 3), usage.memory_bytes
 
 
-def open_audit(path: Path | None) -> Audit:
+def open_audit(path: Path | None, masks: Masks | None = None) -> Audit:
     """The trail of a server; one that keeps nothing for None. Raises ConfigError."""
-    return Audit() if path is None else AuditLog(path)
+    return Audit() if path is None else AuditLog(path, masks=masks)
 
 
 def _utc() -> datetime:

@@ -63,6 +63,9 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
     `missing` are packages of the operator's that are known to be missing.
     """
     lines = [HOW, _imports(settings), _packages(settings), _files(settings)]
+    if settings.variables:
+        names = _listed([each.name for each in settings.variables])
+        lines.append(f"Environment: os.environ has {names}; outputs show no value of them.")
     if missing:
         lines.append(f"Missing, though the operator asked for it: {_listed(missing)} (see info).")
     if settings.refusal is not None:

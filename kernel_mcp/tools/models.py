@@ -151,6 +151,9 @@ class ServerInfo(Told):
     workspace: str = Field(description="The kernel's working folder, as code sees it")
     mounts: list[str] = Field(description="What code sees of the host, and what is covered in it")
     network: str = Field(description="Where code of the session may connect")
+    variables: list[str] = Field(
+        description="Names in os.environ from the operator; values are masked in outputs"
+    )
     ignored_settings: str = Field(description="Settings that were not taken, and why")
     problem: str = Field(default="", description="Why no kernel can start; empty if one can")
 

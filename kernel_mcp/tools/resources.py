@@ -25,13 +25,13 @@ from kernel_mcp.errors import InputError, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.render import apart, mime_types
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import guarded, guarded_lines
+from kernel_mcp.output.text import Masks, guarded, guarded_lines
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.tools.arguments import no_such_tool
-from kernel_mcp.tools.results import refusal, with_remarks
+from kernel_mcp.tools.results import masked, refusal, with_remarks
 
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
@@ -132,9 +132,14 @@ class ResourceServer(MCPServer[Any]):
         tools: Sequence[Tool],
         files: bool = True,
         remarks: Callable[[], Sequence[str]] = tuple,
+        masks: Masks | None = None,
         **kwargs: Any,
     ) -> None:
-        """Without `files` cells are the only resources. Every answer of a tool has `remarks`."""
+        """Without `files` cells are the only resources. Every answer of a tool has `remarks`.
+
+        No answer and no text has what `masks` hide.
+        """
+        self._masks = masks or Masks()
         self._remarks = remarks
         state = RequestStateSecurity(codec=NoRequestState())
         super().__init__(*args, tools=list(tools), request_state_security=state, **kwargs)
@@ -151,6 +156,8 @@ class ResourceServer(MCPServer[Any]):
             answer = await super().call_tool(name, arguments, context)
         if isinstance(answer, CallToolResult):
             answer = with_remarks(answer, self._remarks())
+            if self._masks:
+                answer = masked(answer, self._masks)
         return answer
 
     async def get_prompt(self, name: str, *_: Any, **__: Any) -> NoReturn:
@@ -172,6 +179,8 @@ class ResourceServer(MCPServer[Any]):
             content, mime = await self._read(str(uri))
             if isinstance(content, str) and mime != NOTEBOOK_MIME:
                 content = guarded_lines(content)
+            if isinstance(content, str):
+                content = self._masks.masked(content)
         except (SessionNotFound, InputError) as error:
             raise ResourceNotFoundError(guarded(str(error))) from error
         except (ResourceError, ResourceNotFoundError):

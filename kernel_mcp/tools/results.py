@@ -21,7 +21,7 @@ from kernel_mcp.errors import KernelMcpError, SessionGone
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.output.render import STREAMS, Budget, Rendered, mime_types, render
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import cut, guarded, guarded_lines, notice, visible
+from kernel_mcp.output.text import Masks, cut, guarded, guarded_lines, notice, visible
 from kernel_mcp.policy.missing import advice
 from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status, StopReason
 from kernel_mcp.sessions.lifecycle import FILES_KEPT, lost_names
@@ -35,6 +35,8 @@ ERROR_CHARS = 10_000
 ones (measured), and leaves out their pictures."""
 FAILED_OUTPUT_CHARS = 7500
 """Output in such an answer; the rest is for notices and links."""
+_HANDLES = ("session", "status", "phase", "state")
+"""Fields that clients work with."""
 OMISSION_CHARS = 60
 """Room for the line that stands for what is left out."""
 
@@ -250,6 +252,23 @@ def with_remarks(result: CallToolResult, remarks: Sequence[str]) -> CallToolResu
         return result
     result = _told(result, remarks)
     return _short(result) if result.is_error else result
+
+
+def masked(result: CallToolResult, masks: Masks) -> CallToolResult:
+    """A whole answer without what `masks` hide; of links only the names, and no handle."""
+    content: list[ContentBlock] = []
+    for block in result.content:
+        if isinstance(block, TextContent):
+            block = block.model_copy(update={"text": masks.masked(block.text)})
+        elif isinstance(block, ResourceLink):
+            block = block.model_copy(update={"name": masks.masked(block.name)})
+        content.append(block)
+    changes = {
+        "content": content,
+        "structured_content": masks.anywhere(result.structured_content, _HANDLES),
+        "meta": masks.anywhere(result.meta, _HANDLES),
+    }
+    return result.model_copy(update=changes)
 
 
 def refusal(error: KernelMcpError) -> CallToolResult:

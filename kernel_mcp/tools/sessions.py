@@ -324,6 +324,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         sandbox_enforces=list(report.enforced),
         mounts=services.doors.words,
         network=services.network.words(request.network) if settings.confined else UNLIMITED,
+        variables=[str(each) for each in settings.variables],
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
         audit_log=services.audit.state,

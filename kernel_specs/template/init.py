@@ -27,7 +27,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -86,11 +86,13 @@ class Start:
 
     python   interpreter of the environment
     preload  modules to import before the first fork
+    variables  of the environment that they are imported in
     """
 
     python: str
     preload: tuple[str, ...]
     ground: cell.Ground
+    variables: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Start:
@@ -103,6 +105,7 @@ class Start:
                 kept=tuple(map(str, data["kept"])),
                 program=base64.b64decode(data["filter"]),
             ),
+            variables={str(name): str(value) for name, value in data["variables"].items()},
         )
 
 
@@ -176,7 +179,7 @@ class TemplateInit:
             os.dup2(0, fd)  # /dev/null
         python = self._start.python
         arguments = [START, "zygote", str(control), *self._start.preload]
-        os.execv(python, [python, "-I", "-B", *arguments])
+        os.execve(python, [python, "-I", "-B", *arguments], {**os.environ, **self._start.variables})
 
     def _on_request(self) -> bool:
         """Handle one request; False when the server is gone."""

@@ -274,8 +274,10 @@ class Loaded:
 
 
 def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
-    """Import the kernel and `names`; native thread pools stay empty."""
-    os.environ.clear()
+    """Import the kernel and `names`; native thread pools stay empty.
+
+    The environment keeps the variables that the operator has given.
+    """
     os.environ.update(
         confine.environment(BootConfig(workspace="/workspace", tmp="/tmp"), threads=1)
     )

@@ -77,7 +77,8 @@ class Examination:
 class Diagnosis:
     """All examinations; `used` is the server's backend, `refusal` why it has none.
 
-    `problem` kept kernels from starting with any backend; `policy` says what code may do.
+    `problem` kept kernels from starting with any backend; `policy` says what code may do, and
+    `variables` what it finds in its environment.
     """
 
     versions: dict[str, str]
@@ -87,6 +88,7 @@ class Diagnosis:
     problem: str = ""
     policy: str = ""
     missing: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
     @property
     def advice(self) -> list[str]:
@@ -130,7 +132,8 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     versions = await anyio.to_thread.run_sync(_versions, environment)
     missing = tuple(remark(name, why) for name, why in fitting.unfit.items())
     policy = profile_in_words(settings, used)
-    return Diagnosis(versions, tuple(found), used, refusal, problem, policy, missing)
+    variables = tuple(map(str, settings.variables))
+    return Diagnosis(versions, tuple(found), used, refusal, problem, policy, missing, variables)
 
 
 async def examine(
@@ -336,6 +339,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "refusal": diagnosis.refusal,
         "problem": diagnosis.problem,
         "policy": diagnosis.policy,
+        "variables": list(diagnosis.variables),
         "advice": diagnosis.advice,
         "versions": diagnosis.versions,
         "backends": [_backend(item) for item in diagnosis.examinations],
@@ -390,7 +394,11 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
         return [*lines, "A server with these flags would not start, as none of these can be used."]
     holds = "which holds" if diagnosis.holds else "which does not hold"
     lines.append(f"A server with these flags uses {diagnosis.used}, {holds}.")
-    return [*lines, *([f"Policy {diagnosis.policy}"] if diagnosis.policy else [])]
+    if diagnosis.policy:
+        lines.append(f"Policy {diagnosis.policy}")
+    if diagnosis.variables:
+        lines.append(f"Code reads the variables {', '.join(diagnosis.variables)}.")
+    return lines
 
 
 def _bullets(texts: Sequence[str]) -> list[str]:

@@ -86,10 +86,12 @@ class TemplateLauncher:
         inspector: Inspector | None = None,
         doors: Doors | None = None,
         network: Network | None = None,
+        variables: tuple[tuple[str, str], ...] = (),
     ) -> None:
         """Keep the `templates` that were used last.
 
         `shared` folders hold all workspaces and package layers. Without `resources`: rlimits only.
+        Packages may read `variables` while they are imported.
         """
         self._resources = resources or ResourceManager()
         self._inspector = inspector or Inspector(sandbox)
@@ -105,6 +107,7 @@ class TemplateLauncher:
             self._doors.blank,
             self._doors.marks,
             self._network.hosts,
+            variables,
         )
         self._prover = Prover(sandbox, runs, self._inspector, self._start, self._shared.places)
         self._most = templates

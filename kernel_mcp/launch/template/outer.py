@@ -11,7 +11,7 @@ import base64
 import logging
 import platform
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,14 @@ _TO_BUILD = (
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The folders below which everything lies that kernels get to see."""
+    """The folders below which everything lies that kernels get to see, and variables of all."""
 
     folders: tuple[Path, ...]
     mounts: tuple[Mount, ...] = ()
     blank: Path = Path("/")
     mark: Callable[[], object] = lambda: None
     hosts: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def inside(self, path: Path) -> str:
         """Where the template of an unprivileged server sees `path`. Raises LaunchError."""
@@ -169,6 +170,7 @@ def start_message(
         "masks": list(mounts.masked()),
         "kept": [path for path in _bound(runtime) if path.startswith("/tmp/")],
         "filter": base64.b64encode(_filter(shared)).decode(),
+        "variables": dict(shared.variables),
     }
 
 

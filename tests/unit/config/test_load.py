@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from kernel_mcp.config.load import load
 from kernel_mcp.config.settings import OPTIONS, Limits, Settings
 from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import ConfigError
+from kernel_specs.restricted import confine
+from kernel_specs.restricted.config import BootConfig
 
 
 def test_without_any_source_the_defaults_hold(tmp_path: Path) -> None:
@@ -94,6 +97,7 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
 
 OPERATORS_ALONE = {
     "mount": '["/srv"]',
+    "env": '["SECRET=x"]',
     "workspace": '"work"',
     "cache-dir": '"c"',
     "cache-size": '"1M"',
@@ -326,3 +330,55 @@ def test_the_longest_time_is_that_of_cells_unless_it_is_set(
 ) -> None:
     settings = load(flags, {}, tmp_path)
     assert (settings.timeout_s, settings.max_timeout_s) == (timeout_s, most_s)
+
+
+def test_variables_for_code_take_their_value_from_the_flag_or_the_server(tmp_path: Path) -> None:
+    given = {"env": ["A", "B=x=y", "EMPTY=", "B=z"]}
+    assert load(given, {"A": "hunter2"}, tmp_path).environ == (
+        *(("A", "hunter2"), ("B", "z"), ("EMPTY", "")),
+    )
+    settings = load({}, {"KERNEL_MCP_ENV": "A", "A": "hunter2"}, tmp_path)
+    assert settings.environ == (("A", "hunter2"),)
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("=hunter2", "A-B=hunter2", "PATH=hunter2", "PYTHONPATH=hunter2", "LD_PRELOAD=hunter2"),
+        *("KERNEL_MCP_X=hunter2", "HOME=hunter2", "JPY_PARENT_PID=hunter2", "A=hunter2\0"),
+    ],
+)
+def test_an_error_about_a_variable_for_code_names_no_value(tmp_path: Path, entry: str) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(f"env = [{json.dumps(entry)}]")
+    for flags, environ in (
+        ({"env": [entry]}, {}),
+        ({}, {"KERNEL_MCP_ENV": entry}),
+        ({"config": str(file)}, {}),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            load(flags, environ, tmp_path)
+        assert "--env" in str(refusal.value)
+        assert "hunter2" not in str(refusal.value)
+
+
+def test_every_variable_that_a_kernel_has_of_its_own_is_refused(tmp_path: Path) -> None:
+    for name in confine.environment(BootConfig(layers=("/layer",))):
+        with pytest.raises(ConfigError, match=name):
+            load({"env": [f"{name}=x"]}, {}, tmp_path)
+
+
+def test_a_variable_that_the_server_lacks_is_an_error_as_are_endless_values(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--env MISSING: the server has no such variable"):
+        load({"env": ["MISSING"]}, {"OTHER": "x"}, tmp_path)
+    with pytest.raises(ConfigError, match="more than 16,384 characters"):
+        load({"env": ["A=" + "x" * 17_000]}, {}, tmp_path)
+
+
+def test_a_file_that_was_found_gives_code_no_variable(tmp_path: Path) -> None:
+    (tmp_path / "kernel-mcp.toml").write_text('env = ["SECRET"]')
+    settings = load({}, {"SECRET": "hunter2"}, tmp_path)
+    assert settings.environ == ()
+    assert settings.refusal is not None
+    assert settings.refusal.keys == ("env",)

@@ -31,6 +31,7 @@ SAMPLES = {
     "HOST[:GUEST][:ro|rw]": "data:/data",
     "URL": "https://mirror.example/simple",
     "VERSION": "3.12",
+    "NAME[=VALUE]": "NAME=VALUE",
 }
 
 

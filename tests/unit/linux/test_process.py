@@ -105,3 +105,14 @@ def test_no_signal_stays_blocked_and_none_ignored_that_ends_a_program() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert done.stdout.split("'")[1::2] == ["SIGPIPE", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGXFSZ"]
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_arguments_are_overwritten_where_other_users_read_them() -> None:
+    code = (
+        "import sys; from pathlib import Path; from kernel_mcp.linux import process\n"
+        "process.overwrite_arguments([('A=', 'hunter2')])\n"
+        "print(Path('/proc/self/cmdline').read_bytes().split(b'\\0')[3:], sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", code, "--env", "A=hunter2", "B=x"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[b'--env', b'A=*******', b'B=x', b''] " + repr(words[3:])

@@ -1,6 +1,20 @@
 from __future__ import annotations
 
-from kernel_mcp.output.items import GapItem, Item, TextItem, add_gap, add_text, without_shown
+from kernel_mcp.output.items import (
+    Clear,
+    Display,
+    Event,
+    Failure,
+    GapItem,
+    Item,
+    Stream,
+    TextItem,
+    Veil,
+    add_gap,
+    add_text,
+    without_shown,
+)
+from kernel_mcp.output.text import Masks
 
 
 def out(text: str) -> TextItem:
@@ -39,3 +53,54 @@ def test_of_changed_lines_the_changed_ones_are_told_again() -> None:
 def test_after_a_gap_nothing_is_taken_for_shown() -> None:
     items: list[Item] = [GapItem(5), out("abc")]
     assert without_shown(items, {"stdout": "abc"}) == items
+
+
+def veiled(*events: Event) -> list[Event]:
+    """What a veil passes on of events, at the end of their cell too."""
+    passed: list[Event] = []
+    veil = Veil(Masks([("TOKEN", "secret-value")]), passed.append)
+    for event in events:
+        veil(event)
+    veil.lift()
+    return passed
+
+
+def test_a_value_that_is_split_over_events_of_a_stream_is_masked() -> None:
+    passed = veiled(
+        *(Stream("stdout", "a sec"), Stream("stderr", "b"), Stream("stdout", "ret-value c"))
+    )
+    assert passed == [
+        *(Stream("stdout", "a "), Stream("stderr", "b"), Stream("stdout", "[TOKEN masked] c")),
+    ]
+
+
+def test_what_only_began_like_a_value_comes_at_the_end_of_the_cell() -> None:
+    assert veiled(Stream("stdout", "a secret")) == [
+        Stream("stdout", "a "),
+        Stream("stdout", "secret"),
+    ]
+    assert veiled(Stream("stdout", "sec"), Clear(False)) == [Stream("stdout", "sec"), Clear(False)]
+
+
+def test_displays_and_exceptions_are_masked_and_pictures_left_alone() -> None:
+    data = {
+        "text/plain": "'secret-value'",
+        "application/json": {"secret-value": ["secret-value"]},
+        "image/png": "secret-value",
+    }
+    shown, failed = veiled(
+        Display(data, {"secret-value": 1}, display_id="1", result=True),
+        Failure("E", "secret-value", ("line", "secret-value")),
+    )
+    word = "[TOKEN masked]"
+    assert shown == Display(
+        {
+            "text/plain": f"'{word}'",
+            "application/json": {word: [word]},
+            "image/png": "secret-value",
+        },
+        {word: 1},
+        display_id="1",
+        result=True,
+    )
+    assert failed == Failure("E", word, ("line", word))

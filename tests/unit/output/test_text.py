@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import html
+import json
 import time
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -8,6 +11,7 @@ from hypothesis import strategies as st
 
 from kernel_mcp.output.text import (
     PREFIX,
+    Masks,
     cut,
     guarded,
     guarded_lines,
@@ -261,3 +265,42 @@ def test_only_the_bracket_is_escaped() -> None:
 
 def test_a_notice_guards_what_it_quotes() -> None:
     assert notice("lost: [kernel-mcp] x") == PREFIX + "lost: \\x5bkernel-mcp] x"
+
+
+MASKS = Masks([("TOKEN", "secret-value"), ("LONGER", "secret-value-2"), ("PIN", "12345")])
+
+
+def test_values_are_masked_in_the_forms_that_output_gives_them() -> None:
+    assert MASKS.masked("a secret-value, 12345.") == "a [TOKEN masked], 12345."
+    assert MASKS.masked("secret-value-2") == "[LONGER masked]"
+    value = "a'\"<\n&\xe9 /b"
+    masks = Masks([("V", value)])
+    for form in (value, repr(value), json.dumps(value), html.escape(value), quote(value)):
+        assert masks.masked(f"<{form}>").replace("'", "").replace('"', "") == "<[V masked]>"
+    assert not Masks([("PIN", "12345"), ("EMPTY", "")])
+
+
+def test_the_beginning_of_a_value_that_was_cut_off_is_masked_too() -> None:
+    assert MASKS.masked("'secret-v…") == "'[LONGER masked]…"
+    assert MASKS.masked("secre…t-value…") == "secre…t-value…"
+
+
+def test_values_in_structures_are_masked_but_for_handles() -> None:
+    given = {"session": "secret-value", "a": ["secret-value", 1, None], "secret-value": "x"}
+    masked = MASKS.anywhere(given, ("session",))
+    assert masked == {**given, "a": ["[TOKEN masked]", 1, None]}
+    assert "[TOKEN masked]" in MASKS.anywhere(given, keys=True)
+
+
+@pytest.mark.parametrize("size", range(1, 16))
+def test_values_that_lie_across_pieces_are_masked(size: int) -> None:
+    text = "secret-value secsecret-value-2-secret-valu secret-value"
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    shown = "".join(MASKS.pieces(pieces))
+    assert shown == "[TOKEN masked] sec[LONGER masked]-secret-valu [TOKEN masked]"
+
+
+def test_a_value_whose_end_begins_another_is_masked_across_pieces() -> None:
+    masks = Masks([("A", "xxxxab-cd"), ("B", "cd-yyyyyy")])
+    assert "".join(masks.pieces(["xxxxab-cd", "-zzz"])) == "[A masked]-zzz"
+    assert "".join(masks.pieces(["xxxxab-cd", "-yyyyyy"])) == "[A masked]-yyyyyy"
