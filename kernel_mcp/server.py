@@ -144,6 +144,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
                     settings.tools,
                 ),
                 confined=settings.confined,
+                network=bool(network),
             ),
             environments=environments,
             launcher=launcher,

@@ -90,14 +90,13 @@ HINTS: dict[str, str] = {
     "multiprocessing": "concurrent.futures.ThreadPoolExecutor and threading are allowed.",
     "importlib": "Write a plain import statement.",
     "pickle": "json, csv or sqlite3 keep data.",
-    "requests": "Sandboxed sessions have no network.",
-    "httpx": "Sandboxed sessions have no network.",
-    "aiohttp": "Sandboxed sessions have no network.",
-    "urllib.request": "Sandboxed sessions have no network.",
-    "http": "Sandboxed sessions have no network.",
-    "socket": "Sandboxed sessions have no network.",
 }
 """What to do instead of the imports that are refused most."""
+
+NETWORK_MODULES: frozenset[str] = words(
+    "aiohttp ftplib http httpx requests smtplib socket ssl urllib.request urllib3 websockets"
+)
+"""Modules that are for nothing else than to connect."""
 
 
 def profile_entries(settings: Settings) -> tuple[str, ...]:
@@ -269,7 +268,8 @@ class Policy:
     step           how to get a module that is not there
     once           whether it is for code of `run_script`
     tools          groups of tools that a model has (`--tools`)
-    confined       whether a sandbox is around it, which has no network
+    confined       whether a sandbox is around it
+    network        whether the operator has opened that to the network (`--network`)
     """
 
     modules: frozenset[str]
@@ -281,6 +281,7 @@ class Policy:
     once: bool = False
     tools: tuple[str, ...] = TOOL_GROUPS
     confined: bool = True
+    network: bool = False
 
     @classmethod
     def for_allow(
@@ -346,10 +347,18 @@ class Policy:
         what = "import of {!r} is not allowed in this session."
         sentences = [
             ("{!r} is not installed here." if self.allow_all else what).format(module),
-            HINTS.get(module) or HINTS.get(module.partition(".")[0], ""),
+            self.hint(module),
             self.step(module, once=self.once) or self._operators_step(module),
         ]
         return " ".join(filter(None, sentences))
+
+    def hint(self, module: str) -> str:
+        """What to do instead of a module; empty for nothing."""
+        root = module.partition(".")[0]
+        if NETWORK_MODULES.isdisjoint({module, root}):
+            return HINTS.get(module) or HINTS.get(root, "")
+        closed = self.confined and not self.network
+        return "Sandboxed sessions have no network, unless the operator opens it." if closed else ""
 
     def _operators_step(self, module: str) -> str:
         return f"Start the server with --allow {self.flag(module)} (or --allow '*') to permit it."

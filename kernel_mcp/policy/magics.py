@@ -276,8 +276,6 @@ _OTHERWISE = {
     "sh": "sessions run Python only",
     "sx": "sessions run Python only",
     "system": "sessions run Python only",
-    "wget": "sandboxed sessions have no network",
-    "curl": "sandboxed sessions have no network",
 }
 
 
@@ -313,6 +311,8 @@ def refuse(source: Source, magic: Magic, policy: Policy) -> Diagnostic:
 def _instead(word: str, rest: str, policy: Policy) -> str:
     if word in _INSTALLERS and "install" in rest and "packages" in policy.tools:
         return "use the install tool to add packages"
+    if word in ("curl", "wget") and policy.hint("urllib.request"):
+        return "sandboxed sessions have no network, unless the operator opens it"
     ways = [_BY_TOOL[word]] if word in _BY_TOOL and "files" in policy.tools else []
     module, way = _BY_MODULE.get(word, ("", ""))
     if module and policy.allows(module):

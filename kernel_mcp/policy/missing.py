@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from kernel_mcp.config.values import close_to
 from kernel_mcp.output.items import Failure
-from kernel_mcp.policy import HINTS, Policy, words
+from kernel_mcp.policy import Policy, words
 
 GONE: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(words("binhex"), "3.10")
@@ -61,8 +61,17 @@ _NO_NETWORK = (
     "unable to resolve host",
 )
 """How Python, urllib3, curl, git and wget say that there is no way out."""
+_REFUSED = (
+    "the operator's --network does not permit",
+    "CONNECT tunnel failed, response 403",
+    "HTTP code 403 from proxy after CONNECT",
+    "Proxy tunneling failed: the operator",
+)
+"""How the proxy, curl, git and wget say that a host is not open."""
 NETWORK = "://"
 """What a cell missed that wanted to reach another machine."""
+HOST = "://host"
+"""What it missed where other machines are open."""
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
     {"R": "rpy2.ipython", "lprun": "line_profiler", "sql": "sql", "watermark": "watermark"}
     | {"bigquery": "google.cloud.bigquery", "cython": "cython", "dotenv": "dotenv"}
@@ -77,7 +86,7 @@ _INSTALLERS = ("pip", "conda", "uv")
 
 def missing(failure: Failure) -> str:
     """The module or package, or the path that cannot be written, for want of which a cell
-    ended; NETWORK for that.
+    ended; NETWORK and HOST for those.
 
     Also a module behind another exception, as `ImportError: Missing optional dependency` of pandas.
     Empty for none.
@@ -89,11 +98,12 @@ def missing(failure: Failure) -> str:
     told = _TOLD.search(value) or _READ_ONLY.search(value)
     if told:
         return told[1][:_NAME_CHARS]
-    return NETWORK if _wants_network(value) else ""
+    return _of_network(value)
 
 
 def missing_in_words(text: str) -> str:
-    """What a program or IPython missed that printed this text: a module or a %magic, or NETWORK.
+    """What a program or IPython missed that printed this text: a module, a %magic, NETWORK or
+    HOST.
 
     Empty for none.
     """
@@ -101,19 +111,23 @@ def missing_in_words(text: str) -> str:
         return str(found[-1])[:_NAME_CHARS]
     if _USAGE in text and (magic := _NO_MAGIC.search(text[-_CHARS:])):
         return str(magic[1])
-    return NETWORK if _wants_network(text) else ""
+    return _of_network(text)
 
 
-def _wants_network(text: str) -> bool:
-    return any(each in text for each in _NO_NETWORK)
+def _of_network(text: str) -> str:
+    if any(each in text for each in _REFUSED):
+        return HOST
+    return NETWORK if any(each in text for each in _NO_NETWORK) else ""
 
 
 def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     """What to do about what `code` missed on this Python; empty where nothing helps."""
     if missing.startswith("/"):
         return "Files can be written in the workspace, which is the current folder, and in /tmp."
-    if missing == NETWORK:
-        return _NETWORK_STEP if policy.confined else ""
+    if missing in (NETWORK, HOST):
+        if not policy.confined:
+            return ""
+        return _OPEN_STEPS[missing] if policy.network else _NETWORK_STEP
     if missing.startswith("%"):
         return _of_extension(missing, policy)
     if missing in _INSTALLERS:
@@ -133,7 +147,7 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     sentences = [
         f"{root} is neither installed nor a module of the workspace.",
         f"Did you mean {near[0]}?" if near else "",
-        HINTS.get(root, ""),
+        policy.hint(root),
         policy.step(wanted, once=policy.once),
     ]
     return " ".join(filter(None, sentences))
@@ -141,8 +155,21 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
 
 _NETWORK_STEP = (
     "There is no network in this session. What works: data written in the cell, files in the "
-    "workspace, data sets that are part of a package."
+    "workspace, data sets that are part of a package. The operator can open the network to hosts: "
+    "the server is started with --network HOST."
 )
+_OPEN_STEPS = {
+    NETWORK: (
+        "Sessions reach the network by the proxy that HTTP_PROXY and HTTPS_PROXY name: requests, "
+        "httpx, urllib, pandas, curl and git use it by themselves, aiohttp with trust_env=True. "
+        "What speaks no HTTP, as a database, is reached where the operator has named HOST:PORT "
+        "(--network). info shows the hosts that are open."
+    ),
+    HOST: (
+        "info shows the hosts that are open to this session; use one of them, or ask for another, "
+        "which the operator names with --network."
+    ),
+}
 
 
 def _of_extension(magic: str, policy: Policy) -> str:

@@ -45,6 +45,8 @@ MOST_BYTES = 2000
 """Of the instructions: clients cut them near 2 KB."""
 LISTED_BYTES = 320
 """Of one list in them; `info` has the whole of it."""
+HOSTS_BYTES = 160
+"""Of that of hosts."""
 
 HOW = """\
 A notebook for Python: execute runs a cell in a persistent IPython kernel, and variables, imports \
@@ -102,7 +104,7 @@ def _packages(settings: Settings) -> str:
 
 
 def _files(settings: Settings) -> str:
-    network = " There is no network." if settings.confined else ""
+    network = _network(settings)
     if _strict(settings):
         return f"Files: code cannot open files, and has no eval, exec, compile or input.{network}"
     shown = [f"{each.guest}{' (writable)' * each.writable}" for each in settings.mounts]
@@ -112,15 +114,24 @@ def _files(settings: Settings) -> str:
     return f"Files: code works in its workspace folder{moves}.{network}"
 
 
+def _network(settings: Settings) -> str:
+    if not settings.confined:
+        return ""
+    if not settings.network:
+        return " There is no network."
+    hosts = _listed(settings.network, most=HOSTS_BYTES)
+    return f" Network: {hosts}, by the proxy in HTTP_PROXY; nothing else."
+
+
 def _strict(settings: Settings) -> bool:
     return settings.profile == "strict" and "*" not in settings.allow
 
 
-def _listed(names: Sequence[str], between: str = ", ") -> str:
-    """The first names, as many as `LISTED_BYTES` hold, and the number of others."""
+def _listed(names: Sequence[str], between: str = ", ", most: int = LISTED_BYTES) -> str:
+    """The first names, as many as `most` bytes hold, and the number of others."""
     shown = between.join(names)
     count = len(names)
-    while count and len(shown.encode()) > LISTED_BYTES:
+    while count and len(shown.encode()) > most:
         count -= 1
         shown = between.join([*names[:count], f"{len(names) - count} more"])
     return shown

@@ -85,7 +85,7 @@ def _worker_flags() -> list[str]:
 def _lead(name: str, paths: Sequence[str], own: tuple[str, ...]) -> None:
     """Put `paths` first in a variable, instead of its paths that begin with one of `own`.
 
-    What stands in for pip stays before them: a pip that was installed finds no network.
+    What stands in for pip stays before them: a pip that was installed may write nowhere.
     """
     before = os.environ.get(name, "")
     kept = [path for path in before.split(os.pathsep) if path and not path.startswith(own)]

@@ -8,7 +8,7 @@ import pytest
 
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy
-from kernel_mcp.policy.missing import NETWORK, advice, missing, missing_in_words
+from kernel_mcp.policy.missing import HOST, NETWORK, advice, missing, missing_in_words
 
 
 def failure(name: str, *parts: str) -> Failure:
@@ -78,7 +78,7 @@ def test_a_package_comes_with_the_step_that_adds_it() -> None:
         "seaborn is neither installed nor a module of the workspace. get seaborn."
     )
     assert "Did you mean pandas?" in said("pandsa")
-    assert "no network. get requests." in said("requests")
+    assert "no network, unless the operator opens it. get requests." in said("requests")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,36 @@ def test_who_looks_for_the_network_is_told_that_there_is_none(words: str) -> Non
     assert "no network" in said(NETWORK, "x")
     unconfined = replace(Policy.for_allow([], "guarded", get), confined=False)
     assert advice(NETWORK, "x", unconfined, "3.13.1") == ""
+
+
+def test_who_looks_for_the_network_where_it_is_open_is_told_how_it_is_reached() -> None:
+    policy = replace(Policy.for_allow([], "default", get).with_installed([]), network=True)
+    told = advice(NETWORK, "x", policy, "3.13.1")
+    assert "no network" not in told
+    assert "the proxy that HTTP_PROXY and HTTPS_PROXY name" in told
+    assert "HOST:PORT" in told
+    assert advice("requests", "import requests", policy, "3.13.1") == (
+        "requests is neither installed nor a module of the workspace. get requests."
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Tunnel connection failed: 403 the operator's --network does not permit a.b:443 here. It",
+        "HTTP Error 403: the operator's --network does not permit a.b:80 here. It permits: c.d",
+        "curl: (56) CONNECT tunnel failed, response 403",
+        "fatal: unable to access 'https://a.b/': Received HTTP code 403 from proxy after CONNECT",
+    ],
+)
+def test_who_is_refused_a_host_is_told_where_the_open_ones_are_and_who_opens_others(
+    words: str,
+) -> None:
+    assert missing(failure("Error", "Traceback", words)) == missing_in_words(words) == HOST
+    policy = replace(Policy.for_allow([], "default", get), network=True)
+    told = advice(HOST, "x", policy, "3.13.1")
+    assert "info shows the hosts" in told
+    assert "the operator names with --network" in told
 
 
 def test_a_server_in_the_session_that_does_not_answer_is_no_want_of_network() -> None:

@@ -50,12 +50,20 @@ def test_without_a_sandbox_nothing_is_promised() -> None:
     assert "There is no network" in instructions(Settings(), WHOLE)
 
 
+def test_the_hosts_that_are_open_are_named() -> None:
+    text = instructions(Settings(network=("*.example.com", "db.test:5432")), WHOLE)
+    assert "Network: *.example.com, db.test:5432, by the proxy in HTTP_PROXY; nothing else" in text
+    assert "There is no network" not in text
+    assert "Network" not in instructions(Settings(network=("*",), sandbox=("none",)), WHOLE)
+
+
 NAMES = tuple(f"package-{number}[extra]>=1.{number},<2" for number in range(400))
 WORST = (
     Settings(allow=NAMES, allow_install=NAMES, refusal=Refusal(Path("/x"), NAMES)),
     Settings(allow=NAMES, allow_install=NAMES, profile="strict"),
     Settings(allow=("\u00e4" * 900,), allow_install=("\u00e4" * 900,)),
     Settings(profile="data", allow_install=("*",)),
+    Settings(allow=NAMES, allow_install=NAMES, network=NAMES),
 )
 
 
