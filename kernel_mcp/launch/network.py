@@ -171,11 +171,18 @@ class Network:
             sock.close()
         self._open.clear()
 
-    def give(self, sock: socket.socket, rules: Rules, exact: Entry | None, tell: Tell) -> int:
+    def number(self) -> int:
+        """One that no other listener or session has."""
+        return next(self._numbers)
+
+    def give(
+        self, session: int, sock: socket.socket, rules: Rules, exact: Entry | None, tell: Tell
+    ) -> int:
         """Have the proxy accept from a listening socket, which is this object's now; its number."""
-        number = next(self._numbers)
+        number = self.number()
         message = {
             "listen": number,
+            "session": str(session),
             "rules": rules.to_json(),
             "exact": None if exact is None else str(exact),
         }
@@ -341,11 +348,12 @@ class Way:
         made, self._made = self._made, []
         if not made:
             return
-        rules = self._network.rules_for(wanted)
+        rules, session = self._network.rules_for(wanted), self._network.number()
         for place, sock in zip(self._network.places, made, strict=True):
             entry = place.entry
             if entry is None or entry in rules.entries:
-                self._given.append(self._network.give(sock, rules, entry, tell))
+                number = self._network.give(session, sock, rules, entry, tell)
+                self._given.append(number)
             else:
                 sock.close()
 

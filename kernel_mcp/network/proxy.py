@@ -27,8 +27,8 @@ And the answers:
         one for each connection, or request of one, that has ended. From a flood several that are
         alike come as one: `count` > 1, `up` and `down` their sums, `host` "…" where they differ.
 
-The server closes its own copy of a listener after it was sent. When this process dies, what it
-listened at refuses connections: new sessions get a new one.
+The server keeps its own copy of a listener. When this process dies, connections wait until the
+next one has been given them all.
 """
 
 from __future__ import annotations
