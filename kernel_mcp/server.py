@@ -165,7 +165,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             folder=waiting,
             layers=folders.layers,
             capacity=capacity,
-            mark=doors.marks,
+            mark=doors.sights,
         )
         stack.push_async_callback(pool.aclose)
         installer = Installer(

@@ -276,9 +276,10 @@ class Settings:
         narrows=no_more,
     )
     mounts: tuple[Mount, ...] = _flag(
-        "mount", mounts, _PLACES, "HOST[:GUEST][:ro|rw]", "none",
+        "mount", mounts, _PLACES, "HOST[:GUEST][:ro|rw][:strict]", "none",
         "show this folder or file of the host to all sessions, at the same path or at GUEST; `rw` "
-        "lets them change it. Known secrets in it are covered (SECURITY.md has the list); "
+        "lets them change it. Known secrets in it are covered (SECURITY.md has the list), with "
+        "`strict` so that nothing that appears beside one is readable in running sessions; "
         "repeatable",
         value=(),
     )

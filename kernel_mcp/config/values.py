@@ -216,19 +216,21 @@ def path(given: object) -> Path:
     return Path(given)
 
 
-MOUNT_MODES = ("ro", "rw", "strict")
+MOUNT_MODES = ("ro", "rw")
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A folder or file of the host that sessions see, at the path `guest`.
 
-    mode  ro, rw, or strict: read-only, and what holds a secret is closed as a whole
+    mode    ro, or rw
+    strict  in folders that hold a secret only what was there at a kernel's start can be read
     """
 
     host: Path
     guest: str
     mode: str = "ro"
+    strict: bool = False
 
     @property
     def writable(self) -> bool:
@@ -237,11 +239,11 @@ class Mount:
 
     def __str__(self) -> str:
         where = "" if str(self.host) == self.guest else f":{self.guest}"
-        return f"{self.host}{where}:{self.mode}"
+        return f"{self.host}{where}:{self.mode}{':strict' * self.strict}"
 
 
 def mounts(given: object) -> tuple[Mount, ...]:
-    """`HOST[:GUEST][:ro|rw|strict]`, one or a list; hosts are made absolute by the caller."""
+    """`HOST[:GUEST][:ro|rw][:strict]`, one or a list; hosts are made absolute by the caller."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
         raise ValueError("expected folders such as . or /srv/data:/data:rw")
@@ -250,14 +252,16 @@ def mounts(given: object) -> tuple[Mount, ...]:
 
 def _mount(text: str) -> Mount:
     host, *more = text.split(":")
+    strict = more[-1:] == ["strict"]
+    more = more[: len(more) - strict]
     mode = more.pop() if more and more[-1] in MOUNT_MODES else "ro"
     guest = more.pop() if more else ""
     if more or not host or "\0" in text or (guest and not guest.startswith("/")):
         raise ValueError(
-            "expected HOST[:GUEST][:ro|rw|strict], such as . or /srv/data:/data:rw; GUEST is an "
+            "expected HOST[:GUEST][:ro|rw][:strict], such as . or /srv/data:/data:rw; GUEST is an "
             "absolute path, and neither holds a colon"
         )
-    return Mount(Path(host).expanduser(), guest, mode)
+    return Mount(Path(host).expanduser(), guest, mode, strict)
 
 
 def hosts(given: object) -> tuple[str, ...]:

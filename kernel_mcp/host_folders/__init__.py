@@ -15,6 +15,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import secrets
+from kernel_specs.landlock import calls
 
 MOST_MOUNTS = 40
 """Their descriptors travel to a template in one message."""
@@ -30,9 +31,12 @@ _SHARED = (
 """Folders of all users and programs; what is in them may be shown by its own name."""
 _TAKEN = ("/opt/kernel_specs", "/packages", "/sessions", "/workspace", *_CLOSED)
 """Places of the sandbox itself."""
+_LEAST_ABI = 2
+"""Of Landlock: the first that can allow files to be moved to other folders."""
 _SHOWN = 8
 """Covered paths that are listed by name."""
 _FIRST_USER, _NOBODY = 1000, 65534
+_STRICT = "strict (what appears beside a covered file is readable in later sessions only)"
 
 
 def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) -> tuple[Mount, ...]:
@@ -44,9 +48,8 @@ def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) ->
         raise ConfigError(
             f"--mount: folders are shown with --sandbox bwrap only, not with {sandbox}"
         )
-    for mount in settings.mounts:
-        if mount.mode == "strict":
-            raise ConfigError(f"--mount {mount}: strict is not there yet; leave it out")
+    if any(mount.strict for mount in settings.mounts):
+        _require_landlock()
     own = [
         ("the folder of environments", settings.cache_dir or cache),
         ("the folder for state", state),
@@ -73,7 +76,27 @@ def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[M
         found[guest] = asked
     if len(found) > MOST_MOUNTS:
         raise ConfigError(f"--mount: there may be {MOST_MOUNTS} of them, not {len(found)}")
+    for mount in found.values():
+        around = [each for each in found.values() if within(mount.guest, (each.guest,))]
+        if mount.strict and not all(each.strict for each in around):
+            raise ConfigError(f"--mount {mount}: what it is in has to be strict, too: {around[0]}")
     return tuple(sorted(found.values(), key=lambda mount: mount.guest.count("/")))
+
+
+def _require_landlock() -> None:
+    """Raise ConfigError where Linux has no Landlock that lets files be moved (ABI 2)."""
+    try:
+        found = calls.version()
+    except OSError as reason:
+        found, why = 0, str(reason)
+    else:
+        why = f"here it has ABI {found}"
+    if found < _LEAST_ABI:
+        raise ConfigError(
+            f"--mount …:strict: it takes Landlock (ABI {_LEAST_ABI}, Linux 5.19; {why}). Leave "
+            "strict out: secrets are covered then, too, but what replaces one shows for some "
+            "milliseconds"
+        )
 
 
 def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
@@ -99,6 +122,8 @@ def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
         real = os.path.realpath(place)
         if within(host, (real,)) or within(real, (host,)):
             return f"{words} {real} and it lie in one another; choose another place for one of them"
+    if mount.strict and within(guest, ("/tmp",)):
+        return f"{guest} cannot be strict, as code may write beside it; name it as in {host}:/data"
     if guest in ("/", "/tmp", "/opt") or within(guest, _TAKEN):
         return f"{guest} is a place of the sandbox itself; give another, as in {host}:/data"
     return ""
@@ -143,18 +168,25 @@ class Shown:
     def __str__(self) -> str:
         """For people: where it is, whether it can be changed, and the first of what is covered."""
         host = "" if str(self.mount.host) == self.mount.guest else f" (of {self.mount.host})"
-        how = {"rw": "can be changed, outside --disk", "strict": "read-only, strict"}
+        how = "can be changed, outside --disk" if self.mount.writable else "read-only"
+        if self.mount.strict:
+            how += f", {_STRICT}"
         covered = self._named("covered", secrets.HIDING) + self._named("fixed", {secrets.FIXED})
         if self.appeared:
             covered += f"; appeared, and the host may execute it: {', '.join(self.appeared)}"
         rights = "" if self.mapped else "; only what every user may read"
-        return f"{self.mount.guest}{host}: {how.get(self.mount.mode, 'read-only')}{rights}{covered}"
+        return f"{self.mount.guest}{host}: {how}{rights}{covered}"
 
     def _named(self, word: str, kinds: Collection[str]) -> str:
         paths = [path for path, kind in self.covers.items() if kind in kinds]
         names = ["/".join(path) for path in sorted(paths, key=len)]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"; {word}: {', '.join(names[:_SHOWN])}{more}" if names else ""
+
+    @property
+    def closed(self) -> set[tuple[str, ...]]:
+        """Folders that hold something covered, at whatever depth."""
+        return secrets.around(self.covers)
 
     @property
     def single(self) -> bool:

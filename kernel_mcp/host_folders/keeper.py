@@ -9,8 +9,11 @@ may fork what enters a sandbox. Messages of the server, one packet each, and the
     {"op": "hold", "id": n, "since": v}          `held` once covers after v (-1: all) are there;
         with descriptors: the sandbox's mount namespace, a pidfd of its process
     {"op": "again", "id": n, "mount": i}         walk a mount anew whose folder was replaced: `done`
+    {"op": "rules", "id": n, "read": …, "write": …}    `done` once a Landlock ruleset, which comes
+        along, allows these rights below the mounts; below strict ones entry by entry where needed
 
-    {"op": "covers", "mount": i, "version": v, "covers": […], "inodes": […]}   these are added
+    {"op": "covers", "mount": i, "version": v, "covers": […], "inodes": […], "gone": […]}
+        these are added; the last are inodes that are no secret's any more
     {"op": "said", "text": …}                    something for the log
 """
 
@@ -24,13 +27,14 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.linux.safe_tree import open_beneath
+from kernel_specs.landlock import calls
 from kernel_specs.template import linux
 
 BLANK = "/run/blank"
@@ -45,6 +49,9 @@ _IN_ONLYDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0o4000, 0o2000000
 _PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _EVENT = struct.Struct("iIII")
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
+READ_DIR = 1 << 3
+ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
+"""<linux/landlock.h>: listing, and the rights that a rule about a file may hold."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 Path = tuple[str, ...]
@@ -66,6 +73,7 @@ class Ground:
         self.host, self.guest = str(data["host"]), str(data["guest"])
         self._own = {tuple(path): str(kind) for path, kind in data["own"]}
         self._writable = data["writable"] is True
+        self._strict = data["strict"] is True
         self._inner = [tuple(path) for path in data["inner"]]
         self._watches = watches
         self._root = -1
@@ -80,6 +88,7 @@ class Ground:
             own=self._own,
             inner=self._inner,
             writable=self._writable,
+            strict=self._strict,
             visit=lambda parts, fd: self._watches.add(self, parts, fd),
         )
 
@@ -93,6 +102,61 @@ class Ground:
         self.walk = self._fresh()
         if self.is_folder:
             self.walk.all()
+
+    def allow(self, ruleset: int, read: int, write: int) -> None:
+        """Add Landlock rules; where a folder holds a secret, one for each entry that is shown.
+
+        Raises OSError.
+        """
+        access = write if self._writable else read
+        closed = self.walk.closed() if self._strict else set()
+        if () not in closed:
+            calls.allow(ruleset, self._root, access if self.is_folder else access & ON_FILES)
+            return
+        pending: list[tuple[Path, int]] = [((), access)]
+        while pending:
+            parts, access = pending.pop()
+            with suppress(OSError):  # gone, or closed to this user: it stays without rules
+                folder = open_beneath(self._root, parts, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    if read & READ_DIR:
+                        calls.allow(ruleset, folder, READ_DIR)
+                    for name in os.listdir(folder):  # noqa: PTH208  # an open folder
+                        path = (*parts, name)
+                        rights = self._allow_entry(ruleset, folder, path, (access, read), closed)
+                        if rights:
+                            pending.append((path, rights))
+                finally:
+                    os.close(folder)
+
+    def _allow_entry(
+        self,
+        ruleset: int,
+        folder: int,
+        path: Path,
+        rights: tuple[int, int],
+        closed: Collection[Path],
+    ) -> int:
+        """Allow one entry `rights`, or those to read; what to allow in it if it is closed."""
+        try:
+            place = os.open(path[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            return 0
+        try:
+            info = os.fstat(place)
+            kind = None if stat.S_ISLNK(info.st_mode) else self.walk.shows(path, place, info)
+            if kind is None:
+                return 0
+            access = rights[1 if kind == secrets.FIXED else 0]
+            if not stat.S_ISDIR(info.st_mode):
+                calls.allow(ruleset, place, access & ON_FILES)
+            elif path in closed:
+                return access
+            else:
+                calls.allow(ruleset, place, access)
+            return 0
+        finally:
+            os.close(place)
 
 
 class Watches:
@@ -187,6 +251,9 @@ class Keeper:
                 self._sandboxes[held.process] = held
                 poll.register(held.process, select.POLLIN)
                 self._tell({"op": "held", "id": number})
+            elif operation == "rules":
+                self._allow(fds[0], message["read"], message["write"])
+                self._tell({"op": "done", "id": number})
             elif operation == "again":
                 ground = self._grounds[message["mount"]]
                 ground.again()
@@ -196,6 +263,13 @@ class Keeper:
             self._tell({"op": "failed", "id": number, "error": _TOO_MANY})
         except OSError as reason:
             self._tell({"op": "failed", "id": number, "error": str(reason)})
+
+    def _allow(self, ruleset: int, read: int, write: int) -> None:
+        try:
+            for ground in self._grounds:
+                ground.allow(ruleset, read, write)
+        finally:
+            os.close(ruleset)
 
     def _since(self, version: int) -> list[tuple[Ground, Path]]:
         """What has been covered after a version, below 0 all of it; outer folders come first."""
@@ -241,6 +315,8 @@ class Keeper:
                 found = list(ground.walk.found.covers)
             if found:
                 self._cover(ground, found)
+            elif ground.walk.found.gone:
+                self._tell_covers(ground, [])
         except secrets.TooManySecrets:
             self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
         except OSError:
@@ -311,11 +387,14 @@ class Keeper:
     def _tell_covers(self, ground: Ground, paths: Sequence[Path], *, anew: bool = False) -> None:
         found = ground.walk.found
         told = {"op": "covers", "mount": ground.number, "version": self._version}
-        inodes = sorted(found.inodes)
-        for first in range(0, max(len(paths), 1), _BATCH):
+        told["gone"] = [key for key in found.gone if key not in found.inodes]
+        fresh = list(found.fresh)
+        found.gone.clear()
+        found.fresh.clear()
+        for first in range(0, max(len(paths), len(fresh), 1), _BATCH):
             batch = [(path, found.covers[path]) for path in paths[first : first + _BATCH]]
             told["anew"], told["covers"] = anew and first == 0, batch
-            told["inodes"] = inodes[first : first + _BATCH] if len(paths) > 1 else inodes[-_BATCH:]
+            told["inodes"] = fresh[first : first + _BATCH]
             self._tell(told)
 
     def _tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:

@@ -6,10 +6,13 @@ what a symbolic link of such a name leads to, count as well.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
 import re
 import stat
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -69,6 +72,9 @@ _OF_AN_ENVIRONMENT = "pyvenv.cfg"
 _MOST_READ = 1 << 20
 MOST_COVERS = 1000
 """Below one mount; each takes the start of a kernel some 20 µs."""
+_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
+"""<linux/fcntl.h>, <linux/stat.h>."""
+_libc = ctypes.CDLL(None, use_errno=True)
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 
 
@@ -77,13 +83,16 @@ class Found:
     """What a walk has found below a mount.
 
     covers   kinds of covers by path below it
-    inodes   device and inode of every covered file and folder
+    inodes   device and inode of every covered file and folder, with its birth (`born`)
+    fresh    those found since somebody was told last; `gone` those that are another file's by now
     linked   whether any covered file has further names
     folders  how many were looked at
     """
 
     covers: dict[tuple[str, ...], str] = field(default_factory=dict)
-    inodes: set[tuple[int, int]] = field(default_factory=set)
+    inodes: dict[tuple[int, int], int] = field(default_factory=dict)
+    fresh: list[tuple[int, int]] = field(default_factory=list)
+    gone: list[tuple[int, int]] = field(default_factory=list)
     linked: bool = False
     folders: int = 0
 
@@ -146,10 +155,17 @@ def holds_credentials(root: int, parts: Sequence[str]) -> bool:
         os.close(fd)
 
 
+def around(covers: Mapping[tuple[str, ...], str]) -> set[tuple[str, ...]]:
+    """The folders above what these covers hide or fix."""
+    inside = [path for path, kind in covers.items() if kind != KEPT]
+    return {path[:end] for path in inside for end in range(len(path))}
+
+
 class Walk:
     """Looks through a mount whose folder is open as `root`; `visit` gets each folder and its fd.
 
-    `own` are covers that the server wants besides, `inner` places of other mounts, by path.
+    `own` are covers that the server wants besides, `inner` places of other mounts, by path. With
+    `strict` what is judged by its content is covered whatever that is, as it may change.
     """
 
     def __init__(
@@ -159,10 +175,12 @@ class Walk:
         own: Mapping[tuple[str, ...], str] | None = None,
         inner: Sequence[tuple[str, ...]] = (),
         writable: bool = False,
+        strict: bool = False,
         visit: Callable[[tuple[str, ...], int], None] = lambda _parts, _fd: None,
     ) -> None:
         self._root = root
         self._writable = writable
+        self._strict = strict
         self._own = own or {}
         self._inner = frozenset(inner)
         self._visit = visit
@@ -214,10 +232,11 @@ class Walk:
             return [] if reason.errno in (errno.ELOOP, errno.ENOTDIR) else [parts]
         try:
             info = os.fstat(fd)
+            known = self._known(fd, info)
         finally:
             os.close(fd)
         kind = self._kind(parts, info.st_mode)
-        if kind not in HIDING and (info.st_dev, info.st_ino) in self.found.inodes:
+        if kind not in HIDING and known:
             kind = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
         if kind not in HIDING and self.found.covers.get(parts) in HIDING:
             kind = self.found.covers[parts]  # what a link of a secret's name leads to
@@ -231,6 +250,18 @@ class Walk:
                 return self._led_to(parts)
             return [parts]
         return self.below(parts) if stat.S_ISDIR(info.st_mode) else []
+
+    def closed(self) -> set[tuple[str, ...]]:
+        """Folders that hold what is covered or another mount, at whatever depth."""
+        return around(self.found.covers) | around(dict.fromkeys(self._inner, FOLDER))
+
+    def shows(self, parts: tuple[str, ...], fd: int, info: os.stat_result) -> str | None:
+        """Whether an open entry is shown: None if not, else `FIXED` or empty."""
+        if parts in self._inner or self._known(fd, info):
+            return None
+        known = self.found.covers.get(parts, "")
+        kind = known if known in HIDING else self._kind(parts, info.st_mode)
+        return None if kind in HIDING else FIXED if FIXED in (kind, known) else ""
 
     def _entries(
         self, parts: tuple[str, ...], fd: int, links: list[tuple[str, ...]]
@@ -261,7 +292,7 @@ class Walk:
     def _kind(self, parts: tuple[str, ...], mode: int) -> str | None:
         kind = self._own.get(parts) or secret(parts, mode)
         if kind is None and stat.S_ISREG(mode) and judged_by_content(parts):
-            kind = FILE if holds_credentials(self._root, parts) else None
+            kind = FILE if self._strict or holds_credentials(self._root, parts) else None
         if kind is None and self._writable and executed(parts, folder=stat.S_ISDIR(mode)):
             return FIXED
         return kind
@@ -280,13 +311,45 @@ class Walk:
         self.found.covers[parts] = kind
         self._touched[parts] = None
         if info is not None:
-            self.found.inodes.add((info.st_dev, info.st_ino))
+            key = (info.st_dev, info.st_ino)
+            self.found.inodes[key] = self._birth(parts, info)
+            self.found.fresh.append(key)
             if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
                 self.found.linked = True
         if len(self.found.covers) > MOST_COVERS:
             self._forget_the_gone()
         if len(self.found.covers) > MOST_COVERS:
             raise TooManySecrets
+
+    def _cover_link(self, parts: tuple[str, ...], info: os.stat_result) -> None:
+        with contextlib.suppress(OSError):
+            fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
+            try:
+                if self._known(fd, info):
+                    self._cover(parts, FILE, info)
+            finally:
+                os.close(fd)
+
+    def _known(self, fd: int, info: os.stat_result) -> bool:
+        """Whether an open file is covered under another name; numbers of inodes are used again."""
+        key = (info.st_dev, info.st_ino)
+        before = self.found.inodes.get(key)
+        if before is None or born(fd) in (before, 0):
+            return before is not None
+        del self.found.inodes[key]
+        self.found.gone.append(key)
+        return False
+
+    def _birth(self, parts: tuple[str, ...], info: os.stat_result) -> int:
+        with contextlib.suppress(OSError):
+            fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(fd)
+                if (found.st_dev, found.st_ino) == (info.st_dev, info.st_ino):
+                    return born(fd)
+            finally:
+                os.close(fd)
+        return 0
 
     def _forget_the_gone(self) -> None:
         top = f"/proc/self/fd/{self._root}"
@@ -328,9 +391,21 @@ class Walk:
                             continue
                         info = _status(entry)
                         if info and (info.st_dev, info.st_ino) in self.found.inodes:
-                            self._cover(path, FILE, info)
+                            self._cover_link(path, info)
             finally:
                 os.close(fd)
+
+
+def born(fd: int) -> int:
+    """When an open file was made, in nanoseconds (statx(2)); 0 where that is not known."""
+    statx = getattr(_libc, "statx", None)
+    content = ctypes.create_string_buffer(256)
+    arguments = (ctypes.c_int(_AT_EMPTY_PATH), ctypes.c_uint(_STATX_BTIME), content)
+    if statx is None or statx(ctypes.c_int(fd), b"", *arguments) != 0:
+        return 0
+    (filled,) = struct.unpack_from("=I", content)
+    seconds, nanoseconds = struct.unpack_from("=qI", content, 80)
+    return seconds * 10**9 + nanoseconds if filled & _STATX_BTIME else 0
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:

@@ -7,6 +7,7 @@ import secrets
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -24,7 +25,7 @@ from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.safe_tree import give_tree, remove_tree
-from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
+from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
 from kernel_mcp.sandbox.mounts import Folders
 
 
@@ -86,6 +87,8 @@ class LocalLauncher:
             ring = OutputRing()
             undo.callback(ring.close)
             inherited = (channel.guest_fd, ring.guest_fd())
+            if self._doors.strict:
+                channel.give([await self._doors.rules()])
             if folders.shown:
                 channel.give(rundir.listening(wanted))
             process = self._start(request, folder, wanted, identity, inherited, limits, folders)
@@ -153,7 +156,17 @@ class LocalLauncher:
         layers = request.layers if paths.layers else ()
         unmoved = () if paths.layers else request.layers
         try:
-            _write_boot_files(folder, request, connection, paths, identity, inherited, folders)
+            contents = {
+                rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
+                rundir.BOOT_FILE: rundir.boot_content(
+                    request,
+                    paths,
+                    *inherited,
+                    sealed=bool(folders.shown),
+                    strict=self._doors.strict,
+                ),
+            }
+            write_boot_files(folder, contents, identity)
             command = self._sandbox.command(
                 SandboxRequest(
                     argv=rundir.argv(request, paths),
@@ -176,20 +189,10 @@ class LocalLauncher:
         return ConfinedProcess(Spawned(limits.command(command)), limits.explain)
 
 
-def _write_boot_files(
-    folder: Path,
-    request: LaunchRequest,
-    connection: ConnectionInfo,
-    paths: GuestPaths,
-    identity: Identity | None,
-    inherited: tuple[int, int],
-    folders: Folders,
+def write_boot_files(
+    folder: Path, contents: dict[str, dict[str, Any]], identity: Identity | None
 ) -> None:
-    sealed = bool(folders.shown)
-    contents = {
-        rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
-        rundir.BOOT_FILE: rundir.boot_content(request, paths, *inherited, sealed=sealed),
-    }
+    """Write what a kernel starts with, and give it the folder for its sockets."""
     rundir.write_files(folder, contents, identity)
     if identity is not None:
         os.chown(folder, identity.uid, identity.gid)

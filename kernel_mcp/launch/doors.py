@@ -26,7 +26,9 @@ from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
+from kernel_specs.landlock import calls
 from kernel_specs.template import linux
 
 BEGIN_S = 60.0
@@ -51,9 +53,15 @@ class Doors:
         mounts: Sequence[Mount] = (),
         folder: Path = Path("/"),
         tell: Callable[[str, Mapping[str, Any]], None] = lambda _event, _facts: None,
+        *,
+        by_rules: bool = False,
     ) -> None:
-        """`folder` is one of the server's own, which has to exist; `tell` takes audit events."""
+        """`folder` is one of the server's own, which has to exist; `tell` takes audit events.
+
+        With `by_rules` kernels see the host's own files, as far as Landlock lets them.
+        """
         self._tell = tell
+        self._by_rules = by_rules
         self.shown = [Shown(mount) for mount in mounts]
         self.blank = folder / "blank"
         self.stage = folder / "stage"
@@ -77,6 +85,11 @@ class Doors:
             for path in ((), *(path for path, kind in each.covers.items() if kind == KEPT))
         )
 
+    @property
+    def strict(self) -> list[str]:
+        """Where kernels see what a ruleset of theirs is about."""
+        return [each.mount.guest for each in self.shown if each.mount.strict]
+
     def marks(self) -> tuple[tuple[int, int], ...]:
         """Which folders are at the places of the mounts now: what was made for others is stale."""
         found = []
@@ -84,6 +97,16 @@ class Doors:
             with contextlib.suppress(OSError):
                 info = each.mount.host.stat()
                 found.append((info.st_dev, info.st_ino))
+        return tuple(found)
+
+    def sights(self) -> tuple[object, ...]:
+        """As `marks`, and when folders changed of which kernels see only what was there before."""
+        found: list[object] = [*self.marks()]
+        for each in self.shown:
+            closed = each.closed if each.mount.strict or self._by_rules else ()
+            for folder in closed:
+                with contextlib.suppress(OSError):
+                    found.append(each.mount.host.joinpath(*folder).lstat().st_mtime_ns)
         return tuple(found)
 
     @property
@@ -143,6 +166,7 @@ class Doors:
             "own": [],
             "inner": inner,
             "writable": mount.writable,
+            "strict": mount.strict or self._by_rules,
         }
 
     async def _try_maps(self) -> None:
@@ -245,6 +269,21 @@ class Doors:
             self._maps[key] = fds[0]
         return self._maps[key]
 
+    async def rules(self) -> int:
+        """A Landlock ruleset about the mounts, for one kernel; the caller closes it.
+
+        With `by_rules` it is one of `landlock.rules.Ruleset`, else it is about reading alone, and
+        what else the kernel can read is not in it yet. Raises LaunchError, OSError.
+        """
+        made = Ruleset().fd if self._by_rules else calls.make(calls.READING)
+        read, change = (RUN, CHANGE) if self._by_rules else (calls.READING, calls.READING)
+        try:
+            await self._ask({"op": "rules", "read": int(read), "write": int(change)}, [made])
+        except BaseException:
+            os.close(made)
+            raise
+        return made
+
     async def hold(self, pid: int, since: int) -> None:
         """Have a sandbox watched that was made after `since`, of which `pid` is a process.
 
@@ -305,6 +344,7 @@ class Doors:
             elif message["version"]:
                 self._note_new(shown, message["covers"])
             shown.covers.update({tuple(path): kind for path, kind in message["covers"]})
+            shown.inodes.difference_update((device, inode) for device, inode in message["gone"])
             shown.inodes.update((device, inode) for device, inode in message["inodes"])
             self.version = max(self.version, message["version"])
         elif operation == "said":

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -120,8 +120,12 @@ def boot_content(
     ring_fd: int = -1,
     *,
     sealed: bool = False,
+    strict: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The boot file: policy, limits and places; `sealed` for a kernel that makes no socket."""
+    """The boot file: policy, limits and places; `sealed` for a kernel that makes no socket.
+
+    `strict` are mounts whose ruleset comes over the readiness channel, before anything else.
+    """
     limits = request.limits
     return {
         "version": BOOT_VERSION,
@@ -141,6 +145,7 @@ def boot_content(
         "ring_fd": ring_fd,
         "sealed": sealed,
         "variables": dict(request.variables),
+        "strict": [*strict],
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
     }

@@ -114,6 +114,7 @@ class BootConfig:
     layers    extra sys.path entries
     ready_fd  where the ready packet goes; -1 for nowhere
     sealed    the host sends the sockets over ready_fd: this process can make no Unix socket
+    strict    mounts of which only that can be read what the ruleset allows that comes over ready_fd
     ring_fd  memory that keeps the end of the output for the host; -1 for none
     runtime   prefixes whose code may import anything
     variables  of the environment, over those that every kernel has
@@ -129,6 +130,7 @@ class BootConfig:
     ready_fd: int = -1
     ring_fd: int = -1
     sealed: bool = False
+    strict: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -176,6 +178,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
         ready_fd=int(data.get("ready_fd", -1)),
         ring_fd=int(data.get("ring_fd", -1)),
         sealed=data.get("sealed") is True,
+        strict=_strings(data.get("strict", [])),
         runtime=_strings(data.get("runtime", [])),
         variables={
             str(name): str(value) for name, value in _mapping(data.get("variables", {})).items()

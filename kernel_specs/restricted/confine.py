@@ -8,11 +8,13 @@ import mmap
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 
-from kernel_specs.restricted.config import BootConfig, Limits
+from kernel_specs.landlock import calls
+from kernel_specs.restricted.config import BootConfig, BootError, Limits
 
 MIB = 1024 * 1024
 SHIMS = Path(__file__).parents[1] / "shims"
@@ -46,6 +48,8 @@ def confine(config: BootConfig) -> None:
             os.setsid()
     if not config.confined:
         return
+    if config.strict:  # before there are threads, and code of packages
+        _read_no_more(config)
     os.umask(0o077)
     apply_limits(config.limits)
     os.environ.clear()
@@ -54,6 +58,18 @@ def confine(config: BootConfig) -> None:
         time.tzset()
     if config.workspace:
         os.chdir(config.workspace)
+
+
+def _read_no_more(config: BootConfig) -> None:
+    """Enter the Landlock rules of strict mounts. Raises BootError, OSError."""
+    with socket.socket(fileno=os.dup(config.ready_fd)) as channel:
+        _, fds, _, _ = socket.recv_fds(channel, 16, 1, socket.MSG_CMSG_CLOEXEC)
+    if not fds:
+        raise BootError("the rules about strict mounts did not come from the host")
+    try:
+        calls.read_no_more(fds[0], config.strict)
+    finally:
+        os.close(fds[0])
 
 
 def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, str]:

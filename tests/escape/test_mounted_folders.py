@@ -278,6 +278,90 @@ async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project
         assert SECRET not in json.dumps(await other.run(reading(project)))
 
 
+READ_ON = """
+import json, os, threading, time
+os.chdir(ROOT)
+seen, tries, stop = set(), [0], threading.Event()
+def look():
+    while not stop.is_set():
+        for name in NAMES:
+            try:
+                with open(name) as file:
+                    text = file.read()
+                if SECRET in text:
+                    seen.add(name)
+            except OSError:
+                pass
+        tries[0] += 1
+watching = threading.Thread(target=look)
+watching.start()
+print(json.dumps("watching"))
+"""
+
+
+async def test_strict_folders_never_show_what_replaces_a_secret(way: str, project: Project) -> None:
+    root = project.root
+    (root / "out").unlink()
+    (root / "out").mkdir()
+    project.write("out/.env", SECRET)
+    project.own()
+    flags = ("--mount", f"{root}:strict", "--mount", f"{root}/out:rw:strict")
+    async with opened(way, *flags) as notebook:
+        found = await notebook.run(reading(project))
+        assert found["data.csv"] == "a,b\n1,2\n"
+        assert found[".git/HEAD"].startswith("ref:")
+        assert SECRET not in json.dumps(found)
+        names = [".env", "again", "keys/id", "new/.env", ".git/config", "sub/x", "out/.env"]
+        begin = f"ROOT, NAMES, SECRET = {str(root)!r}, {names!r}, {SECRET!r}\n{READ_ON}"
+        assert await notebook.run(begin) == "watching"
+        for _ in range(20):
+            for name in (".env", ".git/config", "new/.env", "sub/.env", "out/.env"):
+                project.write(name, GIT_CONFIG)
+            (root / ".env").rename(root / "again")
+            (root / "sub" / ".env").rename(root / "sub" / "x")
+            project.write(".env", SECRET)
+            (root / "sub" / "x").unlink()
+            (root / "sub" / "x").hardlink_to(root / ".env")
+        (root / ".ssh").rename(root / "keys")
+        (root / "again").unlink()
+        (root / "again").hardlink_to(root / ".env")
+        project.write("data2.csv", "new")
+        project.own()
+        # a process of its own, and other ways to the same files
+        done = await notebook.run(
+            "import shutil, subprocess\n"
+            "before = tries[0]\nwhile tries[0] < before + 20: time.sleep(0.001)\n"
+            "stop.set(); watching.join()\nfound = {}\n"
+            "for name in NAMES + ['data2.csv', '/proc/self/root' + ROOT + '/again']:\n"
+            "    found[name] = subprocess.run(['cat', name], capture_output=True).stdout.decode()\n"
+            "def attempt(name, work):\n"
+            "    try: found[name] = str(work())\n"
+            "    except OSError as error: found[name] = error.strerror\n"
+            "attempt('link', lambda: (os.link('again', '/workspace/a'), open('a').read()))\n"
+            "attempt('move', lambda: (os.rename('out/.env', '/workspace/b'), open('b').read()))\n"
+            "os.makedirs('out/sub', exist_ok=True)\n"
+            "attempt('down', lambda: (os.rename('out/.env', 'out/sub/b'), open('out/sub/b')))\n"
+            "open('out/result', 'w').write('made')\n"
+            "os.makedirs('/workspace/q/r'); open('/workspace/q/s', 'w').write('1')\n"
+            "os.rename('/workspace/q/s', '/workspace/q/r/s'); os.mkdir('/tmp/t')\n"
+            "found['moved'] = open('/workspace/q/r/s').read()\n"
+            "print(json.dumps([found, sorted(seen), tries[0]]))"
+        )
+        assert done[1] == [], done
+        assert SECRET not in json.dumps(done[0])
+        assert done[0]["moved"] == "1"
+        assert done[0]["data2.csv"] == ""
+        assert (root / "out" / "result").read_text() == "made"
+        made = await notebook.agent.call("create_session")
+        other = Notebook(notebook.agent, made.data["session"])
+        found = await other.run(reading(project))
+        assert found["data2.csv"] == "new"
+        assert found["out/result"] == "made"
+        assert SECRET not in json.dumps(found)
+        told = (await notebook.agent.call("info")).data["mounts"]
+        assert "later sessions only" in told[0]
+
+
 async def test_sockets_below_a_mount_cannot_be_connected_to(way: str, project: Project) -> None:
     with closing(project.listener("before")) as before:
         async with opened(way, "--mount", str(project.root)) as notebook:

@@ -18,7 +18,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
-from kernel_mcp.launch.cold import hand_over, remove_folder, seal
+from kernel_mcp.launch.cold import hand_over, remove_folder, seal, write_boot_files
 from kernel_mcp.launch.doors import Doors, as_folder
 from kernel_mcp.launch.network import Network, Way
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher, OutputRing
@@ -30,7 +30,7 @@ from kernel_mcp.launch.template.outer import TemplateSupervisor
 from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.sandbox.base import GuestPaths, Sandbox
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.probe import Check
 from kernel_specs.template import linux
 
@@ -211,9 +211,19 @@ class TemplateLauncher:
             paths = self._sandbox.guest_paths(request.workspace, folder)
             if identity is not None:
                 await hand_over(request.workspace, identity)
-            _write_boot_files(
-                folder, request, connection, paths, identity, sealed=bool(self._doors)
+            boot = rundir.boot_content(
+                request,
+                paths,
+                READY_FD,
+                RING_FD,
+                sealed=bool(self._doors),
+                strict=self._doors.strict,
             )
+            contents = {
+                rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
+                rundir.BOOT_FILE: boot,
+            }
+            write_boot_files(folder, contents, identity)
             limits = self._resources.open(
                 request.limits, request.workspace, folder, request.session
             )
@@ -222,6 +232,8 @@ class TemplateLauncher:
             undo.callback(channel.close)
             ring = OutputRing()
             undo.callback(ring.close)
+            if self._doors.strict:
+                channel.give([await self._doors.rules()])
             if self._doors:
                 channel.give(rundir.listening(connection))
             way = self._network.way()
@@ -345,22 +357,3 @@ class TemplateLauncher:
                     "covers": folder.covers,
                 }
             )
-
-
-def _write_boot_files(
-    folder: Path,
-    request: LaunchRequest,
-    connection: ConnectionInfo,
-    paths: GuestPaths,
-    identity: Identity | None,
-    *,
-    sealed: bool,
-) -> None:
-    boot = rundir.boot_content(request, paths, READY_FD, RING_FD, sealed=sealed)
-    contents = {
-        rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
-        rundir.BOOT_FILE: boot,
-    }
-    rundir.write_files(folder, contents, identity)
-    if identity is not None:
-        os.chown(folder, identity.uid, identity.gid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import errno
 import os
@@ -24,14 +23,10 @@ from kernel_mcp.sandbox.seccomp import (
     fail,
     one_of,
 )
+from kernel_specs.landlock import calls
 
 REQUIRED_VERSION = 6
 """The first that scopes signals and abstract Unix sockets: Linux 6.12."""
-
-_CREATE_RULESET, _ADD_RULE = 444, 445
-"""The same on every architecture (include/uapi/asm-generic/unistd.h)."""
-_CREATE_RULESET_VERSION = 1
-_RULE_PATH_BENEATH = 1
 
 
 class Access(enum.IntFlag):
@@ -64,26 +59,9 @@ _TCP_BIND_AND_CONNECT = 0b11
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 
-class _RulesetAttr(ctypes.Structure):
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
-
-
-class _PathBeneathAttr(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
 def version() -> int:
     """The Landlock ABI version of the running Linux. Raises OSError when it has none."""
-    return _call(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+    return calls.version()
 
 
 def unavailable() -> str | None:
@@ -108,32 +86,23 @@ def unavailable() -> str | None:
 class Ruleset:
     """Rules on all file rights, TCP, signals and abstract sockets; the rest is denied."""
 
-    def __init__(self) -> None:
-        attr = _RulesetAttr(ALL_ACCESS, _TCP_BIND_AND_CONNECT, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS)
-        self.fd = _call(_CREATE_RULESET, ctypes.byref(attr), ctypes.sizeof(attr), 0)
+    def __init__(self, fd: int = -1) -> None:
+        """Take over a ruleset of the same kind, or make one."""
+        network, scoped = _TCP_BIND_AND_CONNECT, _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS
+        self.fd = calls.make(ALL_ACCESS, network, scoped) if fd < 0 else fd
 
     def allow(self, path: str, access: Access) -> None:
         """Allow `access` on a file or below a folder; symlinks are followed. Raises OSError."""
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-            attr = _PathBeneathAttr(access if is_folder else access & ON_FILES, fd)
-            _call(_ADD_RULE, self.fd, _RULE_PATH_BENEATH, ctypes.byref(attr), 0)
+            calls.allow(self.fd, fd, access if is_folder else access & ON_FILES)
         finally:
             os.close(fd)
 
     def close(self) -> None:
         """Close the ruleset; processes that entered it stay restricted."""
         os.close(self.fd)
-
-
-def _call(number: int, *args: object) -> int:
-    wide = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    result = int(_libc.syscall(ctypes.c_long(number), *wide))
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return result
 
 
 READ = Access.READ_FILE | Access.READ_DIR
@@ -152,6 +121,8 @@ WRITE = (
     | Access.MAKE_SYM
 )
 """Everything but device nodes."""
+CHANGE = WRITE & ~(Access.MAKE_SOCK | Access.MAKE_FIFO)
+"""In mounted folders, where programs of the host may look."""
 
 _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS = (

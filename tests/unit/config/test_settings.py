@@ -28,7 +28,7 @@ SAMPLES = {
     "SIZE": "3G",
     "TIME": "7s",
     "HOST[:GUEST]": "data:/data",
-    "HOST[:GUEST][:ro|rw]": "data:/data",
+    "HOST[:GUEST][:ro|rw][:strict]": "data:/data",
     "URL": "https://mirror.example/simple",
     "VERSION": "3.12",
     "NAME[=VALUE]": "NAME=VALUE",

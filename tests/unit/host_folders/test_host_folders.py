@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import Shown, checked, shown_folders
+from kernel_specs.landlock import calls
 
 
 def mount(path: Path | str, guest: str = "", mode: str = "ro") -> Mount:
@@ -27,10 +30,60 @@ def test_a_mount_is_seen_at_the_path_that_was_named(tmp_path: Path) -> None:
     assert found[1] == Mount(tmp_path / "real", "/data")
 
 
-@pytest.mark.parametrize("text", ["", ":/x", "a:b:c", "/a:relative", "/a:/b:/c", "/a:/b:no"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":/x",
+        "a:b:c",
+        "/a:relative",
+        "/a:/b:/c",
+        "/a:/b:no",
+        ":strict",
+        "/a:strict:rw",
+        "/a:/b:strict:strict",
+    ],
+)
 def test_what_is_no_mount_is_refused_in_words(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="HOST"):
         load({"mount": [text]}, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "guest", "mode"),
+    [("{}:strict", "{}", "ro"), ("{}:rw:strict", "{}", "rw"), ("{}:/b:ro:strict", "/b", "ro")],
+)
+def test_strict_comes_last(text: str, guest: str, mode: str, tmp_path: Path) -> None:
+    (found,) = load({"mount": [text.format(tmp_path)]}, {}, tmp_path).mounts
+    assert found == Mount(tmp_path, guest.format(tmp_path), mode, strict=True)
+    assert str(found).endswith(f":{mode}:strict")
+
+
+def test_what_is_strict_is_not_in_what_is_not(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    strict = [Mount(path, f"/data/{path.name}", strict=True) for path in (tmp_path, inner)]
+    for loose in (Mount(tmp_path, "/data"),):
+        with pytest.raises(ConfigError, match="has to be strict, too"):
+            checked([loose, strict[1]], [])
+    checked([replace(strict[0], guest="/data"), strict[1]], [])
+    with pytest.raises(ConfigError, match="cannot be strict"):
+        checked([replace(strict[0], guest="/tmp/x/y")], [])
+
+
+@pytest.mark.parametrize("found", [1, OSError(errno.ENOSYS, "no such call")])
+def test_strict_takes_landlock(
+    found: int | OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version() -> int:
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(calls, "version", version)
+    settings = Settings(mounts=(Mount(tmp_path, str(tmp_path / "guest"), strict=True),))
+    with pytest.raises(ConfigError, match="Leave strict out"):
+        shown_folders(settings, "bwrap", tmp_path / "s", tmp_path / "c")
 
 
 def test_a_file_of_the_current_folder_mounts_nothing(tmp_path: Path) -> None:

@@ -153,3 +153,36 @@ def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet() -> None:
         assert secrets.executed_by_name(tuple(path.split("/"))), path
     for path in ("git/hooks/x", "mcp.json", "a/b.py"):
         assert not secrets.executed_by_name(tuple(path.split("/"))), path
+
+
+def test_strictly_covered_is_what_may_come_to_hold_credentials(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "a/.git/config", "a/.git/HEAD", "b/plain", "c/inner/x")
+    walk = Walk(root, strict=True, inner=[("c", "inner")])
+    assert covered(walk.all().covers) == {"a/.git/config": FILE}
+    assert walk.closed() == {(), ("a",), ("a", ".git"), ("c",)}
+
+    def shows(path: str) -> str | None:
+        fd = os.open(tmp_path / path, os.O_PATH)
+        try:
+            return walk.shows(tuple(path.split("/")), fd, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    seen = {path: shows(path) for path in ("a/.git/HEAD", "a/.git/config", "c/inner", "b")}
+    assert seen == {"a/.git/HEAD": "", "a/.git/config": None, "c/inner": None, "b": ""}
+    (tmp_path / "b" / "hard").hardlink_to(tmp_path / "a" / ".git" / "config")
+    assert shows("b/hard") is None
+
+
+def test_a_file_that_has_the_number_of_a_deleted_secret_is_shown(tmp_path: Path, root: int) -> None:
+    make(tmp_path, ".env", "plain")
+    walk = Walk(root)
+    walk.all()
+    (key,) = walk.found.inodes
+    other = (tmp_path / "plain").stat()
+    # as Linux uses numbers again; the births differ
+    walk.found.inodes[other.st_dev, other.st_ino] = walk.found.inodes[key] - 1
+    assert walk.one(("plain",)) == []
+    assert walk.found.gone == [(other.st_dev, other.st_ino)]
+    (tmp_path / "hard").hardlink_to(tmp_path / ".env")
+    assert walk.one(("hard",)) == [("hard",)]
