@@ -24,12 +24,14 @@ from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier, explained
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import LEAST_MASKED
+from kernel_mcp.environments.own import own_environment
 from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.host_folders import shown_folders
 from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.launch.base import mark_of
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.network import Network, rules_of
@@ -102,6 +104,9 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
         inspector = Inspector(sandbox)
+        own = await anyio.to_thread.run_sync(
+            partial(own_environment, settings.python, apart=_apart(sandbox))
+        )
         doors = Doors(
             shown_folders(settings, sandbox.name, run.path, default_cache()), run.path, audit.note
         )
@@ -132,6 +137,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             sources=sources(settings),
             builder=sandbox.builder(),
             most_bytes=settings.cache_bytes,
+            apart=_apart(sandbox),
         )
         rules = InstallRules.of(settings)
         factory = KernelFactory(
@@ -165,7 +171,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             folder=waiting,
             layers=folders.layers,
             capacity=capacity,
-            mark=doors.sights,
+            mark=lambda: (doors.sights(), mark_of(own.sites) if own is not None else ()),
         )
         stack.push_async_callback(pool.aclose)
         installer = Installer(
@@ -209,6 +215,13 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
 
 
+def _apart(sandbox: Sandbox) -> bool:
+    """Whether kernels run as users of their own, who may not read all that the server may."""
+    identity = sandbox.identity()
+    sandbox.release(identity)
+    return identity is not None
+
+
 def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
     """The audit trail, with the start of this server written. Raises ConfigError."""
     audit = open_audit(settings.audit_log, masks)
@@ -218,6 +231,7 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
         "sandbox": sandbox.name,
         "profile": settings.profile,
         "allow": list(settings.allow),
+        "python": settings.python,
         "mounts": [str(mount) for mount in settings.mounts],
         "network": list(settings.network),
         "variables": [each.name for each in settings.variables],

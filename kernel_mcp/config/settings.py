@@ -213,8 +213,9 @@ class Settings:
         narrows=no_further(PROFILES),
     )
     python: str = _flag(
-        "python", python, _IMPORTS, "VERSION", "the server's own version",
-        "Python of the kernels: a version from 3.10 to 3.15 or the path of an interpreter",
+        "python", python, _IMPORTS, "VERSION|PATH", "the server's own version",
+        "Python of the kernels: a version from 3.10 to 3.15 or the path of an interpreter; the "
+        "path of a virtual or conda environment (`./.venv`) has them use its packages, read-only",
         value="",
     )
     allow_install: tuple[str, ...] = _flag(

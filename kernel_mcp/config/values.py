@@ -6,6 +6,7 @@ And rules for a file that no flag names: it may set values that permit no more t
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -342,13 +343,18 @@ def word(given: object) -> str:
 
 
 def python(given: object) -> str:
-    """A version kernels can run on (`3.12`, `3.12.1`) or the path of an interpreter."""
-    expected = "expected a version from 3.10 to 3.15 or the path of an interpreter"
+    """A version kernels can run on (`3.12`, `3.12.1`), or a path: of an interpreter or of an
+    environment.
+    """
+    expected = (
+        "expected a version from 3.10 to 3.15, or the path of an interpreter or an environment, "
+        "such as ./.venv"
+    )
     if not isinstance(given, str):
         raise ValueError(f'{expected}; a version is written in quotes in TOML, as "3.12"')
     text = given.strip()
-    if "/" in text:
-        return str(Path(text).expanduser())
+    if "/" in text or text.startswith("."):
+        return os.path.join(".", Path(text).expanduser())  # noqa: PTH118  # pathlib drops the dot
     match = _VERSION.fullmatch(text)
     if match is None:
         raise ValueError(expected)

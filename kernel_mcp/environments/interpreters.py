@@ -1,7 +1,7 @@
 """Finds the Python that a kernel environment is made from, with its exact version.
 
 Each server probes for itself: what runs on the host and which folders kernels may read never comes
-from the cache. No interpreter starts with packages: a virtual environment's base is run instead.
+from the cache. No interpreter starts with packages, nor one of an environment of the operator's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,8 +71,12 @@ class _Found:
 class Interpreters:
     """Resolves `--python`; caches each answer until the executable changes."""
 
-    def __init__(self, uv: Uv) -> None:
+    def __init__(
+        self, uv: Uv, own: Callable[[str], Interpreter | None] = lambda _request: None
+    ) -> None:
+        """`own` tells the interpreter of an environment that `--python` names; it may block."""
         self._uv = uv
+        self._own = own
         self._known: dict[str, _Found] = {}
 
     async def find(
@@ -85,6 +90,8 @@ class Interpreters:
         known = self.recalled(request)
         if known is not None:
             return known
+        if (own := await anyio.to_thread.run_sync(self._own, request)) is not None:
+            return own
         path = request if "/" in request else await self._locate(request, progress, fetch)
         found = await self._probe(path, request)
         self._known[request] = _Found(found, path, _stamp(path))
@@ -146,7 +153,7 @@ class Interpreters:
         try:
             with anyio.fail_after(_PROBE_TIMEOUT_S):
                 done = await anyio.run_process(
-                    [_base_of(path), "-I", "-S", "-c", _PROBE],
+                    [path, "-I", "-S", "-c", _PROBE],
                     check=False,
                     cwd=NEUTRAL,
                     stdin=subprocess.DEVNULL,
@@ -187,26 +194,6 @@ def _pair(version: str) -> tuple[int, int]:
 def _stamp(path: str) -> tuple[int, ...]:
     status = Path(path).stat()
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _base_of(path: str) -> str:
-    """The base interpreter of a virtual environment; any other path is its own."""
-    executable = Path(path)
-    for folder in (executable.parent, executable.parent.parent):
-        try:
-            lines = (folder / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError):
-            continue
-        settings = {name.strip().lower(): text.strip() for name, _, text in map(_parted, lines)}
-        home = Path(settings.get("home", ""))
-        bases = (home / name for name in (executable.name, "python3", "python"))
-        base = next((each for each in bases if each.exists()), None)
-        return path if base is None or not home.is_absolute() else os.path.realpath(base)
-    return path
-
-
-def _parted(line: str) -> tuple[str, str, str]:
-    return line.partition("=")
 
 
 def _installed(output: str) -> str:

@@ -246,10 +246,11 @@ def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str
 
 def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:
     """Modules by package of an environment."""
-    root = env.python.parent.parent
-    provided = noted_modules(root)
+    if env.support is not None:
+        return env.support.modules
+    provided = noted_modules(env.root)
     if provided is None:
-        sites = root.glob("lib/python3*/site-packages")
+        sites = env.root.glob("lib/python3*/site-packages")
         return {name: dist for site in sites for name, dist in installed_modules(site).items()}
     return provided
 

@@ -39,6 +39,7 @@ from kernel_mcp.environments.build import (
 from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
 from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
+from kernel_mcp.environments.own import OwnEnvironment, own_environment
 from kernel_mcp.environments.progress import Bulletin
 from kernel_mcp.environments.uv import ProgressCallback, Sources, Uv, silence
 from kernel_mcp.environments.workshop import Workshop
@@ -86,26 +87,37 @@ class EnvironmentStore:
         uv: Uv | None = None,
         builder: Builder | None = None,
         most_bytes: int = 0,
+        apart: bool | None = None,
     ) -> None:
         """`cache_dir` defaults to the user's cache folder. Raises EnvironmentBuildError.
 
-        Without a `builder` the machine's best confines uv. Agents' environments and uv's cache take
-        at most `most_bytes` (0 for no limit) beyond what is in use.
+        `apart` is that of `own_environment`. Without a `builder` the machine's best confines uv.
+        Agents' environments and uv's cache take at most `most_bytes` (0 for no limit) beyond what
+        is in use.
         """
         self._root = _writable(cache_dir or default_cache())
         self._envs = self._root / "envs"
         self.workshop = Workshop(uv or Uv.installed(self._root, sources), builder)
-        self.interpreters = Interpreters(self.workshop.uv)
+        self.interpreters = Interpreters(self.workshop.uv, self._interpreter)
         self._most_bytes = most_bytes
+        self._apart = apart
         self._leases: dict[EnvironmentSpec, Lease] = {}
+        self._below: dict[EnvironmentSpec, EnvironmentSpec] = {}
+        """What lies below environments of the operator's."""
 
     async def ensure(
         self, spec: EnvironmentSpec, progress: ProgressCallback = silence, terms: Terms = OPERATORS
     ) -> KernelEnvironment:
         """The environment for `spec`, built if it is not cached; leased until `release`.
 
-        `progress` is awaited with short lines, whoever builds it. Raises EnvironmentBuildError.
+        `progress` is awaited with short lines, whoever builds it. An environment of the operator's
+        stays as it is and gets one of ours below. Raises EnvironmentBuildError.
         """
+        own = await anyio.to_thread.run_sync(self._own, spec)
+        if own is not None:
+            below = self._below[spec] = EnvironmentSpec(own.minor, own.lacks(spec.packages))
+            ours = await self.ensure(below, progress, terms)
+            return await anyio.to_thread.run_sync(own.above, ours, below.packages)
         interpreter = await self.interpreters.find(spec.python, progress, fetch=not terms.agent)
         folder = self._envs / _name(interpreter, spec)
         bulletin = Bulletin(_lock_file(folder), progress)
@@ -139,6 +151,7 @@ class EnvironmentStore:
 
     def unfit(self, spec: EnvironmentSpec) -> dict[str, str]:
         """Packages of `spec` that could not be had lately, with the reasons; starts no process."""
+        spec = self._below.get(spec, spec)
         interpreter = self.interpreters.recalled(spec.python)
         if interpreter is None:
             return {}
@@ -168,7 +181,10 @@ class EnvironmentStore:
 
     def release(self, spec: EnvironmentSpec) -> None:
         """Release this server's lease on the environment of `spec`."""
-        lease = self._leases.pop(spec, None)
+        below = self._below.pop(spec, spec)
+        if below in self._below.values():
+            return
+        lease = self._leases.pop(below, None)
         if lease is not None:
             lease.close()
 
@@ -178,7 +194,8 @@ class EnvironmentStore:
 
     def size(self, environment: KernelEnvironment) -> int:
         """Bytes on disk of an environment."""
-        note = folders.read_note(environment.python.parent.parent)
+        support = environment.support
+        note = folders.read_note(support.site.parents[2] if support else environment.root)
         return 0 if note is None else note.size
 
     def stored(self) -> list[StoredEnvironment]:
@@ -249,6 +266,13 @@ class EnvironmentStore:
         self.release(spec)
         self._leases[spec] = lease
         return ready
+
+    def _own(self, spec: EnvironmentSpec) -> OwnEnvironment | None:
+        return own_environment(spec.python, apart=self._apart)
+
+    def _interpreter(self, request: str) -> Interpreter | None:
+        own = own_environment(request, apart=self._apart)
+        return None if own is None else own.interpreter
 
     def _folders(self) -> list[Path]:
         if not self._envs.is_dir():

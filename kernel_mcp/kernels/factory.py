@@ -19,6 +19,7 @@ from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.build import Fitting, Terms
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.metadata import EnvironmentSpec, import_names, provided_modules
+from kernel_mcp.environments.own import unseen
 from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S
@@ -27,7 +28,7 @@ from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchReq
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.output.text import Masks
-from kernel_mcp.policy import Policy, profile_entries
+from kernel_mcp.policy import DATA_MODULES, Policy, profile_entries
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -98,12 +99,20 @@ class _Built:
 
     @property
     def fresh(self) -> bool:
-        return time.monotonic() < self.since + FRESH_S and self.environment.python.exists()
+        environment = self.environment
+        in_time = time.monotonic() < self.since + FRESH_S
+        return in_time and environment.python.exists() and not environment.stale
 
     @property
     def whole(self) -> list[str]:
-        """The modules that a template imports: those without a dot."""
-        return sorted(name for name in self.modules if "." not in name)
+        """The modules that a template imports: those without a dot; of an environment of the
+        operator's also what most analyses begin with.
+        """
+        support = self.environment.support
+        there = chain.from_iterable(support.modules.values()) if support is not None else ()
+        return sorted(
+            {name for name in self.modules if "." not in name} | DATA_MODULES.intersection(there)
+        )
 
 
 class Templates(Protocol):
@@ -162,10 +171,14 @@ class KernelFactory:
             spec = self.spec(request)  # the operator's packages may have become fewer
             await compile_guest(environment)
             names = import_names(environment, spec)
-            present = chain.from_iterable(provided_modules(environment).values())
+            provided = await anyio.to_thread.run_sync(provided_modules, environment)
+            present = chain.from_iterable(provided.values())
             policy = self._policy.with_modules(names).with_installed(present)
             first = built is None
             built = self._built[spec] = _Built(environment, names, policy)
+            if first:
+                for remark in unseen(environment, self._settings.mounts):
+                    logger.warning("--python: %s", remark)
             if first and built.whole and self._templates is not None and request.at_home:
                 await progress(f"Preloading {', '.join(built.whole)}; starting a kernel")
         if self._templates is not None and request.at_home:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,12 +63,50 @@ class ConnectionInfo:
         return f"{self.ip}-{port}"
 
 
+def mark_of(sites: Iterable[Path]) -> tuple[int, ...]:
+    """What is in folders of packages, as far as their own entries tell; changes with these."""
+    found: list[int] = []
+    for site in sites:
+        with suppress(OSError):
+            info = site.stat()
+            found += (info.st_dev, info.st_ino, info.st_mtime_ns)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What an environment of the operator's gets from one of ours, and what is known of both.
+
+    site      folder of our packages, `first` on sys.path or behind those of `sites`
+    runtime   what the interpreter of ours reads
+    mark      that of `sites` when they were read
+    modules   top-level modules by package
+    replaced  versions that code sees instead of those of the environment, in words
+    outside   packages that are elsewhere, and where
+    """
+
+    site: Path
+    first: bool
+    sites: tuple[Path, ...]
+    runtime: tuple[Path, ...] = ()
+    mark: tuple[int, ...] = ()
+    modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    replaced: Mapping[str, str] = field(default_factory=dict, compare=False)
+    outside: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def path(self) -> list[str]:
+        """What a kernel is told: the folder, and before or behind which it comes."""
+        return [str(self.site), "first" if self.first else "last"]
+
+
 @dataclass(frozen=True, slots=True)
 class KernelEnvironment:
-    """A built virtual environment: its interpreter and the host paths that it reads.
+    """A virtual environment: its interpreter and the host paths that it reads.
 
     `base` is the interpreter that it was made from, None when unknown. It loads no packages, which
-    cannot change it either, so it runs what holds rights.
+    cannot change it either, so it runs what holds rights. With `support` the environment is the
+    operator's, and `base` is that of the support: nothing of the other runs outside a sandbox.
     """
 
     python: Path
@@ -76,6 +114,17 @@ class KernelEnvironment:
     version: str = ""
     packages: tuple[str, ...] = ()
     base: Path | None = None
+    support: Support | None = None
+
+    @property
+    def root(self) -> Path:
+        """Its folder."""
+        return self.python.parent.parent
+
+    @property
+    def stale(self) -> bool:
+        """Whether packages have come or gone since it was read."""
+        return self.support is not None and mark_of(self.support.sites) != self.support.mark
 
     @property
     def bare(self) -> Path:
@@ -85,8 +134,9 @@ class KernelEnvironment:
     @property
     def runtime(self) -> tuple[Path, ...]:
         """The host paths that `bare` reads."""
-        own = self.python.parent.parent
-        return tuple(path for path in self.readonly if self.base is None or path != own)
+        if self.support is not None:
+            return self.support.runtime
+        return tuple(path for path in self.readonly if self.base is None or path != self.root)
 
 
 @dataclass(frozen=True, slots=True)

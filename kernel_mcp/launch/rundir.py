@@ -141,6 +141,7 @@ def boot_content(
         "workspace": guest.workspace,
         "tmp": guest.tmp,
         "layers": layer_paths(request, guest),
+        "support": support_of(request.environment),
         "ready_fd": ready_fd,
         "ring_fd": ring_fd,
         "sealed": sealed,
@@ -149,6 +150,11 @@ def boot_content(
         "runtime": ["/usr", *map(str, request.environment.readonly)],
         "output": {"chunk_bytes": 64 * KIB, "flush_seconds": 0.05, "message_bytes": 12 * MIB},
     }
+
+
+def support_of(environment: KernelEnvironment) -> list[str]:
+    """Where the kernel's own packages are, and their order, if its environment has none."""
+    return [] if environment.support is None else environment.support.path
 
 
 def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:

@@ -281,6 +281,8 @@ class ScriptReader:
                 f"{_pair(NEWEST_PYTHON)}, such as 3.12."
             ) from None
         own = await self._interpreters.find(self._settings.python, fetch=True)
+        if "/" in self._settings.python and f"{own.version}.".startswith(f"{version}."):
+            return ""
         found = await self._find(version, progress)
         return "" if found == own else version
 

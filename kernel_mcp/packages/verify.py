@@ -16,6 +16,7 @@ from kernel_mcp.environments.layer import Generation, versions
 from kernel_mcp.errors import InstallError, KernelMcpError, LaunchError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.process import ConfinedProcess
+from kernel_mcp.launch.rundir import support_of
 from kernel_mcp.launch.spawn import Spawned
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.output.terminal import clean
@@ -55,6 +56,7 @@ async def try_imports(
         request = {
             "paths": [str(path) for path in paths],
             "modules": list(modules),
+            "support": support_of(environment),
             "limits": _limits(limits, own_process_count=guest.own_process_count),
             "tmp": guest.tmp,
         }

@@ -152,6 +152,10 @@ def runtime_options(paths: Iterable[Path]) -> list[str]:
             if parent not in made and parent not in ("/tmp", *_FOLDERS):
                 made.add(parent)
                 options += ["--perms", "0755", "--dir", parent]
+        if Path(name).is_symlink() and Path(name).is_file():
+            # a program finds its library by the links that lead to it
+            options += ["--symlink", str(Path(name).readlink()), name]
+            continue
         options += ["--ro-bind", name, name]
         bound.append(name)
     return options

@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Share, duration, hosts, limit_duration, memory, share
+from kernel_mcp.environments.own import own_folder
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.kernels.factory import KernelFactory
@@ -85,7 +86,8 @@ def _imports(settings: Settings) -> str:
     profile = profile_in_force(settings.profile, confined=settings.confined)
     if profile in ("default", "data") or "*" in settings.allow:
         base = "the whole standard library, shell commands, magics and all that is installed"
-        return f"Imports: {base}{': ' if names else ''}{_listed(names)}."
+        own = f" in {settings.python} (read-only)" if own_folder(settings.python) else ""
+        return f"Imports: {base}{own}{': ' if names else ''}{_listed(names)}."
     few = _strict(settings)
     base = "a few modules such as math" if few else "the standard library for computing"
     return f"Imports: {_listed([base, *names])} (info lists all). Others are refused."

@@ -137,6 +137,7 @@ class ServerInfo(Told):
     interpreter: str = Field(description="Path of the Python that runs code")
     uv_version: str = Field(description="Of the uv that builds environments and installs")
     platform: str
+    environment: list[str] = Field(description="Of the operator's own environment, if it is one")
     packages: list[str]
     policy: str = Field(description="The profile in force and what it lets code do")
     allowed_imports: list[str] = Field(description="['*'] for all that is installed")

@@ -14,6 +14,7 @@ from pydantic import Field
 from kernel_mcp import __version__
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import MIB, Share, format_bytes, hosts, no_more_or_unlimited
+from kernel_mcp.environments.own import remarks
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import EnvironmentBuildError, InputError
 from kernel_mcp.packages.requirements import Needs
@@ -299,6 +300,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
     found = list(session.kernel.handle.boundary) if session.kernel is not None else []
     python, interpreter, problem = factory.spec(request).python or platform.python_version(), "", ""
     packages: dict[str, str] = {}
+    own: list[str] = []
     policy = factory.policy(request)
     try:
         environment, policy = await factory.environment(request, progress)
@@ -307,6 +309,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
     else:
         python, interpreter = environment.version, str(environment.python)
         packages = await anyio.to_thread.run_sync(all_versions, environment, request.layer)
+        own = remarks(environment, settings.mounts)
         if refusal := factory.refusal(environment):
             found.append(f"kernels are not forked, as their template was refused: {refusal}")
     refused = [str(settings.refusal)] if settings.refusal is not None else []
@@ -317,6 +320,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         interpreter=interpreter,
         uv_version=await factory.uv_version(),
         platform=f"{platform.system()} {platform.machine()}",
+        environment=own,
         packages=[f"{name}=={version}" for name, version in packages.items()],
         policy=profile_in_words(settings, report.backend),
         allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),

@@ -16,6 +16,7 @@ def main(argv: list[str]) -> int:
     folder = str(Path(__file__).resolve().parent.parent.parent)
     sys.path.insert(0, folder)
     from kernel_specs.restricted import config, confine, host
+    from kernel_specs.restricted.policy import imports
 
     sys.path.remove(folder)
     boot = config.BootConfig()
@@ -23,6 +24,7 @@ def main(argv: list[str]) -> int:
         connection_file = Path(argv[argv.index("-f") + 1]).absolute()
         boot = config.load(connection_file)
         confine.confine(boot)
+        imports.support(boot.support)
         sys.argv = [""]  # the command line is the server's, not that of user code
         kernel = host.KernelHost()
         kernel.preload()

@@ -112,6 +112,7 @@ class BootConfig:
 
     confined  False without a boot.json: an ordinary Jupyter kernel, nothing is restricted
     layers    extra sys.path entries
+    support   the folder of the kernel's own packages, and `first` or `last`, if not in sys.path
     ready_fd  where the ready packet goes; -1 for nowhere
     sealed    the host sends the sockets over ready_fd: this process can make no Unix socket
     strict    mounts of which only that can be read what the ruleset allows that comes over ready_fd
@@ -127,6 +128,7 @@ class BootConfig:
     workspace: str = ""
     tmp: str = field(default_factory=tempfile.gettempdir)
     layers: tuple[str, ...] = ()
+    support: tuple[str, ...] = ()
     ready_fd: int = -1
     ring_fd: int = -1
     sealed: bool = False
@@ -175,6 +177,7 @@ def parse(data: dict[str, Any]) -> BootConfig:
         workspace=str(data.get("workspace", "")),
         tmp=str(data.get("tmp") or default.tmp),
         layers=_strings(data.get("layers", [])),
+        support=_strings(data.get("support", [])),
         ready_fd=int(data.get("ready_fd", -1)),
         ring_fd=int(data.get("ring_fd", -1)),
         sealed=data.get("sealed") is True,

@@ -1,7 +1,7 @@
 """Import modules in a process that is thrown away: `python -I -B try_import.py REQUEST`.
 
-REQUEST is JSON: `paths` for sys.path, `modules` to import, `limits` as in boot.json, `tmp`. The
-last line of the output is JSON, each module with null or why it cannot be imported.
+REQUEST is JSON: `paths` for sys.path, `modules` to import, `limits` and `support` as in boot.json,
+`tmp`. The last line of the output is JSON, each module with null or why it cannot be imported.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ def main(request: str) -> int:
     folder = str(Path(__file__).resolve().parent.parent.parent)
     sys.path.insert(0, folder)
     from kernel_specs.restricted import config, confine
-    from kernel_specs.restricted.policy.imports import before_sites
+    from kernel_specs.restricted.policy.imports import before_sites, support
 
     sys.path.remove(folder)
     task = json.loads(request)
     boot = config.BootConfig(limits=config.Limits(**task["limits"]), tmp=task["tmp"])
     confine.apply_limits(boot.limits)
     os.environ.update(confine.environment(boot))
+    support(task.get("support", []))
     sys.path[(place := before_sites(sys.path)) : place] = task["paths"]
     said = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -86,11 +86,13 @@ class Start:
 
     python   interpreter of the environment
     preload  modules to import before the first fork
+    support  the folder of the kernel's own packages and its order, if the environment has none
     variables  of the environment that they are imported in
     """
 
     python: str
     preload: tuple[str, ...]
+    support: tuple[str, ...]
     ground: cell.Ground
     variables: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -100,6 +102,7 @@ class Start:
         return cls(
             python=str(data["python"]),
             preload=tuple(map(str, data["preload"])),
+            support=tuple(map(str, data["support"])),
             ground=cell.Ground(
                 masks=tuple(map(str, data["masks"])),
                 kept=tuple(map(str, data["kept"])),
@@ -178,7 +181,8 @@ class TemplateInit:
         for fd in RESERVED_FDS:
             os.dup2(0, fd)  # /dev/null
         python = self._start.python
-        arguments = [START, "zygote", str(control), *self._start.preload]
+        support = ":".join(self._start.support)
+        arguments = [START, "zygote", support, str(control), *self._start.preload]
         os.execve(python, [python, "-I", "-B", *arguments], {**os.environ, **self._start.variables})
 
     def _on_request(self) -> bool:

@@ -1,5 +1,6 @@
 """Entry point of a template's processes: `python -I -B start.py enter|zygote ARGUMENT…`.
 
+The first ARGUMENT of `zygote` is where the kernel's own packages are, empty for the environment.
 As boot.py, it is compiled at every start, and its siblings come from the bytecode cache.
 """
 
@@ -18,6 +19,9 @@ def main(argv: list[str]) -> int:
 
         run = init.main
     else:
+        from kernel_specs.restricted.policy import imports
+
+        imports.support(argv[1].rsplit(":", 1) if argv[1] else [])
         from kernel_specs.template import zygote
 
         run = zygote.main

@@ -1,4 +1,4 @@
-"""`start.py zygote FD MODULE…`, the template proper: loads everything, then forks kernels.
+"""`start.py zygote SUPPORT FD MODULE…`, the template proper: loads everything, then forks kernels.
 
 It has no thread, no socket and no event loop, so that forking is safe and single-threaded
 children may change namespaces. It runs no user code, ever.
@@ -126,15 +126,15 @@ class Zygote:
 
 def main(argv: Sequence[str]) -> int:
     """Load, then fork until the init is gone; in a child: the exit code of its kernel."""
-    control = socket.socket(fileno=int(argv[0]))
+    control = socket.socket(fileno=int(argv[1]))
     linux.set_name("kernel-template")
     kernel = host.KernelHost()
-    loaded = prewarm.load(kernel, argv[1:])
+    loaded = prewarm.load(kernel, argv[2:])
     if loaded.unfit:
         # what they hold cannot be let go of: start over without them
-        left = [name for name in argv[1:] if name not in loaded.unfit]
+        left = [name for name in argv[2:] if name not in loaded.unfit]
         os.execv(
-            sys.executable, [sys.executable, "-I", "-B", sys.argv[0], "zygote", argv[0], *left]
+            sys.executable, [sys.executable, "-I", "-B", sys.argv[0], "zygote", *argv[:2], *left]
         )
     control.set_inheritable(False)
     start = linux.receive(control)

@@ -19,6 +19,7 @@ from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Trial, TrialKernel
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
+from kernel_mcp.environments.own import remarks, unseen
 from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import ProgressCallback, sources
 from kernel_mcp.errors import (
@@ -130,10 +131,12 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
         await progress(f"examining {name} …")
         found.append(await examine(name, settings, environment))
     versions = await anyio.to_thread.run_sync(_versions, environment)
-    missing = tuple(remark(name, why) for name, why in fitting.unfit.items())
+    missing = [remark(name, why) for name, why in fitting.unfit.items()]
+    if environment is not None:
+        missing += unseen(environment, settings.mounts)
     policy = profile_in_words(settings, used)
-    variables = tuple(map(str, settings.variables))
-    return Diagnosis(versions, tuple(found), used, refusal, problem, policy, missing, variables)
+    variables, advised = tuple(map(str, settings.variables)), tuple(missing)
+    return Diagnosis(versions, tuple(found), used, refusal, problem, policy, advised, variables)
 
 
 async def examine(
@@ -160,6 +163,8 @@ async def examine(
         shown = doors.shown
         found += [*refused, *(Check(f"folder {one.mount.guest}", True, str(one)) for one in shown)]
         if environment is not None:
+            told = remarks(environment, settings.mounts)
+            found += [Check("environment", True, remark) for remark in told]
             cold = LocalLauncher(sandbox, runs, resources=resources, doors=doors)
             found += await _TrialRunner(cold, runs.path, environment).perform_all()
             if sandbox.forks and not settings.no_template:

@@ -20,9 +20,9 @@ import anyio
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
+from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest, Support
 from kernel_mcp.launch.cold import LocalLauncher
-from kernel_mcp.launch.rundir import RunDirectory
+from kernel_mcp.launch.rundir import RunDirectory, support_of
 from kernel_mcp.linux.process import own_module
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
@@ -282,6 +282,7 @@ def killed_server(
         "container": asdict(container),
         "python": str(environment.python),
         "readonly": list(map(str, environment.readonly)),
+        "support": support_of(environment),
         "runs": str(runs),
     }
     server = subprocess.Popen(
@@ -328,7 +329,10 @@ async def _serve(task: dict[str, Any]) -> None:
         workspace.mkdir(mode=0o700)
         container = ContainerOptions(**task["container"])
         launcher = LocalLauncher(select_sandbox(task["backend"], container=container), runs)
-        environment = KernelEnvironment(Path(task["python"]), tuple(map(Path, task["readonly"])))
+        python, readonly = Path(task["python"]), tuple(map(Path, task["readonly"]))
+        below = task["support"]
+        support = Support(Path(below[0]), below[1] == "first", ()) if below else None
+        environment = KernelEnvironment(python, readonly, support=support)
         handle = await launcher.launch(
             LaunchRequest(
                 session="doctor",

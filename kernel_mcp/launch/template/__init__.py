@@ -125,6 +125,8 @@ class TemplateLauncher:
             return
         if found is not None:
             self._retire(environment)
+        for known in [each for each in self._supervisors if each.python == environment.python]:
+            self._retire(known)  # as it was before packages came or went
         while len(self._supervisors) >= self._most:
             self._retire(next(iter(self._supervisors)))
         self._supervisors[environment] = TemplateSupervisor(

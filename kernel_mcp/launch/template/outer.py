@@ -21,6 +21,7 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.host_folders import within
+from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template.process import TemplateProcess
 from kernel_mcp.linux.folders import Identity
@@ -167,6 +168,7 @@ def start_message(
     return {
         "python": str(environment.python),
         "preload": list(preload),
+        "support": rundir.support_of(environment),
         "masks": list(mounts.masked()),
         "kept": [path for path in _bound(runtime) if path.startswith("/tmp/")],
         "filter": base64.b64encode(_filter(shared)).decode(),

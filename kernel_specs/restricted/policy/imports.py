@@ -67,6 +67,14 @@ def before_sites(paths: Sequence[str]) -> int:
     return next((at for at, path in enumerate(paths) if path.endswith(_SITES)), len(paths))
 
 
+def support(given: Sequence[str]) -> None:
+    """Put the folder of the kernel's own packages on sys.path: `first` of sites, or behind all."""
+    if given:
+        folder, order = given
+        place = before_sites(sys.path) if order == "first" else len(sys.path)
+        sys.path.insert(place, folder)
+
+
 def _let_look() -> None:
     """Have workers of multiprocessing and joblib read PYTHONPATH in spite of -I."""
     for name in ("subprocess", "multiprocessing.util"):

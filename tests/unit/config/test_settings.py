@@ -30,7 +30,7 @@ SAMPLES = {
     "HOST[:GUEST]": "data:/data",
     "HOST[:GUEST][:ro|rw][:strict]": "data:/data",
     "URL": "https://mirror.example/simple",
-    "VERSION": "3.12",
+    "VERSION|PATH": "3.12",
     "NAME[=VALUE]": "NAME=VALUE",
 }
 

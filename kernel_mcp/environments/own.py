@@ -1,0 +1,421 @@
+"""Reads a virtual or conda environment of the operator's, which kernels then use as it is.
+
+What is in it may come with a repository: nothing of it is started, nor imported, outside the
+sandbox of a kernel. Version, base and packages are read from files, and none of those says what
+else becomes readable: that takes the standard library of a Python.
+
+Below it lies an environment of ours for the same minor version, with what the kernel itself needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, Mount
+from kernel_mcp.environments.build import BASE_PACKAGES
+from kernel_mcp.environments.interpreters import Interpreter
+from kernel_mcp.environments.layer import versions
+from kernel_mcp.environments.metadata import (
+    installed_modules,
+    installed_versions,
+    normalised,
+)
+from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.launch.base import KernelEnvironment, Support, mark_of
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+_VENV, _CONDA = "pyvenv.cfg", "conda-meta"
+_OF_A_VENV = (_VENV, "bin", "include", "lib", "lib64", "libexec", "share", "ssl")
+"""Of a virtual environment: it may be the folder of a project, and `pip.conf` in it holds keys."""
+_HIDDEN = frozenset((_CONDA, "conda-bld", "condabin", "envs", "etc", "pkgs", "shell"))
+"""Of a conda environment: others, and what its variables are set by."""
+_SYSTEM = (Path("/usr"), Path("/bin"))
+_MACHINES = {"x86_64": 62, "aarch64": 183}
+"""e_machine of elf(5)."""
+_MOST_READ = 1 << 16
+_MOST_LINKS = 20
+_OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
+_LIBRARY = re.compile(r"python(\d+\.\d+)(t?)")
+_CONDA_PYTHON = re.compile(r"python-(\d+\.\d+\.\d+)\w*-[^-]+\.json")
+_ANEW = "Make it anew (`uv venv --clear`, `python3 -m venv --clear` or `conda create`)"
+_KERNELS_OWN = ("cloudpickle", "ipykernel", "ipython", "jupyter-client", "traitlets")
+"""What the kernel is written against: other major versions are not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEnvironment:
+    """One environment as its files describe it.
+
+    sites     folders of packages: its own, then those of its base where it takes these in
+    readonly  what kernels see: of it what is needed, its base, links on the way there
+    outside   packages that are elsewhere, by name
+    """
+
+    root: Path
+    interpreter: Interpreter
+    sites: tuple[Path, ...]
+    readonly: tuple[Path, ...]
+    outside: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def minor(self) -> str:
+        """Its Python as `3.12`."""
+        return self.interpreter.version.rpartition(".")[0]
+
+    def versions(self) -> dict[str, str]:
+        """Its packages; the first place of one counts."""
+        found: dict[str, str] = {}
+        for site in reversed(self.sites):
+            found |= versions(installed_versions(site))
+        return found
+
+    def lacks(self, wanted: Iterable[Requirement]) -> tuple[Requirement, ...]:
+        """Those of `wanted` that it does not meet."""
+        found = self.versions()
+        return tuple(
+            each
+            for each in wanted
+            if each.extras
+            or each.name not in found
+            or not each.specifier.contains(found[each.name], prereleases=True)
+        )
+
+    def _clashes(
+        self, theirs: Mapping[str, str], ours: Mapping[str, str], needs: Iterable[Requirement]
+    ) -> bool:
+        """Whether ours, or the kernel, would not work with versions of theirs."""
+        for name in _KERNELS_OWN:
+            if name in theirs and _major(theirs[name]) != _major(ours.get(name, "")):
+                return True
+        version = self.interpreter.version
+        here = {"extra": "", "python_version": self.minor, "python_full_version": version}
+        return any(
+            not need.specifier.contains(theirs[name], prereleases=True)
+            for need in needs
+            if (name := normalised(need.name)) in theirs
+            and (need.marker is None or need.marker.evaluate(here))
+        )
+
+    def above(self, ours: KernelEnvironment, wanted: Iterable[Requirement]) -> KernelEnvironment:
+        """What kernels run in: this, with an environment of ours behind it, or before; blocks.
+
+        `wanted` are the requirements that ours was built for. Ours is before where its packages, or
+        the kernel, would not work with the versions that are here.
+        """
+        site = _site_of(ours)
+        theirs, added = self.versions(), versions(ours.packages)
+        first = self._clashes(theirs, added, [*wanted, *_needs(site)])
+        packages = {**theirs, **added} if first else {**added, **theirs}
+        modules: dict[str, tuple[str, ...]] = {}
+        for place in (*reversed(self.sites), site) if first else (site, *reversed(self.sites)):
+            modules |= installed_modules(place)
+        replaced = {
+            name: f"{version} in place of {theirs[name]}"
+            for name, version in added.items()
+            if first and theirs.get(name, version) != version
+        }
+        return KernelEnvironment(
+            python=self.root / "bin/python",
+            readonly=(*self.readonly, site, *ours.runtime),
+            version=self.interpreter.version,
+            packages=tuple(f"{name}=={packages[name]}" for name in sorted(packages)),
+            base=ours.base,
+            support=Support(
+                site=site,
+                first=first,
+                sites=self.sites,
+                runtime=ours.runtime,
+                mark=mark_of(self.sites),
+                modules=modules,
+                replaced=replaced,
+                outside=self.outside,
+            ),
+        )
+
+
+def own_folder(given: str) -> Path | None:
+    """The folder of the environment that `--python` names by it or by its `bin/python`; None for
+    no path, and for an interpreter that is in none. Raises OSError.
+    """
+    if "/" not in given:
+        return None
+    path = Path(given)
+    root = path.parent.parent if path.parent.name == "bin" and not path.is_dir() else path
+    known = (root / _VENV).is_file() or (root / _CONDA).is_dir()
+    return root if known else None
+
+
+def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment | None:
+    """The environment that `--python` names; None where it names none. Blocks.
+
+    `apart` says whether kernels run as users of their own; None: those of a root server do. Raises
+    EnvironmentBuildError for one that cannot be used.
+    """
+    path = Path(given)
+    try:
+        root = own_folder(given)
+        if root is None:
+            if "/" in given and path.is_dir():
+                _refuse(path, f"it is a folder without {_VENV} or {_CONDA}, and so no environment")
+            return None
+        found = _of_conda(root) if (root / _CONDA).is_dir() else _of_venv(root)
+        _readable(found, os.geteuid() == 0 if apart is None else apart)
+    except OSError as error:
+        _refuse(path, f"{error.filename} cannot be read: {error.strerror}", "Allow it")
+    except ValueError as error:
+        _refuse(path, f"a file of it cannot be read: {error}")
+    return found
+
+
+def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str]:
+    """What of an environment sessions do not see, and the flag that shows it."""
+    support = environment.support
+    shown = [Path(each.guest) for each in mounts if each.guest == str(each.host)]
+    return [
+        f"{name} lies in {path}, outside of the environment, where sessions do not see it: start "
+        f"the server with --mount {path}"
+        for name, path in sorted(support.outside.items() if support else ())
+        if not any(Path(path).is_relative_to(folder) for folder in shown)
+    ]
+
+
+def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str]:
+    """What there is to say about an environment of the operator's; nothing about others."""
+    support = environment.support
+    if support is None:
+        return []
+    found = [f"packages of {environment.python.parent.parent}, read-only; nothing of it was built"]
+    if support.replaced:
+        listed = ", ".join(f"{name} {how}" for name, how in sorted(support.replaced.items()))
+        found.append(f"the kernel needs other versions than are there; code sees {listed}")
+    return found + unseen(environment, mounts)
+
+
+def _of_venv(root: Path) -> OwnEnvironment:
+    lines = _text(root / _VENV).splitlines()
+    words = {name.strip().lower(): text.strip() for name, _, text in map(_parted, lines)}
+    told = _VERSION.match(words.get("version_info", "") or words.get("version", ""))
+    if told is None:
+        _refuse(root, f"its {_VENV} names no version")
+    version = _checked(root, told[0])
+    home = Path(words.get("home", ""))
+    names = (f"python{_minor(version)}", "python3", "python")
+    base = next((home / name for name in names if (home / name).exists()), None)
+    if not home.is_absolute() or base is None:
+        _refuse(root, f"its base interpreter is gone from {home}")
+    real = Path(os.path.realpath(base))
+    prefix, threads = _prefix(root, real, version)
+    site = root / f"lib/python{_minor(version)}{threads}/site-packages"
+    sites = [site]
+    if words.get("include-system-site-packages", "").lower() == "true":
+        sites += _system_sites(prefix, _minor(version), threads)
+    readonly = [root / name for name in _OF_A_VENV if (root / name).exists()]
+    return _described(root, real, version, prefix, threads, sites, readonly)
+
+
+def _of_conda(root: Path) -> OwnEnvironment:
+    names = (entry.name for entry in (root / _CONDA).iterdir())
+    told = next(filter(None, map(_CONDA_PYTHON.fullmatch, names)), None)
+    if told is None:
+        _refuse(root, "there is no Python in it (`conda install python` adds one)")
+    version = _checked(root, told[1])
+    real = Path(os.path.realpath(root / "bin/python"))
+    prefix, threads = _prefix(root, real, version)
+    site = root / f"lib/python{_minor(version)}{threads}/site-packages"
+    return _described(root, real, version, prefix, threads, [site], _shown(root))
+
+
+def _described(
+    root: Path,
+    real: Path,
+    version: str,
+    prefix: Path,
+    threads: str,
+    sites: Sequence[Path],
+    readonly: Sequence[Path],
+) -> OwnEnvironment:
+    if not sites[0].is_dir():
+        _refuse(root, f"it has no {sites[0].relative_to(root)}, so another Python made it")
+    python = root / "bin/python"
+    target = _LIBRARY.match(Path(os.path.realpath(python)).name)
+    if not python.exists():
+        _refuse(root, f"{python} leads nowhere")
+    if target is not None and target[1] != _minor(version):
+        _refuse(root, f"it is of Python {_minor(version)}, and {python} is Python {target[1]} now")
+    interpreter = Interpreter(str(real), version, f"cpython{threads}", str(prefix), str(prefix))
+    below = [*readonly, *_shown(prefix)]
+    links = [link for link in _links(python) if not _below(link, [*below, *_SYSTEM])]
+    outside = _outside(sites[0], below)
+    seen = tuple(dict.fromkeys([*below, *_named(prefix, links)]))
+    return OwnEnvironment(root, interpreter, tuple(sites), seen, outside)
+
+
+def _checked(root: Path, version: str) -> str:
+    major, minor = map(int, version.split(".")[:2])
+    if not OLDEST_PYTHON <= (major, minor) <= NEWEST_PYTHON:
+        oldest, newest = (".".join(map(str, pair)) for pair in (OLDEST_PYTHON, NEWEST_PYTHON))
+        _refuse(root, f"it is of Python {version}, and kernels run on Python {oldest} to {newest}")
+    return version if version.count(".") == 2 else f"{version}.0"
+
+
+def _prefix(root: Path, real: Path, version: str) -> tuple[Path, str]:
+    """Where the base interpreter is installed, and `t` for one without a global lock."""
+    with open(os.open(real, _OPEN), "rb") as file:
+        head = file.read(20)
+    machine = _MACHINES.get(platform.machine())
+    if not head.startswith(b"\x7fELF"):
+        _refuse(root, f"its base {real} is no program for Linux")
+    if machine is not None and int.from_bytes(head[18:20], "little") != machine:
+        _refuse(root, f"its base {real} is for another machine than {platform.machine()}")
+    prefix, name = real.parent.parent, f"python{_minor(version)}"
+    found = [
+        threads
+        for folder in ("lib", "lib64")
+        for threads in ("", "t")
+        if (prefix / folder / f"{name}{threads}/os.py").is_file()
+    ]
+    if not found:
+        _refuse(root, f"its base {real} has no standard library of Python {_minor(version)}")
+    return prefix, found[0]
+
+
+def _system_sites(prefix: Path, minor: str, threads: str) -> list[Path]:
+    places = [prefix / f"lib/python{minor}{threads}/site-packages"]
+    if str(prefix) == "/usr":
+        places = [Path(f"/usr/local/lib/python{minor}/dist-packages"), *places]
+        places.append(Path("/usr/lib/python3/dist-packages"))
+    return [place for place in places if place.is_dir()]
+
+
+def _shown(prefix: Path) -> list[Path]:
+    """What of a Python's folder is seen: of one of conda, not its settings and environments."""
+    if not (prefix / _CONDA).is_dir():
+        return [prefix]
+    return [
+        entry
+        for entry in sorted(prefix.iterdir())
+        if entry.name not in _HIDDEN and not entry.name.startswith(".")
+    ]
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """The links that lead from a path to a file, the first after `path` itself on."""
+    for _ in range(_MOST_LINKS):
+        if not path.is_symlink():
+            return
+        path = Path(os.path.normpath(path.parent / path.readlink()))
+        if path.is_symlink():
+            yield path
+
+
+def _named(prefix: Path, links: Iterable[Path]) -> list[Path]:
+    """Links to a program as they are; where they are in a folder that is one to `prefix`, that."""
+    found = []
+    for link in links:
+        parent = link.parent.parent
+        found.append(parent if Path(os.path.realpath(parent)) == prefix else link)
+    return found
+
+
+def _readable(found: OwnEnvironment, apart: bool) -> None:
+    """Raises EnvironmentBuildError when kernels may not read it, as far as a glance shows."""
+    real = Path(found.interpreter.executable)
+    site = found.sites[0]
+    entries = [Path(entry) for entry in os.scandir(site)]
+    looked = [real.parent, real, found.root / "bin", *reversed(site.parents[:2]), site, *entries]
+    for path in looked:
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            continue
+        folder = stat.S_ISDIR(mode)
+        if not apart and not os.access(path, os.R_OK | (os.X_OK if folder else 0)):
+            _refuse(found.root, f"this server's user may not read {path}", "Allow it")
+        needed = 0o005 if folder else 0o004
+        if apart and mode & needed != needed:
+            why = "sessions of a root server run as users of their own, which may not read"
+            step = f"Allow it with `chmod -R o+rX {found.root}`, or start the server as its owner"
+            _refuse(found.root, f"{why} {path}", step)
+
+
+def _outside(site: Path, shown: Sequence[Path]) -> dict[str, str]:
+    """Folders elsewhere that are imported from, by the package or the `.pth` file that says so."""
+    found: dict[str, str] = {}
+    for info in sorted(site.glob("*.dist-info")):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            told = json.loads(_text(info / "direct_url.json"))
+            place = urlsplit(told["url"])
+            if told["dir_info"]["editable"] and place.scheme == "file":
+                name = normalised(info.stem.rpartition("-")[0])
+                found[name] = os.path.normpath(unquote(place.path))
+    for file in sorted(site.glob("*.pth")):
+        with suppress(OSError, ValueError):
+            for line in _text(file).splitlines():
+                path = os.path.normpath(site / line.strip())
+                if not line.strip() or line.startswith(("#", "import ", "import\t")):
+                    continue
+                known = any(Path(path).is_relative_to(each) for each in found.values())
+                if Path(path).exists() and not known:
+                    found[file.name] = path
+    real = [Path(os.path.realpath(each)) for each in shown]
+    return {
+        name: path
+        for name, path in found.items()
+        if path.isprintable() and not _below(Path(os.path.realpath(path)), [*real, *_SYSTEM])
+    }
+
+
+def _needs(site: Path) -> Iterator[Requirement]:
+    """What packages of ours need of others."""
+    from packaging.requirements import Requirement
+
+    yield from map(Requirement, BASE_PACKAGES)
+    for info in site.glob("*.dist-info"):
+        yield from map(Requirement, Distribution.at(info).requires or ())
+
+
+def _site_of(ours: KernelEnvironment) -> Path:
+    minor = ours.version.rpartition(".")[0]
+    return next((ours.python.parent.parent / "lib").glob(f"python{minor}*/site-packages"))
+
+
+def _below(path: Path, folders: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(each) for each in folders)
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _text(path: Path) -> str:
+    """A small text. Raises OSError, ValueError."""
+    with open(os.open(path, _OPEN), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("not a regular file")
+        return file.read(_MOST_READ).decode()
+
+
+def _parted(line: str) -> tuple[str, str, str]:
+    return line.partition("=")
+
+
+def _refuse(path: Path, why: str, step: str = _ANEW) -> NoReturn:
+    raise EnvironmentBuildError(f"--python {path}: {why}. {step}, or name another one.")
