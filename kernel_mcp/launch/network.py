@@ -79,7 +79,7 @@ class Place:
 def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], ...]]:
     """What has to listen for these rules, the proxy first; addresses and their names.
 
-    An address that is not of the loopback has no place: it is reached through the proxy alone.
+    An IPv4 address is itself there. One of IPv6 has no place, it is reached by the proxy alone.
     """
     exact = [(each, literal(each.host)) for each in rules.exact]
     own = {str(address): each for each, address in exact if address is not None}
@@ -91,7 +91,7 @@ def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], .
             if entry.host not in addresses:
                 addresses[entry.host] = next(each for each in free if each not in own)
             named.append(Place(addresses[entry.host], entry.ports[0], entry))
-        elif address.version == 4 and address.is_loopback:
+        elif address.version == 4:
             named.append(Place(str(address), entry.ports[0], entry))
     taken = {each.port for each in named if each.address == _OWN}
     port = next(each for each in itertools.count(PORT) if each not in taken)

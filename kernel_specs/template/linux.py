@@ -123,6 +123,7 @@ CAP_SYS_PTRACE = 19
 LISTEN_BACKLOG = 1024
 """Connections of one kernel that wait to be accepted."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -283,14 +284,27 @@ def loopback_up() -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
+def own_address(address: str, number: int) -> None:
+    """Give the loopback interface a further IPv4 address, with a label of this number."""
+    label = f"lo:{number}".encode()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.255")):
+            packed = socket.inet_aton(value)
+            fcntl.ioctl(sock, request, struct.pack("16sHH4s8x", label, socket.AF_INET, 0, packed))
+
+
 def send_listeners(way: int, places: Sequence[Sequence[Any]]) -> None:
     """Listen at each (address, port) of this network namespace; send all over a Unix socket.
 
-    Both are closed here: whoever receives them is the only one to accept.
+    Both are closed here: whoever receives them is the only one to accept. Takes CAP_NET_ADMIN for
+    addresses that are not of the loopback, CAP_NET_BIND_SERVICE for low ports.
     """
     made: list[socket.socket] = []
+    further = dict.fromkeys(str(each[0]) for each in places if not each[0].startswith("127."))
     with socket.socket(fileno=way) as out:
         try:
+            for number, address in enumerate(further):
+                own_address(address, number)
             for address, port in places:
                 made.append(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
                 made[-1].bind((str(address), int(port)))

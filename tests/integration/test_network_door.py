@@ -98,7 +98,7 @@ async def test_code_reaches_what_is_open_and_nothing_else(way: str, ports: tuple
     if way.startswith("root") and os.geteuid() != 0:
         pytest.skip("takes root")
     open_port, closed_port = ports
-    rules = f"127.0.0.1:{open_port},db.invalid:5432,db.invalid:443"
+    rules = f"127.0.0.1:{open_port},db.invalid:5432,db.invalid:443,10.9.8.7:6543"
     async with opened(way, "--network", rules) as notebook:
         answer = await notebook.agent.run(
             f"{PRELUDE}\nprint(json.dumps(dict("
@@ -106,6 +106,8 @@ async def test_code_reaches_what_is_open_and_nothing_else(way: str, ports: tuple
             f"closed=page('http://127.0.0.1:{closed_port}/'),"
             "named=page('http://other.invalid/'), tunnel=page('https://other.invalid/'),"
             "db=socket.create_connection(('db.invalid', 5432), 30).getpeername(),"
+            "far=socket.create_connection(('10.9.8.7', 6543), 30).getpeername(),"
+            "beside=page('http://10.9.8.8:6543/'),"
             "low=socket.create_connection(('db.invalid', 443), 30).getpeername(),"
             f"taken=[taken(('127.0.0.1', {PORT})), taken(('127.0.0.2', 5432))],"
             "descriptors=listeners(),"
@@ -119,6 +121,8 @@ async def test_code_reaches_what_is_open_and_nothing_else(way: str, ports: tuple
         assert found["named"].startswith(f"403 {words}:80 here")
         assert f"{words}:443 here" in found["tunnel"]
         assert (found["db"], found["low"]) == (["127.0.0.2", 5432], ["127.0.0.2", 443])
+        assert found["far"] == ["10.9.8.7", 6543]
+        assert "--network does not permit 10.9.8.8:6543" in found["beside"]
         assert found["taken"] == [98, 98]
         assert found["descriptors"] == []
         assert found["proxy"] == f"http://127.0.0.1:{PORT}"

@@ -48,13 +48,16 @@ def test_every_named_host_and_port_listens_at_an_address_of_the_sandbox() -> Non
     assert hosts == (("127.0.0.2", "db.example.com"), ("127.0.0.3", "other.test"))
 
 
-def test_a_loopback_address_is_itself_and_the_proxy_gives_way() -> None:
-    rules = Rules.parse([f"127.0.0.1:{PORT}", "127.0.0.2:80", "10.0.0.1:5432", "db.test:1"])
+def test_an_address_is_itself_and_the_proxy_gives_way() -> None:
+    rules = Rules.parse(
+        [f"127.0.0.1:{PORT}", "127.0.0.2:80", "10.0.0.1:5432", "db.test:1", "[::1]:9"]
+    )
     places, hosts = places_of(rules)
     assert (places[0].address, places[0].port) == ("127.0.0.1", PORT + 1)
     assert [(each.address, each.port) for each in places[1:]] == [
         ("127.0.0.1", PORT),
         ("127.0.0.2", 80),
+        ("10.0.0.1", 5432),
         ("127.0.0.3", 1),
     ]
     assert hosts == (("127.0.0.3", "db.test"),)
