@@ -34,12 +34,11 @@ from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import mark_of
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.doors import Doors
-from kernel_mcp.launch.network import Network, rules_of
+from kernel_mcp.launch.network import opened
 from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
-from kernel_mcp.network.rules import Rules
 from kernel_mcp.output.text import Masks
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
@@ -112,7 +111,8 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         stack.push_async_callback(doors.aclose)
         await doors.open()
-        network = _network(settings, sandbox, audit, stack)
+        network = opened(settings, sandbox, partial(audit.note, "network"))
+        stack.push_async_callback(network.aclose)
         cold = LocalLauncher(
             sandbox, run, resources=resources, inspector=inspector, doors=doors, network=network
         )
@@ -238,20 +238,6 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
     }
     audit.note("server_start", facts)
     return audit
-
-
-def _network(settings: Settings, sandbox: Sandbox, audit: Audit, stack: AsyncExitStack) -> Network:
-    """The door that the operator has opened, or a closed one. Raises ConfigError."""
-    rules = rules_of(settings, sandbox.name)
-    if rules and not settings.confined:
-        logger.warning("--network has no effect with --sandbox none: code may connect anywhere")
-        rules = Rules()
-    identity = sandbox.identity() if rules else None
-    stack.callback(sandbox.release, identity)
-    uid = -1 if identity is None else identity.uid
-    network = Network(rules, uid=uid, tell=partial(audit.note, "network"))
-    stack.push_async_callback(network.aclose)
-    return network
 
 
 def _capacity(settings: Settings) -> Capacity:

@@ -29,9 +29,10 @@ from kernel_mcp.errors import ConfigError, InputError, LaunchError
 from kernel_mcp.launch.base import Tell
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Entry, Rules, literal
-from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.sandbox.base import Sandbox, SandboxCommand
 from kernel_specs.template import linux
 
 PORT = 3128
@@ -53,18 +54,21 @@ _COOKIE = struct.Struct("=Q")
 logger = logging.getLogger(__name__)
 
 
-def rules_of(settings: Settings, sandbox: str) -> Rules:
-    """Where all sessions of a server may connect. Raises ConfigError, as for some sandboxes."""
+def opened(settings: Settings, sandbox: Sandbox, tell: Tell = lambda _record: None) -> Network:
+    """The door as the operator has opened it. Raises ConfigError, as where a sandbox has none."""
     try:
         rules = Rules.parse(settings.network)
     except ValueError as reason:
         raise ConfigError(f"--network: {reason}") from None
-    if rules and sandbox == "landlock":
+    if rules and sandbox.name == "landlock":
         raise ConfigError(
             "--network: the landlock sandbox has no network of its own to open a door in. Use "
             "--sandbox bwrap or container, or leave --network out."
         )
-    return rules
+    if rules and sandbox.name == "none":
+        logger.warning("--network has no effect with --sandbox none: code may connect anywhere")
+        return Network()
+    return Network(rules, sandbox=sandbox, tell=tell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +106,23 @@ def places_of(rules: Rules) -> tuple[tuple[Place, ...], tuple[tuple[str, str], .
 class Network:
     """Where the sessions of a server may connect, and the process that does it for them."""
 
-    def __init__(self, rules: Rules | None = None, *, uid: int = -1, tell: Tell = lambda _: None):
-        """`uid` is the proxy's user, -1 for the server's own; `tell` takes what has no session."""
+    def __init__(
+        self,
+        rules: Rules | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+        tell: Tell = lambda _record: None,
+    ) -> None:
+        """The proxy gets a user id from `sandbox`, if that has any; `tell` takes what is of no
+        session.
+        """
         self.rules = rules or Rules()
         self.places: tuple[Place, ...] = ()
         self.hosts: tuple[tuple[str, str], ...] = ()
         if self.rules:
             self.places, self.hosts = places_of(self.rules)
-        self._uid = uid
+        self._sandbox = sandbox
+        self._identity: Identity | None = None
         self._tell = tell
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[Mapping[str, Any], socket.socket, Tell]] = {}
@@ -170,6 +183,8 @@ class Network:
         for _, sock, _ in self._open.values():
             sock.close()
         self._open.clear()
+        if self._sandbox is not None:
+            self._sandbox.release(self._identity)
 
     def number(self) -> int:
         """One that no other listener or session has."""
@@ -214,8 +229,11 @@ class Network:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._process.callback(ours.close)
             ours.setblocking(False)
+            if self._sandbox is not None and self._identity is None:
+                self._identity = self._sandbox.identity()
+            uid = -1 if self._identity is None else self._identity.uid
             fd = theirs.detach()
-            argv = bare_program("kernel_mcp.network.proxy", str(fd), str(self._uid), packages=True)
+            argv = bare_program("kernel_mcp.network.proxy", str(fd), str(uid), packages=True)
             popen, output = spawn(SandboxCommand(argv, [fd], {"LANG": "C.UTF-8"}))
             self._process.callback(popen.wait)
             self._process.callback(popen.kill)

@@ -15,7 +15,14 @@ from typing import Any
 import anyio
 
 from kernel_mcp import __version__
-from kernel_mcp.commands.doctor.trials import LIMITS, TRIALS, Trial, TrialKernel, killed_server
+from kernel_mcp.commands.doctor.trials import (
+    LIMITS,
+    TRIALS,
+    Trial,
+    TrialKernel,
+    killed_server,
+    through_proxy,
+)
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
@@ -34,6 +41,7 @@ from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
 from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.network import Network, opened
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
@@ -162,13 +170,27 @@ async def examine(
         stack.push_async_callback(doors.aclose)
         shown = doors.shown
         found += [*refused, *(Check(f"folder {one.mount.guest}", True, str(one)) for one in shown)]
+        network, problems = _network(settings, sandbox)
+        stack.push_async_callback(network.aclose)
+        found += problems
         if environment is not None:
             told = remarks(environment, settings.mounts)
             found += [Check("environment", True, remark) for remark in told]
-            cold = LocalLauncher(sandbox, runs, resources=resources, doors=doors)
-            found += await _TrialRunner(cold, runs.path, environment).perform_all()
+            cold = LocalLauncher(sandbox, runs, resources=resources, doors=doors, network=network)
+            trials = (*TRIALS, *through_proxy(network))
+            found += await _TrialRunner(cold, runs.path, environment, trials).perform_all()
             if sandbox.forks and not settings.no_template:
-                found += await _through_template(sandbox, runs, resources, environment, doors)
+                folder = runs.path / "f"
+                forking = TemplateLauncher(
+                    sandbox,
+                    runs,
+                    cold=_ForkedOnly(),
+                    shared=(folder,),
+                    resources=resources,
+                    doors=doors,
+                    network=network,
+                )
+                found += await _through_template(forking, folder, environment, trials)
             orphan = partial(killed_server, name, environment, folder, options)
             found.append(await anyio.to_thread.run_sync(orphan))
     return Examination(name, checks=tuple(found), report=report)
@@ -188,23 +210,27 @@ async def _opened(
     return doors, []
 
 
+def _network(settings: Settings, sandbox: Sandbox) -> tuple[Network, list[Check]]:
+    """The network as a server would open it, and why it would not start with it."""
+    try:
+        network = opened(settings, sandbox)
+    except ConfigError as refusal:
+        return Network(), [Check("network", False, str(refusal), "change --network")]
+    return network, [Check("network", True, f"open to {network.rules}")] if network else []
+
+
 async def _through_template(
-    sandbox: Sandbox,
-    runs: RunDirectory,
-    resources: ResourceManager,
+    launcher: TemplateLauncher,
+    folder: Path,
     environment: KernelEnvironment,
-    doors: Doors,
+    trials: Sequence[Trial],
 ) -> list[Check]:
     """The self-test and the trials in kernels forked from a template."""
-    folder = runs.path / "f"
-    launcher = TemplateLauncher(
-        sandbox, runs, cold=_ForkedOnly(), shared=(folder,), resources=resources, doors=doors
-    )
     try:
         launcher.prepare(environment)
         if await launcher.ready(environment):
             found = _summed_up(list(launcher.checks(environment)))
-            found += await _TrialRunner(launcher, folder, environment).perform_all()
+            found += await _TrialRunner(launcher, folder, environment, trials).perform_all()
         else:
             refusal = launcher.refusal(environment)
             told = refusal or "none became ready here, so that all kernels start cold"
@@ -230,14 +256,21 @@ class _ForkedOnly:
 
 
 class _TrialRunner:
-    def __init__(self, launcher: Launcher, folder: Path, environment: KernelEnvironment) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        folder: Path,
+        environment: KernelEnvironment,
+        trials: Sequence[Trial],
+    ) -> None:
+        self._trials = trials
         self._launcher = launcher
         self._folder = folder
         self._environment = environment
         self._count = 0
 
     async def perform_all(self) -> list[Check]:
-        return [check for trial in TRIALS for check in await self._perform(trial)]
+        return [check for trial in self._trials for check in await self._perform(trial)]
 
     async def _perform(self, trial: Trial) -> list[Check]:
         try:
@@ -264,6 +297,7 @@ class _TrialRunner:
         kernel = Kernel(handle, environment=self._environment, policy=policy)
         try:
             await kernel.ready(30)
+            handle.way.open(None, lambda _record: None)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(kernel.watch)
                 yield TrialKernel(kernel, self._folder / f"r{self._count}")

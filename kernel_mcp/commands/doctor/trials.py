@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest, Support
 from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.rundir import RunDirectory, support_of
 from kernel_mcp.linux.process import own_module
 from kernel_mcp.output.outputs import OutputLog
@@ -53,6 +54,14 @@ def connects(address):
             client.connect(chr(0) + address if isinstance(address, str) else tuple(address))
             return True
     except OSError: return False
+"""
+_ASK_PROXY = """
+import socket
+try:
+    with socket.create_connection(('127.0.0.1', {port}), 15) as proxy:
+        proxy.sendall(b'CONNECT 169.254.169.254:443 HTTP/1.1\\r\\n\\r\\n')
+        tell(said=proxy.recv(200).partition(b'\\r')[0].decode())
+except OSError as error: tell(said=str(error))
 """
 _ONE_PROCESS = """
 held = []
@@ -242,6 +251,21 @@ TRIALS = (
     Trial("memory limit holds for several processes", memory_of_all),
     Trial("pids limit enforced", processes),
 )
+
+
+def through_proxy(network: Network) -> Sequence[Trial]:
+    """A trial of an open network, nothing for a closed one."""
+    if not network:
+        return ()
+
+    async def perform(target: TrialKernel) -> list[Check]:
+        """Ask the proxy for what no rule permits, the metadata of clouds: it has to say so."""
+        cell, facts = await target.facts(_ASK_PROXY.format(port=network.places[0].port))
+        said = str(facts.get("said") or "".join(cell.log.text())[-300:])
+        refused = said.startswith("HTTP/1.1 403 ")
+        return [Check("the network is reached by its proxy alone", refused, said)]
+
+    return (Trial("the network is reached by its proxy alone", perform),)
 
 
 @contextmanager

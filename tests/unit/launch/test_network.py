@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
-from kernel_mcp.launch.network import PORT, Network, Way, places_of, rules_of
+from kernel_mcp.launch.network import PORT, Network, Way, opened, places_of
 from kernel_mcp.network.rules import Rules
+from kernel_mcp.sandbox.base import Sandbox
 from kernel_specs.template import linux
 
 pytestmark = pytest.mark.anyio
@@ -102,7 +104,7 @@ def test_what_cannot_be_opened_is_refused_with_words(
     entries: tuple[str, ...], sandbox: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        rules_of(Settings(network=entries), sandbox)
+        opened(Settings(network=entries), cast(Sandbox, SimpleNamespace(name=sandbox)))
 
 
 def made(way: Way) -> None:
