@@ -98,7 +98,7 @@ def missing(failure: Failure) -> str:
     told = _TOLD.search(value) or _READ_ONLY.search(value)
     if told:
         return told[1][:_NAME_CHARS]
-    return _of_network(value)
+    return _of_network(value) or (HOST if any(each in text for each in _REFUSED) else "")
 
 
 def missing_in_words(text: str) -> str:

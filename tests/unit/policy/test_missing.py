@@ -168,6 +168,7 @@ def test_who_is_refused_a_host_is_told_where_the_open_ones_are_and_who_opens_oth
     words: str,
 ) -> None:
     assert missing(failure("Error", "Traceback", words)) == missing_in_words(words) == HOST
+    assert missing(failure("Error", f"OSError: {words}", "Failed to connect to proxy")) == HOST
     policy = replace(Policy.for_allow([], "default", get), network=True)
     told = advice(HOST, "x", policy, "3.13.1")
     assert "info shows the hosts" in told
