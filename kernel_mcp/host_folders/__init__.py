@@ -203,11 +203,15 @@ class Shown:
         """Whether a path is covered, by any part of it, below the open folder `root`."""
         if self.single:
             return False
-        if secrets.HIDING.intersection(self._kinds(parts)):
+        if self.hides(parts):
             return True
         if not parts or secrets.secret_by_name(parts):
             return bool(parts)
         return secrets.judged_by_content(parts) and secrets.holds_credentials(root, parts)
+
+    def hides(self, parts: tuple[str, ...]) -> bool:
+        """Whether a path or what it is in is known to be covered."""
+        return bool(secrets.HIDING.intersection(self._kinds(parts)))
 
     def fixes_path(self, parts: tuple[str, ...]) -> bool:
         """Whether a path stays read-only below a writable mount, as hosts execute what is there."""

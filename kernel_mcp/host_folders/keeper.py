@@ -1,8 +1,8 @@
 """`keeper FD`: a process that keeps covers where they belong, started by `bare_program`.
 
 It walks the mounted folders once, watches them (inotify), and covers in the sandboxes that run
-what appears or is replaced on the host: a rename there takes a cover off. One thread, so that it
-may fork what enters a sandbox. Messages of the server, one packet each, and the answers:
+what appears or is replaced on the host: a rename there takes a cover off. Names of secrets come
+before all else that happens. Messages of the server, one packet each, and the answers:
 
     {"op": "watch", "mounts": […]}               first; then `covers` for each, and `ready`
     {"op": "map", "id": n, "uid": …, "gid": …}   `mapped`, with a user namespace for an id-map
@@ -20,7 +20,6 @@ may fork what enters a sandbox. Messages of the server, one packet each, and the
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import select
 import signal
@@ -33,36 +32,43 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kernel_mcp.host_folders import secrets
+from kernel_mcp.host_folders.entering import Entering, Sandbox, Work
+from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.linux.safe_tree import open_beneath
 from kernel_specs.landlock import calls
 from kernel_specs.template import linux
 
-BLANK = "/run/blank"
-"""Where every sandbox with mounts has an empty `file` and an empty `folder`."""
 _BATCH = 100
 
 # <sys/inotify.h>
-_IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE = 0x4, 0x8, 0x80, 0x100
+_IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x8, 0x80, 0x100, 0x200
 _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
-_MASK = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_CREATE
+_MASK = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
 _IN_ONLYDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0o4000, 0o2000000
-_PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _EVENT = struct.Struct("iIII")
-_NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
 READ_DIR = 1 << 3
 ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 """<linux/landlock.h>: listing, and the rights that a rule about a file may hold."""
+_MOST_CHANGES = 1 << 14
+"""That wait; as Linux keeps itself. Beyond, all is walked through."""
+_FEW_CHANGES = 64
+"""So many may wait before this process goes after others: code in a session can make more."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-Path = tuple[str, ...]
 
 
-@dataclass
-class Sandbox:
-    """A sandbox that runs: its mount namespace, and a pidfd that is readable once it has ended."""
+@dataclass(frozen=True)
+class Change:
+    """An entry that is new, was replaced, written or removed; without parts, any may be."""
 
-    namespace: int
-    process: int
+    ground: Ground
+    parts: Parts = ()
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it may have to be covered for its name."""
+        named = (secrets.secret(self.parts, kind) for kind in (stat.S_IFREG, stat.S_IFDIR))
+        return secrets.judged_by_content(self.parts) or any(named)
 
 
 class Ground:
@@ -113,7 +119,7 @@ class Ground:
         if () not in closed:
             calls.allow(ruleset, self._root, access if self.is_folder else access & ON_FILES)
             return
-        pending: list[tuple[Path, int]] = [((), access)]
+        pending: list[tuple[Parts, int]] = [((), access)]
         while pending:
             parts, access = pending.pop()
             with suppress(OSError):  # gone, or closed to this user: it stays without rules
@@ -133,9 +139,9 @@ class Ground:
         self,
         ruleset: int,
         folder: int,
-        path: Path,
+        path: Parts,
         rights: tuple[int, int],
-        closed: Collection[Path],
+        closed: Collection[Parts],
     ) -> int:
         """Allow one entry `rights`, or those to read; what to allow in it if it is closed."""
         try:
@@ -159,19 +165,40 @@ class Ground:
             os.close(place)
 
 
+class Hurry:
+    """Has this process run before others, which a cover cannot wait for on a busy machine.
+
+    Under a root server always (a real-time one), else with the shortest turns that Linux gives to
+    all (0.1 ms; Linux 6.12), and then sooner. What Linux refuses is left.
+    """
+
+    def __init__(self) -> None:
+        self._on = False
+        linux.shortest_turns()
+
+    def on(self, wanted: bool) -> None:
+        """Begin, or leave off."""
+        if wanted == self._on:
+            return
+        self._on = wanted
+        policy = os.SCHED_RR | os.SCHED_RESET_ON_FORK if wanted else os.SCHED_OTHER
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, policy, os.sched_param(int(wanted)))
+
+
 class Watches:
     """The folders that inotify watches, by its numbers."""
 
     def __init__(self) -> None:
         self._fd = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
-        self._places: dict[int, tuple[Ground, Path]] = {}
+        self._places: dict[int, tuple[Ground, Parts]] = {}
         self.lacking = 0
 
     def fileno(self) -> int:
         """What to poll; -1 where Linux gives none."""
         return int(self._fd)
 
-    def add(self, ground: Ground, parts: Path, folder: int) -> None:
+    def add(self, ground: Ground, parts: Parts, folder: int) -> None:
         """Watch an open folder."""
         path = f"/proc/self/fd/{folder}".encode()
         number = _libc.inotify_add_watch(self._fd, path, _MASK | _IN_ONLYDIR)
@@ -180,8 +207,8 @@ class Watches:
         else:
             self._places[number] = (ground, parts)
 
-    def events(self) -> Iterator[tuple[Ground, Path] | None]:
-        """What has changed, by ground and path; None when some of it is not known any more."""
+    def events(self) -> Iterator[Change | None]:
+        """What has changed; None when some of it is not known any more."""
         try:
             data = os.read(self._fd, 1 << 16)
         except (BlockingIOError, InterruptedError):
@@ -200,7 +227,7 @@ class Watches:
                 path = (*parts, os.fsdecode(name))
                 # while a file is written it may come to hold credentials; no other write matters
                 if not mask & _IN_CLOSE_WRITE or secrets.judged_by_content(path):
-                    yield ground, path
+                    yield Change(ground, path)
 
 
 class Keeper:
@@ -210,10 +237,12 @@ class Keeper:
         self._server = server
         self._watches = Watches()
         self._grounds: list[Ground] = []
-        self._sandboxes: dict[int, Sandbox] = {}
+        self._entering = Entering()
+        self._hurry = Hurry()
+        self._changes: dict[Change, None] = {}
         self._version = 0
-        self._log: list[tuple[int, Ground, Path]] = []
-        """What was covered after the first walk, by version."""
+        self._log: dict[tuple[int, Parts], int] = {}
+        """The version of what was covered last after the first walk, by mount and path."""
         self._maps: dict[tuple[int, ...], int] = {}
 
     def run(self) -> None:
@@ -223,13 +252,15 @@ class Keeper:
         if self._watches.fileno() >= 0:
             poll.register(self._watches.fileno(), select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poll.poll()]
+            self._hurry.on(len(self._changes) < _FEW_CHANGES)
+            ready = [fd for fd, _ in poll.poll(0 if self._changes else None)]
             if self._watches.fileno() in ready:
                 self._on_events()
+            if self._changes:
+                self._changed(self._next())
             for fd in ready:
-                if (ended := self._sandboxes.pop(fd, None)) is not None:
+                if self._entering.ended(fd):
                     poll.unregister(fd)
-                    linux.close_all([ended.namespace, ended.process])
             if self._server.fileno() in ready:
                 received = linux.receive(self._server)
                 if received is None:
@@ -245,12 +276,11 @@ class Keeper:
                 self._tell({"op": "mapped", "id": number}, [self._map(message["rows"])])
             elif operation == "hold":
                 held = Sandbox(*fds)
-                missed = self._since(message["since"])
-                if missed:
-                    self._enter(held, missed)
-                self._sandboxes[held.process] = held
+                if failed := self._entering.hold(held, self._since(message["since"])):
+                    raise OSError(failed)
                 poll.register(held.process, select.POLLIN)
                 self._tell({"op": "held", "id": number})
+                self._entering.prepare()
             elif operation == "rules":
                 self._allow(fds[0], message["read"], message["write"])
                 self._tell({"op": "done", "id": number})
@@ -271,13 +301,16 @@ class Keeper:
         finally:
             os.close(ruleset)
 
-    def _since(self, version: int) -> list[tuple[Ground, Path]]:
+    def _since(self, version: int) -> list[Work]:
         """What has been covered after a version, below 0 all of it; outer folders come first."""
         if version < 0:
             return [
-                (each, path) for each in self._grounds for path in sorted(each.walk.found.covers)
+                _work(each, path)
+                for each in self._grounds
+                for path in sorted(each.walk.found.covers)
             ]
-        return [each[1:] for each in self._log if each[0] > version]
+        missed = [place for place, covered in self._log.items() if covered > version]
+        return [_work(self._grounds[number], path) for number, path in missed]
 
     def _begin(self, number: int, mounts: Sequence[dict[str, Any]]) -> None:
         for index, data in enumerate(mounts):
@@ -300,62 +333,46 @@ class Keeper:
         self._tell({"op": "ready", "id": number})
 
     def _on_events(self) -> None:
+        """Cover secrets by name at once; all else waits until there are no more events."""
         for change in self._watches.events():
-            if change is None:
-                for ground in self._grounds:
-                    self._changed(ground, None)
+            if change is None or len(self._changes) >= _MOST_CHANGES:
+                self._changes = dict.fromkeys(map(Change, self._grounds))
+            elif change.urgent:
+                self._changed(change)
             else:
-                self._changed(*change)
+                self._changes[change] = None
 
-    def _changed(self, ground: Ground, start: Path | None) -> None:
-        """Cover what is new at a place, or anywhere without one, if it is still there."""
+    def _next(self) -> Change:
+        first = next(iter(self._changes))
+        del self._changes[first]
+        return first
+
+    def _changed(self, change: Change) -> None:
+        """Cover what is new at a place, or anywhere, if it is still there."""
+        ground, walk = change.ground, change.ground.walk
         try:
-            found = ground.walk.one(start) if start else ground.walk.below(())
-            if start is None:
-                found = list(ground.walk.found.covers)
-            if found:
+            for found in walk.one(change.parts) if change.parts else walk.below(()):
                 self._cover(ground, found)
-            elif ground.walk.found.gone:
+            if not change.parts:
+                self._cover(ground, sorted(walk.found.covers))
+            self._cover(ground, walk.linked())
+            if walk.found.gone:
                 self._tell_covers(ground, [])
         except secrets.TooManySecrets:
             self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
         except OSError:
             return
 
-    def _cover(self, ground: Ground, paths: Sequence[Path]) -> None:
+    def _cover(self, ground: Ground, paths: Sequence[Parts]) -> None:
         """Cover in all sandboxes, then tell the server."""
-        work = [(ground, path) for path in paths]
-        for held in list(self._sandboxes.values()):
-            self._cover_in(held, ground, work)
+        if not paths:
+            return
+        for error in self._entering.cover([_work(ground, path) for path in paths]):
+            self._tell({"op": "said", "text": f"{ground.guest}: {_NOT_COVERED} ({error})"})
         self._version += 1
-        self._log += [(self._version, ground, path) for path in paths]
+        for path in paths:
+            self._log[ground.number, path] = self._version
         self._tell_covers(ground, paths)
-
-    def _cover_in(self, held: Sandbox, ground: Ground, work: Sequence[tuple[Ground, Path]]) -> None:
-        try:
-            self._enter(held, work)
-        except OSError as reason:
-            if not select.select([held.process], [], [], 0)[0]:  # it has not ended
-                text = f"{ground.guest}: {_NOT_COVERED} ({reason})"
-                self._tell({"op": "said", "text": text})
-
-    def _enter(self, held: Sandbox, work: Sequence[tuple[Ground, Path]]) -> None:
-        """Have a child enter a sandbox and cover there what is not; raises OSError if it cannot."""
-        child = os.fork()
-        if child == 0:
-            code = 1
-            with suppress(Exception):
-                if os.geteuid() != 0:
-                    user = fcntl.ioctl(held.namespace, _NS_GET_USERNS)
-                    linux.setns(user, linux.CLONE_NEWUSER)
-                linux.setns(held.namespace, linux.CLONE_NEWNS)
-                for ground, path in work:
-                    put(ground.guest, path, ground.walk.found.covers.get(path, secrets.FILE))
-                code = 0
-            os._exit(code)
-        _, status = os.waitpid(child, 0)
-        if status != 0:
-            raise OSError(f"a sandbox could not be entered (status {status})")
 
     def _map(self, rows: Sequence[Sequence[int]]) -> int:
         """A user namespace with these maps: user and group, each on disk and as seen."""
@@ -384,7 +401,7 @@ class Keeper:
             os.waitpid(child, 0)
         return self._maps[key]
 
-    def _tell_covers(self, ground: Ground, paths: Sequence[Path], *, anew: bool = False) -> None:
+    def _tell_covers(self, ground: Ground, paths: Sequence[Parts], *, anew: bool = False) -> None:
         found = ground.walk.found
         told = {"op": "covers", "mount": ground.number, "version": self._version}
         told["gone"] = [key for key in found.gone if key not in found.inodes]
@@ -402,6 +419,10 @@ class Keeper:
             linux.send(self._server, message, fds)
 
 
+def _work(ground: Ground, path: Parts) -> Work:
+    return ground.guest, path, ground.walk.found.covers.get(path, secrets.FILE)
+
+
 _TOO_MANY = (
     f"more than {secrets.MOST_COVERS} files and folders in it would have to be covered; mount the "
     "folders in it that are needed"
@@ -414,38 +435,6 @@ _NOT_WATCHED = (
     "(fs.inotify.max_user_watches): secrets that appear or are replaced there while sessions run "
     "are not covered until a new kernel starts"
 )
-
-
-def put(guest: str, path: Path, kind: str) -> None:
-    """Cover a path below a mount in this mount namespace, unless something does. Raises OSError."""
-    current = os.open(guest, _PASSED)
-    try:
-        for name in path[:-1]:
-            deeper = os.open(name, _PASSED, dir_fd=current)
-            os.close(current)
-            current = deeper
-        target = open_beneath(current, path[-1:], os.O_PATH | os.O_NOFOLLOW)
-    except OSError:
-        return  # gone, a link, or beyond another mount: covered
-    finally:
-        os.close(current)
-    try:
-        tree = _cover_of(kind, target)
-        try:
-            linux.move_mount(tree, target)
-        finally:
-            os.close(tree)
-    finally:
-        os.close(target)
-
-
-def _cover_of(kind: str, target: int) -> int:
-    if kind in secrets.HIDING:
-        return linux.open_tree(f"{BLANK}/{kind}")
-    tree = linux.open_tree(target, recursive=True)
-    if kind == secrets.FIXED:
-        linux.set_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)
-    return tree
 
 
 def stage(folder: str, trees: Sequence[int], command: Sequence[str]) -> NoReturn:

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernel_mcp.linux.safe_tree import open_beneath
@@ -76,6 +76,8 @@ _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 """<linux/fcntl.h>, <linux/stat.h>."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+Parts = tuple[str, ...]
+"""A path below a mount."""
 
 
 @dataclass
@@ -85,11 +87,11 @@ class Found:
     covers   kinds of covers by path below it
     inodes   device and inode of every covered file and folder, with its birth (`born`)
     fresh    those found since somebody was told last; `gone` those that are another file's by now
-    linked   whether any covered file has further names
+    linked   whether a file among them has further names that nobody has looked for
     folders  how many were looked at
     """
 
-    covers: dict[tuple[str, ...], str] = field(default_factory=dict)
+    covers: dict[Parts, str] = field(default_factory=dict)
     inodes: dict[tuple[int, int], int] = field(default_factory=dict)
     fresh: list[tuple[int, int]] = field(default_factory=list)
     gone: list[tuple[int, int]] = field(default_factory=list)
@@ -155,7 +157,7 @@ def holds_credentials(root: int, parts: Sequence[str]) -> bool:
         os.close(fd)
 
 
-def around(covers: Mapping[tuple[str, ...], str]) -> set[tuple[str, ...]]:
+def around(covers: Mapping[Parts, str]) -> set[Parts]:
     """The folders above what these covers hide or fix."""
     inside = [path for path, kind in covers.items() if kind != KEPT]
     return {path[:end] for path in inside for end in range(len(path))}
@@ -172,11 +174,11 @@ class Walk:
         self,
         root: int,
         *,
-        own: Mapping[tuple[str, ...], str] | None = None,
-        inner: Sequence[tuple[str, ...]] = (),
+        own: Mapping[Parts, str] | None = None,
+        inner: Sequence[Parts] = (),
         writable: bool = False,
         strict: bool = False,
-        visit: Callable[[tuple[str, ...], int], None] = lambda _parts, _fd: None,
+        visit: Callable[[Parts, int], None] = lambda _parts, _fd: None,
     ) -> None:
         self._root = root
         self._writable = writable
@@ -185,17 +187,18 @@ class Walk:
         self._inner = frozenset(inner)
         self._visit = visit
         self.found = Found()
-        self._touched: dict[tuple[str, ...], None] = {}
+        self._touched: dict[Parts, None] = {}
 
     def all(self) -> Found:
         """Walk from the top. Raises OSError when that cannot be read, TooManySecrets."""
-        self.below(())
+        for _ in self.below(()):
+            pass
+        self.linked()
         return self.found
 
-    def below(self, start: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Walk a part of it; all that has to be covered there. Raises as `all`."""
-        self._touched = {}
-        links: list[tuple[str, ...]] = []
+    def below(self, start: Parts) -> Iterator[list[Parts]]:
+        """Walk a part of it; what has to be covered there, as it is found. Raises as `all`."""
+        links: list[Parts] = []
         pending = [start]
         while pending:
             parts = pending.pop()
@@ -216,20 +219,29 @@ class Walk:
                 pending += self._entries(parts, fd, links)
             finally:
                 os.close(fd)
+            if self._touched:
+                yield self._taken()
         for parts in links:
             self._led_to(parts)
-        if self.found.linked:
-            self._hard_links()
-        return list(self._touched)
+        if self._touched:
+            yield self._taken()
 
-    def one(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Look at one entry that is new or was changed; paths that have to be covered now."""
+    def _taken(self) -> list[Parts]:
+        touched, self._touched = self._touched, {}
+        return list(touched)
+
+    def one(self, parts: Parts) -> Iterator[list[Parts]]:
+        """Look at one entry that is new or was changed; what has to be covered now."""
+        if any(self.found.covers.get(parts[:end]) in HIDING for end in range(1, len(parts))):
+            return
         try:
             fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
         except FileNotFoundError:
-            return []
+            return
         except OSError as reason:
-            return [] if reason.errno in (errno.ELOOP, errno.ENOTDIR) else [parts]
+            if reason.errno not in (errno.ELOOP, errno.ENOTDIR):
+                yield [parts]
+            return
         try:
             info = os.fstat(fd)
             known = self._known(fd, info)
@@ -242,20 +254,20 @@ class Walk:
             kind = self.found.covers[parts]  # what a link of a secret's name leads to
         if kind == FIXED:
             self._fix(parts)
-            return [*self._above(parts), *(self.below(parts) if stat.S_ISDIR(info.st_mode) else ())]
-        if kind is not None:
+        elif kind is not None and stat.S_ISLNK(info.st_mode):
+            self._led_to(parts)
+        elif kind is not None:
             self._cover(parts, kind, info)
-            if stat.S_ISLNK(info.st_mode):
-                del self.found.covers[parts]
-                return self._led_to(parts)
-            return [parts]
-        return self.below(parts) if stat.S_ISDIR(info.st_mode) else []
+        if self._touched:
+            yield self._taken()
+        if stat.S_ISDIR(info.st_mode) and kind not in HIDING:
+            yield from self.below(parts)
 
-    def closed(self) -> set[tuple[str, ...]]:
+    def closed(self) -> set[Parts]:
         """Folders that hold what is covered or another mount, at whatever depth."""
         return around(self.found.covers) | around(dict.fromkeys(self._inner, FOLDER))
 
-    def shows(self, parts: tuple[str, ...], fd: int, info: os.stat_result) -> str | None:
+    def shows(self, parts: Parts, fd: int, info: os.stat_result) -> str | None:
         """Whether an open entry is shown: None if not, else `FIXED` or empty."""
         if parts in self._inner or self._known(fd, info):
             return None
@@ -263,9 +275,7 @@ class Walk:
         kind = known if known in HIDING else self._kind(parts, info.st_mode)
         return None if kind in HIDING else FIXED if FIXED in (kind, known) else ""
 
-    def _entries(
-        self, parts: tuple[str, ...], fd: int, links: list[tuple[str, ...]]
-    ) -> Iterator[tuple[str, ...]]:
+    def _entries(self, parts: Parts, fd: int, links: list[Parts]) -> Iterator[Parts]:
         """Cover what has to be; the folders to walk, and into `links` what leads elsewhere."""
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -289,7 +299,7 @@ class Walk:
                 else:
                     self._cover(path, kind, _status(entry))
 
-    def _kind(self, parts: tuple[str, ...], mode: int) -> str | None:
+    def _kind(self, parts: Parts, mode: int) -> str | None:
         kind = self._own.get(parts) or secret(parts, mode)
         if kind is None and stat.S_ISREG(mode) and judged_by_content(parts):
             kind = FILE if self._strict or holds_credentials(self._root, parts) else None
@@ -297,31 +307,32 @@ class Walk:
             return FIXED
         return kind
 
-    def _fix(self, parts: tuple[str, ...]) -> None:
+    def _fix(self, parts: Parts) -> None:
         """Keep it from being changed, and what it is in from being moved away."""
         for path in self._above(parts):
             known = self.found.covers.get(path, KEPT)
             self._cover(path, FIXED if path == parts else known, None)
 
     @staticmethod
-    def _above(parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+    def _above(parts: Parts) -> list[Parts]:
         return [parts[:end] for end in range(1, len(parts) + 1)]
 
-    def _cover(self, parts: tuple[str, ...], kind: str, info: os.stat_result | None) -> None:
+    def _cover(self, parts: Parts, kind: str, info: os.stat_result | None) -> None:
         self.found.covers[parts] = kind
         self._touched[parts] = None
         if info is not None:
             key = (info.st_dev, info.st_ino)
+            known = key in self.found.inodes
             self.found.inodes[key] = self._birth(parts, info)
             self.found.fresh.append(key)
-            if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
+            if info.st_nlink > 1 and not (stat.S_ISDIR(info.st_mode) or known):
                 self.found.linked = True
         if len(self.found.covers) > MOST_COVERS:
             self._forget_the_gone()
         if len(self.found.covers) > MOST_COVERS:
             raise TooManySecrets
 
-    def _cover_link(self, parts: tuple[str, ...], info: os.stat_result) -> None:
+    def _cover_link(self, parts: Parts, info: os.stat_result) -> None:
         with contextlib.suppress(OSError):
             fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
             try:
@@ -340,7 +351,7 @@ class Walk:
         self.found.gone.append(key)
         return False
 
-    def _birth(self, parts: tuple[str, ...], info: os.stat_result) -> int:
+    def _birth(self, parts: Parts, info: os.stat_result) -> int:
         with contextlib.suppress(OSError):
             fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
             try:
@@ -357,23 +368,25 @@ class Walk:
             if not os.path.lexists("/".join((top, *parts))):
                 del self.found.covers[parts]
 
-    def _led_to(self, parts: tuple[str, ...]) -> list[tuple[str, ...]]:
+    def _led_to(self, parts: Parts) -> None:
         """Cover what a symbolic link with a secret's name leads to, if that is below the mount."""
         top = os.path.realpath(f"/proc/self/fd/{self._root}")
         goal = os.path.realpath("/".join((top, *parts)))
         inside = tuple(os.path.relpath(goal, top).split("/"))
         if inside[0] in ("..", ".") or self.found.covers.get(inside) in HIDING:
-            return []
+            return
         try:
             info = os.lstat(goal)
         except OSError:
-            return []
+            return
         self._cover(inside, FOLDER if stat.S_ISDIR(info.st_mode) else FILE, info)
-        return [inside]
 
-    def _hard_links(self) -> None:
-        """Cover other names of covered files: a walk that asks for every file's inode."""
-        pending: list[tuple[str, ...]] = [()]
+    def linked(self) -> list[Parts]:
+        """Cover other names of the files found last: a walk that asks for every file's inode."""
+        if not self.found.linked:
+            return []
+        self.found.linked = False
+        pending: list[Parts] = [()]
         while pending:
             parts = pending.pop()
             try:
@@ -382,18 +395,24 @@ class Walk:
                 continue
             try:
                 with os.scandir(fd) as entries:
-                    for entry in entries:
-                        path = (*parts, entry.name)
-                        if path in self._inner or self.found.covers.get(path) == FOLDER:
-                            continue
-                        if entry.is_dir(follow_symlinks=False):
-                            pending.append(path)
-                            continue
-                        info = _status(entry)
-                        if info and (info.st_dev, info.st_ino) in self.found.inodes:
-                            self._cover_link(path, info)
+                    pending += self._other_names(parts, entries)
             finally:
                 os.close(fd)
+        return self._taken()
+
+    def _other_names(self, parts: Parts, entries: Iterable[os.DirEntry[str]]) -> Iterator[Parts]:
+        """Cover those in one folder; the folders to go on with."""
+        for entry in entries:
+            path = (*parts, entry.name)
+            if path in self._inner or self.found.covers.get(path) in HIDING:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if not (self._own.get(path) or secret(path, stat.S_IFDIR)):
+                    yield path
+                continue
+            info = _status(entry)
+            if info and (info.st_dev, info.st_ino) in self.found.inodes:
+                self._cover_link(path, info)
 
 
 def born(fd: int) -> int:

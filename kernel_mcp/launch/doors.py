@@ -407,5 +407,9 @@ def as_folder(shown: Shown, source: Path) -> Folder:
     for path in list(shown.covers):
         if not os.path.lexists(shown.mount.host.joinpath(*path)):
             del shown.covers[path]
-    covers = tuple(("/".join(path), kind) for path, kind in sorted(shown.covers.items()))
+    covers = tuple(
+        ("/".join(path), kind)
+        for path, kind in sorted(shown.covers.items())
+        if not shown.hides(path[:-1])  # it was found before the folder that it is in
+    )
     return Folder(source, shown.mount.guest, shown.mount.writable, covers)

@@ -112,6 +112,7 @@ _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _SYS_MOVE_MOUNT = 429  # the same on every architecture, as all calls from 424 on
 _SYS_CLOSE_RANGE = 436
 _SYS_OPEN_TREE = 428
+_SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _SYS_MOUNT_SETATTR = 442
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _OPEN_TREE_CLONE = 1
@@ -222,6 +223,18 @@ def prctl(option: int, first: int = 0, second: int = 0) -> int:
 def set_name(name: str) -> None:
     """What `ps` calls this process: at most 15 bytes."""
     _check(_libc.prctl(ctypes.c_int(PR_SET_NAME), name.encode()[:15], 0, 0, 0), "prctl name")
+
+
+def shortest_turns() -> bool:
+    """Have the scheduler give this thread short turns, and so sooner ones; False before Linux 6.12.
+
+    `struct sched_attr` of an ordinary thread, with 0.1 ms as `sched_runtime`.
+    """
+    number = _SYS_SCHED_SETATTR.get(os.uname().machine)
+    if number is None:
+        return False
+    content = struct.pack("=IIQiIQQQ", 48, 0, 0, 0, 0, 100_000, 0, 0)
+    return int(_libc.syscall(ctypes.c_long(number), 0, content, 0)) == 0
 
 
 def clear_capabilities() -> None:

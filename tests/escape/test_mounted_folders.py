@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -360,6 +361,50 @@ async def test_strict_folders_never_show_what_replaces_a_secret(way: str, projec
         assert SECRET not in json.dumps(found)
         told = (await notebook.agent.call("info")).data["mounts"]
         assert "later sessions only" in told[0]
+
+
+WATCH = """
+import json, os
+shown = reads = 0
+while not os.path.exists(ROOT + "/ended"):
+    try:
+        with open(ROOT + "/.env") as file:
+            shown += bool(file.read())
+    except OSError:
+        pass
+    reads += 1
+print(json.dumps([shown, reads]))
+"""
+SAVES = 200
+
+
+async def test_of_rapid_saves_little_is_seen_and_none_stays_uncovered(
+    way: str, project: Project
+) -> None:
+    names = [".env", *(f"sub/.env.{number}" for number in range(20))]
+    async with opened(way, "--mount", str(project.root)) as notebook:
+
+        def save() -> None:
+            for count in range(SAVES):
+                project.write(names[count % len(names)], SECRET)
+                if count % len(names) == 0:
+                    project.write("data.csv", str(count))  # in what was the inode of a secret
+                # as fast as people and their programs are, by this machine's speed
+                subprocess.run(["/bin/true"], check=True)
+            project.own()
+            project.write("ended", "")
+
+        code = f"ROOT = {str(project.root)!r}\n{WATCH}"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, save)
+            shown, reads = await notebook.run(code)
+        assert shown < reads / 2, (shown, reads)
+        with anyio.fail_after(PATIENCE_S):
+            while SECRET in json.dumps(found := await notebook.run(reading(project))):
+                pass
+        assert found["data.csv"].isdigit()
+        read = await notebook.agent.call("read_file", path=f"{project.root}/data.csv")
+        assert not read.failed
 
 
 async def test_sockets_below_a_mount_cannot_be_connected_to(way: str, project: Project) -> None:

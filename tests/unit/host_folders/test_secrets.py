@@ -28,6 +28,11 @@ def make(folder: Path, *names: str, text: str = "x") -> None:
         path.write_text(text)
 
 
+def looked(walk: Walk, *parts: str) -> list[tuple[str, ...]]:
+    """What has to be covered once an entry has changed."""
+    return [path for found in walk.one(parts) for path in found]
+
+
 def covered(found: dict[tuple[str, ...], str]) -> dict[str, str]:
     return {"/".join(path): kind for path, kind in found.items()}
 
@@ -85,19 +90,37 @@ def test_a_covered_folder_keeps_its_cover_under_another_name(tmp_path: Path, roo
     walk.all()
     (tmp_path / ".ssh").rename(tmp_path / "keys")
     (tmp_path / ".env").rename(tmp_path / "plain")
-    assert walk.one(("keys",)) == [("keys",)]
-    assert walk.one(("plain",)) == [("plain",)]
+    assert looked(walk, "keys") == [("keys",)]
+    assert looked(walk, "plain") == [("plain",)]
     assert walk.found.covers[("keys",)] == FOLDER
+
+
+def test_nothing_is_covered_in_what_is_covered(tmp_path: Path, root: int) -> None:
+    make(tmp_path, ".aws/.env")
+    walk = Walk(root)
+    walk.all()
+    assert looked(walk, ".aws", ".env") == []
+    assert covered(walk.found.covers) == {".aws": FOLDER}
+
+
+def test_other_names_of_a_secret_that_is_new_are_covered(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "sub/plain")
+    walk = Walk(root)
+    walk.all()
+    (tmp_path / ".env").hardlink_to(tmp_path / "sub" / "plain")
+    assert looked(walk, ".env") == [(".env",)]
+    assert walk.linked() == [("sub", "plain")]
+    assert walk.linked() == []
 
 
 def test_what_is_new_is_looked_through(tmp_path: Path, root: int) -> None:
     walk = Walk(root)
     walk.all()
     make(tmp_path, "new/deep/.env", "new/plain")
-    assert walk.one(("new",)) == [("new", "deep", ".env")]
-    assert walk.one(("new",)) == [("new", "deep", ".env")]  # it may be another file by now
-    assert walk.one(("new", "plain")) == []
-    assert walk.one(("gone",)) == []
+    assert looked(walk, "new") == [("new", "deep", ".env")]
+    assert looked(walk, "new") == [("new", "deep", ".env")]  # it may be another file by now
+    assert looked(walk, "new", "plain") == []
+    assert looked(walk, "gone") == []
 
 
 def test_other_mounts_in_a_folder_are_left_to_themselves(tmp_path: Path, root: int) -> None:
@@ -119,7 +142,7 @@ def test_too_many_secrets_are_an_error_and_those_gone_do_not_count(
     walk = Walk(root)
     for number in range(5):
         make(tmp_path, f".env.{number}")
-        assert walk.one((f".env.{number}",))
+        assert looked(walk, f".env.{number}")
         (tmp_path / f".env.{number}").unlink()
     make(tmp_path, ".env.a", ".env.b", ".env.c")
     with pytest.raises(secrets.TooManySecrets):
@@ -182,7 +205,7 @@ def test_a_file_that_has_the_number_of_a_deleted_secret_is_shown(tmp_path: Path,
     other = (tmp_path / "plain").stat()
     # as Linux uses numbers again; the births differ
     walk.found.inodes[other.st_dev, other.st_ino] = walk.found.inodes[key] - 1
-    assert walk.one(("plain",)) == []
+    assert looked(walk, "plain") == []
     assert walk.found.gone == [(other.st_dev, other.st_ino)]
     (tmp_path / "hard").hardlink_to(tmp_path / ".env")
-    assert walk.one(("hard",)) == [("hard",)]
+    assert looked(walk, "hard") == [("hard",)]

@@ -1,0 +1,249 @@
+"""The way into sandboxes that run, to cover there what the host would show."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from kernel_mcp.host_folders import secrets
+from kernel_mcp.host_folders.secrets import Parts
+from kernel_mcp.linux.safe_tree import open_beneath
+from kernel_specs.template import linux
+
+BLANK = "/run/blank"
+"""Where every sandbox with mounts has an empty `file` and an empty `folder`."""
+Work = tuple[str, Parts, str]
+"""A mount, a path below it, and the kind of its cover."""
+_MOST_WORK, _MOST_NAMESPACES = 100, 50
+"""Of one message to a helper."""
+_PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A sandbox that runs: its mount namespace, and a pidfd that is readable once it has ended."""
+
+    namespace: int
+    process: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has."""
+        return bool(select.select([self.process], [], [], 0)[0])
+
+
+class Entering:
+    """Knows the sandboxes that run, and covers in all of them at once.
+
+    A root server's process enters their mount namespaces itself. An ordinary user's has to enter
+    their user namespace for good before: a helper for each does, which has been forked then.
+    """
+
+    def __init__(self) -> None:
+        self._own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self._direct = os.geteuid() == 0
+        self._sandboxes: dict[int, Sandbox] = {}
+        self._users: dict[int, int] = {}
+        """The user namespace of each, by inode."""
+        self._helpers: dict[int, Helper] = {}
+
+    def hold(self, held: Sandbox, work: Sequence[Work]) -> str:
+        """Cover this in a new sandbox and remember that; else why not."""
+        failed = [error for _, error in self._all([held], work)] if work else []
+        if failed:
+            linux.close_all([held.namespace, held.process])
+            return failed[0]
+        self._sandboxes[held.process] = held
+        return ""
+
+    def prepare(self) -> None:
+        """Have a helper for each user namespace, and one at most that has nothing to do."""
+        if self._direct:
+            return
+        for held in self._sandboxes.values():
+            self._helper(held)  # why there can be none, the next cover tells
+        used = set(self._users.values())
+        for user in [each for each in self._helpers if each not in used][:-1]:
+            self._helpers.pop(user).close()
+
+    def ended(self, process: int) -> bool:
+        """Forget a sandbox; False for one that is not known."""
+        held = self._sandboxes.pop(process, None)
+        if held is None:
+            return False
+        self._users.pop(process, None)
+        linux.close_all([held.namespace, held.process])
+        return True
+
+    def cover(self, work: Sequence[Work]) -> list[str]:
+        """Cover this in all sandboxes; what went wrong in those that have not ended."""
+        failed = self._all(list(self._sandboxes.values()), work)
+        return [error for held, error in failed if not held.ended]
+
+    def _all(self, sandboxes: list[Sandbox], work: Sequence[Work]) -> list[tuple[Sandbox, str]]:
+        if not sandboxes:
+            return []
+        if self._direct:
+            try:
+                errors = list(cover_in([each.namespace for each in sandboxes], work))
+            finally:
+                linux.setns(self._own, linux.CLONE_NEWNS)
+            return _failed(sandboxes, errors)
+        failed: list[tuple[Sandbox, str]] = []
+        groups: dict[Helper, list[Sandbox]] = {}
+        for held in sandboxes:
+            helper = self._helper(held)
+            if isinstance(helper, Helper):
+                groups.setdefault(helper, []).append(held)
+            else:
+                failed.append((held, helper))
+        for first in range(0, len(work), _MOST_WORK):
+            part = work[first : first + _MOST_WORK]
+            for helper, group in groups.items():
+                helper.send([each.namespace for each in group], part)
+            for helper, group in groups.items():
+                failed += _failed(group, helper.answers(len(group)))
+        return failed
+
+    def _helper(self, held: Sandbox) -> Helper | str:
+        """The helper for a sandbox, which is made where there is none; or why there is none."""
+        user = self._users.get(held.process)
+        if user in self._helpers and self._helpers[user].alive:
+            return self._helpers[user]
+        try:
+            space = fcntl.ioctl(held.namespace, _NS_GET_USERNS)
+            try:
+                user = os.fstat(space).st_ino
+                if user not in self._helpers or not self._helpers[user].alive:
+                    self._helpers[user] = Helper(space)
+            finally:
+                os.close(space)
+        except OSError as reason:
+            return str(reason)
+        if held.process in self._sandboxes:
+            self._users[held.process] = user
+        return self._helpers[user]
+
+
+def _failed(group: Sequence[Sandbox], errors: Sequence[str]) -> list[tuple[Sandbox, str]]:
+    return [(held, error) for held, error in zip(group, errors, strict=True) if error]
+
+
+class Helper:
+    """A process in a user namespace, which enters the mount namespaces that this one owns."""
+
+    def __init__(self, space: int) -> None:
+        """Raises OSError where there can be no process."""
+        self.alive = True
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._pid = os.fork()
+            if self._pid == 0:
+                _help(space, theirs)
+
+    def send(self, namespaces: Sequence[int], work: Sequence[Work]) -> None:
+        """Have it cover this in some namespaces."""
+        with suppress(OSError):  # `answers` tells
+            for first in range(0, len(namespaces), _MOST_NAMESPACES):
+                some = namespaces[first : first + _MOST_NAMESPACES]
+                linux.send(self._socket, {"work": work}, some)
+
+    def answers(self, count: int) -> list[str]:
+        """What went wrong in each of the last `count` namespaces."""
+        errors: list[str] = []
+        while len(errors) < count:
+            received = linux.receive(self._socket)
+            if received is None:
+                self.close()
+                return [*errors, *["its helper has ended"] * (count - len(errors))]
+            errors += received[0]["errors"]
+        return errors
+
+    def close(self) -> None:
+        """End it."""
+        self.alive = False
+        self._socket.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def _help(space: int, server: socket.socket) -> NoReturn:
+    """Be a helper until the keeper has gone."""
+    code = 1
+    with suppress(Exception):
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+        linux.setns(space, linux.CLONE_NEWUSER)
+        linux.close_range(3, server.fileno() - 1)
+        linux.close_range(server.fileno() + 1)
+        while (received := linux.receive(server)) is not None:
+            message, namespaces = received
+            work = [(guest, tuple(path), kind) for guest, path, kind in message["work"]]
+            linux.send(server, {"errors": list(cover_in(namespaces, work))})
+            linux.close_all(namespaces)
+        code = 0
+    os._exit(code)
+
+
+def cover_in(namespaces: Sequence[int], work: Sequence[Work]) -> Iterator[str]:
+    """Enter each mount namespace, cover there what is not, and stay; what went wrong in each."""
+    for namespace in namespaces:
+        errors = []
+        try:
+            linux.setns(namespace, linux.CLONE_NEWNS)
+            for guest, path, kind in work:
+                errors += _tried(guest, path, kind)
+        except OSError as reason:
+            errors.append(str(reason))
+        yield "; ".join(errors[:3])
+
+
+def _tried(guest: str, path: Parts, kind: str) -> list[str]:
+    try:
+        put(guest, path, kind)
+    except OSError as reason:
+        return [f"{'/'.join(path)}: {reason}"]
+    return []
+
+
+def put(guest: str, path: Parts, kind: str) -> None:
+    """Cover a path below a mount in this mount namespace, unless something does. Raises OSError."""
+    current = os.open(guest, _PASSED)
+    try:
+        for name in path[:-1]:
+            deeper = os.open(name, _PASSED, dir_fd=current)
+            os.close(current)
+            current = deeper
+        target = open_beneath(current, path[-1:], os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return  # gone, a link, or beyond another mount: covered
+    finally:
+        os.close(current)
+    try:
+        tree = _cover_of(kind, target)
+        try:
+            linux.move_mount(tree, target)
+        finally:
+            os.close(tree)
+    except OSError as reason:
+        if reason.errno != errno.ENOENT:  # removed meanwhile; what comes after it is told
+            raise
+    finally:
+        os.close(target)
+
+
+def _cover_of(kind: str, target: int) -> int:
+    if kind in secrets.HIDING:
+        return linux.open_tree(f"{BLANK}/{kind}")
+    tree = linux.open_tree(target, recursive=True)
+    if kind == secrets.FIXED:
+        linux.set_attributes(tree, linux.MOUNT_ATTR_RDONLY, recursive=True)
+    return tree
