@@ -170,7 +170,10 @@ def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment 
         root = own_folder(given)
         if root is None:
             if "/" in given and path.is_dir():
-                _refuse(path, f"it is a folder without {_VENV} or {_CONDA}, and so no environment")
+                why = f"it is a folder without {_VENV} or {_CONDA}, and so no environment"
+                _refuse(path, why, "Name the folder of one")
+            if "/" in given and not path.exists():
+                _refuse(path, "there is no such program or folder", "Make it")
             return None
         found = _of_conda(root) if (root / _CONDA).is_dir() else _of_venv(root)
         _readable(found, os.geteuid() == 0 if apart is None else apart)
@@ -336,11 +339,13 @@ def _readable(found: OwnEnvironment, apart: bool) -> None:
     real = Path(found.interpreter.executable)
     site = found.sites[0]
     entries = [Path(entry) for entry in os.scandir(site)]
-    looked = [real.parent, real, found.root / "bin", *reversed(site.parents[:2]), site, *entries]
+    files = [entry / name for entry in entries for name in ("__init__.py", "METADATA")]
+    above = [real.parent, real, found.root / "bin", *reversed(site.parents[:2]), site]
+    looked = [*above, *entries, *files]
     for path in looked:
         try:
             mode = path.stat().st_mode
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         folder = stat.S_ISDIR(mode)
         if not apart and not os.access(path, os.R_OK | (os.X_OK if folder else 0)):

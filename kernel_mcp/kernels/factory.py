@@ -242,6 +242,11 @@ class KernelFactory:
         """Whether a kernel can start without building an environment."""
         return self.spec(request) in self._built
 
+    def version(self, request: KernelRequest) -> str:
+        """Of the Python that a request's code runs on; empty before that is known."""
+        built = self._built.get(self.spec(request))
+        return "" if built is None else built.environment.version
+
     def policy(self, request: KernelRequest) -> Policy:
         """What a request's code may import; never builds an environment."""
         spec = self.spec(request)

@@ -319,7 +319,7 @@ async def _judged(
         version = needs.python
     else:
         names, own = await _known_names(session), own_modules(request.workspace)
-        version = session.kernel.environment.version if session.kernel else ""
+        version = services.factory.version(session.request)
     look = partial(
         check,
         planned.code,
