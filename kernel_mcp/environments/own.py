@@ -9,6 +9,7 @@ Below it lies an environment of ours for the same minor version, with what the k
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -32,7 +33,7 @@ from kernel_mcp.environments.metadata import (
     normalised,
 )
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.launch.base import KernelEnvironment, Support, mark_of
+from kernel_mcp.launch.base import KernelEnvironment, Outside, Support, mark_of
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -47,6 +48,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 """e_machine of elf(5)."""
 _MOST_READ = 1 << 16
 _MOST_LINKS = 20
+_MOST_LISTED = 1000
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _LIBRARY = re.compile(r"python(\d+\.\d+)(t?)")
@@ -69,7 +71,7 @@ class OwnEnvironment:
     interpreter: Interpreter
     sites: tuple[Path, ...]
     readonly: tuple[Path, ...]
-    outside: Mapping[str, str] = field(default_factory=dict)
+    outside: Mapping[str, Outside] = field(default_factory=dict)
 
     @property
     def minor(self) -> str:
@@ -173,7 +175,8 @@ def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment 
                 why = f"it is a folder without {_VENV} or {_CONDA}, and so no environment"
                 _refuse(path, why, "Name the folder of one")
             if "/" in given and not path.exists():
-                _refuse(path, "there is no such program or folder", "Make it")
+                why = "there is no such program or folder, and so it does not run as a Python"
+                _refuse(path, why, "Make it")
             return None
         found = _of_conda(root) if (root / _CONDA).is_dir() else _of_venv(root)
         _readable(found, os.geteuid() == 0 if apart is None else apart)
@@ -184,16 +187,19 @@ def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment 
     return found
 
 
-def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str]:
-    """What of an environment sessions do not see, and the flag that shows it."""
+def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> dict[str, str]:
+    """Modules of an environment that sessions do not see, and the flag that shows them; names of
+    packages and of `.pth` files stand for what is not known by module.
+    """
     support = environment.support
     shown = [Path(each.guest) for each in mounts if each.guest == str(each.host)]
-    return [
-        f"{name} lies in {path}, outside of the environment, where sessions do not see it: start "
-        f"the server with --mount {path}"
-        for name, path in sorted(support.outside.items() if support else ())
-        if not any(Path(path).is_relative_to(folder) for folder in shown)
-    ]
+    return {
+        module: f"{name} lies in {each.path}, outside of the environment, where sessions do not "
+        f"see it: the operator can start the server with --mount {each.path}"
+        for name, each in sorted(support.outside.items() if support else ())
+        if not any(Path(each.path).is_relative_to(folder) for folder in shown)
+        for module in each.modules or {name}
+    }
 
 
 def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str]:
@@ -205,7 +211,7 @@ def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str
     if support.replaced:
         listed = ", ".join(f"{name} {how}" for name, how in sorted(support.replaced.items()))
         found.append(f"the kernel needs other versions than are there; code sees {listed}")
-    return found + unseen(environment, mounts)
+    return [*found, *dict.fromkeys(unseen(environment, mounts).values())]
 
 
 def _of_venv(root: Path) -> OwnEnvironment:
@@ -357,31 +363,40 @@ def _readable(found: OwnEnvironment, apart: bool) -> None:
             _refuse(found.root, f"{why} {path}", step)
 
 
-def _outside(site: Path, shown: Sequence[Path]) -> dict[str, str]:
-    """Folders elsewhere that are imported from, by the package or the `.pth` file that says so."""
-    found: dict[str, str] = {}
+def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
+    """What is imported from elsewhere, by the package or the `.pth` file that says so."""
+    found: dict[str, Outside] = {}
     for info in sorted(site.glob("*.dist-info")):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             told = json.loads(_text(info / "direct_url.json"))
             place = urlsplit(told["url"])
             if told["dir_info"]["editable"] and place.scheme == "file":
                 name = normalised(info.stem.rpartition("-")[0])
-                found[name] = os.path.normpath(unquote(place.path))
+                found[name] = Outside(os.path.normpath(unquote(place.path)))
+                found[name].modules.update(_text(info / "top_level.txt").split())
     for file in sorted(site.glob("*.pth")):
         with suppress(OSError, ValueError):
             for line in _text(file).splitlines():
-                path = os.path.normpath(site / line.strip())
-                if not line.strip() or line.startswith(("#", "import ", "import\t")):
+                path = Path(os.path.normpath(site / line.strip()))
+                if line.startswith(("#", "import ", "import\t")) or not path.is_dir():
                     continue
-                known = any(Path(path).is_relative_to(each) for each in found.values())
-                if Path(path).exists() and not known:
-                    found[file.name] = path
+                known = (each for each in found.values() if path.is_relative_to(each.path))
+                into = next(known, None) or found.setdefault(file.name, Outside(str(path)))
+                into.modules.update(_listed(path))
     real = [Path(os.path.realpath(each)) for each in shown]
     return {
-        name: path
-        for name, path in found.items()
-        if path.isprintable() and not _below(Path(os.path.realpath(path)), [*real, *_SYSTEM])
+        name: each
+        for name, each in found.items()
+        if each.path.isprintable()
+        and not _below(Path(os.path.realpath(each.path)), [*real, *_SYSTEM])
     }
+
+
+def _listed(folder: Path) -> set[str]:
+    """Modules in a folder, by their names."""
+    with os.scandir(folder) as entries:
+        names = [entry.name.split(".")[0] for entry in itertools.islice(entries, _MOST_LISTED)]
+    return {name for name in names if name.isidentifier() and name.isascii()}
 
 
 def _needs(site: Path) -> Iterator[Requirement]:

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,7 @@ from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchReq
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.output.text import Masks
-from kernel_mcp.policy import DATA_MODULES, Policy, profile_entries
+from kernel_mcp.policy import DATA_MODULES, NextStep, Policy, profile_entries
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -174,10 +174,12 @@ class KernelFactory:
             provided = await anyio.to_thread.run_sync(provided_modules, environment)
             present = chain.from_iterable(provided.values())
             policy = self._policy.with_modules(names).with_installed(present)
-            first = built is None
+            if hidden := unseen(environment, self._settings.mounts):
+                policy = replace(policy, step=_MountFirst(hidden, policy.step))
+            first = self._built.get(spec) is None
             built = self._built[spec] = _Built(environment, names, policy)
-            if first:
-                for remark in unseen(environment, self._settings.mounts):
+            if first and spec == self._own.spec:
+                for remark in dict.fromkeys(hidden.values()):
                     logger.warning("--python: %s", remark)
             if first and built.whole and self._templates is not None and request.at_home:
                 await progress(f"Preloading {', '.join(built.whole)}; starting a kernel")
@@ -298,6 +300,18 @@ class KernelFactory:
             python=request.python or self._settings.python,
             packages=request.packages,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _MountFirst:
+    """The next step to modules that an environment has elsewhere is a mount."""
+
+    hidden: Mapping[str, str]
+    otherwise: NextStep
+
+    def __call__(self, module: str, *, once: bool) -> str:
+        found = self.hidden.get(module.partition(".")[0])
+        return self.otherwise(module, once=once) if found is None else f"{found}."
 
 
 def _fitting(policy: Policy, request: KernelRequest) -> Policy:

@@ -74,6 +74,14 @@ def mark_of(sites: Iterable[Path]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Outside:
+    """A folder that packages of an environment are imported from, and modules known to be there."""
+
+    path: str
+    modules: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
 class Support:
     """What an environment of the operator's gets from one of ours, and what is known of both.
 
@@ -82,7 +90,7 @@ class Support:
     mark      that of `sites` when they were read
     modules   top-level modules by package
     replaced  versions that code sees instead of those of the environment, in words
-    outside   packages that are elsewhere, and where
+    outside   what is elsewhere, by package or `.pth` file
     """
 
     site: Path
@@ -92,7 +100,7 @@ class Support:
     mark: tuple[int, ...] = ()
     modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     replaced: Mapping[str, str] = field(default_factory=dict, compare=False)
-    outside: Mapping[str, str] = field(default_factory=dict, compare=False)
+    outside: Mapping[str, Outside] = field(default_factory=dict, compare=False)
 
     @property
     def path(self) -> list[str]:

@@ -141,7 +141,7 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     versions = await anyio.to_thread.run_sync(_versions, environment)
     missing = [remark(name, why) for name, why in fitting.unfit.items()]
     if environment is not None:
-        missing += unseen(environment, settings.mounts)
+        missing += dict.fromkeys(unseen(environment, settings.mounts).values())
     policy = profile_in_words(settings, used)
     variables, advised = tuple(map(str, settings.variables)), tuple(missing)
     return Diagnosis(versions, tuple(found), used, refusal, problem, policy, advised, variables)

@@ -205,18 +205,23 @@ def test_packages_elsewhere_are_told_until_a_mount_shows_them(
 ) -> None:
     root = project / ".venv"
     info = add(root, "mine", "1.0")
-    told = {"url": (project / "src").as_uri(), "dir_info": {"editable": True}}
-    (info / "direct_url.json").write_text(json.dumps(told))
+    origin = {"url": (project / "src").as_uri(), "dir_info": {"editable": True}}
+    (info / "direct_url.json").write_text(json.dumps(origin))
     (site(root) / "__editable__.mine-1.0.pth").write_text(f"{project / 'src'}\n")
-    (tmp_path / "more").mkdir()
+    for module in (project / "src/my_module.py", tmp_path / "more/also.py"):
+        module.parent.mkdir()
+        module.touch()
     (site(root) / "more.pth").write_text(f"import os\n{tmp_path / 'more'}\nnot-there\n")
     found = read(root)
-    assert found.outside == {"mine": str(project / "src"), "more.pth": str(tmp_path / "more")}
+    places = {name: each.path for name, each in found.outside.items()}
+    assert places == {"mine": str(project / "src"), "more.pth": str(tmp_path / "more")}
     environment = found.above(ours(tmp_path / "ours"), ())
-    first, second = unseen(environment, ())
+    told = unseen(environment, ())
+    assert told.keys() == {"my_module", "also"}
+    first, second = told.values()
     assert f"mine lies in {project / 'src'}" in first
     assert f"--mount {project / 'src'}" in first
-    assert unseen(environment, [Mount(project, str(project))]) == [second]
+    assert unseen(environment, [Mount(project, str(project))]) == {"also": second}
     assert len(unseen(environment, [Mount(project, "/elsewhere")])) == 2
     assert remarks(environment, ())[1:] == [first, second]
 
