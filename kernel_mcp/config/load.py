@@ -31,10 +31,12 @@ from kernel_mcp.config.settings import (
     variable_of,
 )
 from kernel_mcp.config.values import (
+    HeaderSecret,
     Mount,
     Variable,
     close_to,
     entries,
+    header_secrets,
     hosts,
     mounts,
     never,
@@ -44,7 +46,7 @@ from kernel_mcp.config.values import (
     variables,
 )
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.linux.process import overwrite_arguments
+from kernel_mcp.linux.process import overwrite_arguments, take_variable
 
 CONFIG_NAME = "kernel-mcp.toml"
 TABLE = "kernel-mcp"
@@ -55,7 +57,7 @@ MAX_VARIABLES = 16 * 1024
 MAX_SHOWN = 100
 """Characters of a key or a value in an error, which is one line."""
 
-_LISTS = (entries, hosts, mounts, places, variables)
+_LISTS = (entries, header_secrets, hosts, mounts, places, variables)
 """Readers of settings that may be given more than once."""
 HELP = ("-h", "--help", "help")
 OTHERS = "The other flags of the server are taken too, and change nothing here."
@@ -343,10 +345,13 @@ def read_settings(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Setti
 def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
     """Settings from parsed flags, the environment and TOML; says on stderr what was not taken.
 
+    Values of secrets are taken out of the environment, so that no child process inherits them.
     Raises ConfigError.
     """
     settings = load(flags, os.environ, Path.cwd())
     _hide_arguments(settings)
+    values = {name: take_variable(name) for name in {each.name for each in settings.secrets}}
+    settings = replace(settings, secrets=tuple(_valued(each, values) for each in settings.secrets))
     if settings.refusal is not None:
         print(f"kernel-mcp: warning: {settings.refusal}", file=sys.stderr)
     return settings
@@ -361,6 +366,19 @@ def _hide_arguments(settings: Settings) -> None:
             f"every user of this machine can read ({reason}): give names alone",
             file=sys.stderr,
         )
+
+
+def _valued(secret: HeaderSecret, values: Mapping[str, str | None]) -> HeaderSecret:
+    value = values[secret.name]
+    if value is None:
+        raise ConfigError(
+            f"--secret {secret}: the server's environment has no variable {secret.name}; set it "
+            "where the server is started, as in `env` of the client's configuration"
+        )
+    try:
+        return secret.with_value(value)
+    except ValueError as error:
+        raise ConfigError(f"--secret {secret}: {error}") from None
 
 
 def _help(option: Option) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from kernel_mcp.config.values import (
     MIB,
+    HeaderSecret,
     Mount,
     Narrows,
     Variable,
@@ -30,6 +31,7 @@ from kernel_mcp.config.values import (
     duration,
     entries,
     fewer_hosts,
+    header_secrets,
     hosts,
     idle_duration,
     limit_duration,
@@ -295,6 +297,13 @@ class Settings:
         "env", variables, _USE, "NAME[=VALUE]", "none",
         "let code find this variable in `os.environ`, without VALUE as the server has it; its "
         "value is masked in outputs, which is a courtesy and no boundary; repeatable",
+        value=(),
+    )
+    secrets: tuple[HeaderSecret, ...] = _flag(
+        "secret", header_secrets, _PLACES, "NAME@HOST[:HEADER]", "none",
+        "let code use the server's environment variable NAME in that header (`Authorization`) of "
+        "HTTPS requests to HOST, which it may then connect to, and never read it: it sees a "
+        "placeholder, which a proxy replaces; repeatable",
         value=(),
     )
     workspace: Path | None = _flag(

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -323,14 +323,81 @@ def _variable(text: str) -> Variable:
         raise ValueError(
             "expected NAME or NAME=VALUE, where NAME has letters, digits and underscores only"
         )
+    _check_name(name)
+    if "\0" in value:
+        raise ValueError(f"the value of {name} holds a zero byte")
+    return Variable(name, value if equals else None)
+
+
+LEAST_SECRET, MOST_SECRET = 8, 8192
+"""Characters of a value that is put into headers."""
+_NO_SECRET_IN = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "te", "trailer", "upgrade"}
+    | {"expect", "accept-encoding", "keep-alive", "range", "if-range"}
+    | {"proxy-authorization", "proxy-connection"}
+)
+
+
+def _check_name(name: str) -> None:
     if _TAKEN_NAMES.fullmatch(name):
         raise ValueError(
             f"{name} is a variable that the kernel itself runs by, and would change more than what "
             "code reads; let code set it in os.environ where that is wanted"
         )
-    if "\0" in value:
-        raise ValueError(f"the value of {name} holds a zero byte")
-    return Variable(name, value if equals else None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderSecret:
+    """What code may use and never read: the `value` of a variable, for one header of one host.
+
+    The value is taken out of the server's own environment once all settings are known.
+    """
+
+    name: str
+    host: str
+    header: str = "Authorization"
+    value: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.host}:{self.header}"
+
+    def with_value(self, value: str) -> HeaderSecret:
+        """Raises ValueError for one that cannot stand in a header, or not be found in replies."""
+        if not value.isascii() or not value.isprintable() or value != value.strip():
+            raise ValueError("its value has characters that no header can hold, or blanks around")
+        if not LEAST_SECRET <= len(value) <= MOST_SECRET:
+            raise ValueError(
+                f"its value has {len(value)} characters: with fewer than {LEAST_SECRET} replies "
+                f"cannot be searched for it, and more than {MOST_SECRET} fit in no header"
+            )
+        return replace(self, value=value)
+
+
+def header_secrets(given: object) -> tuple[HeaderSecret, ...]:
+    """`NAME@HOST[:HEADER]`, one or a list, without their values."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
+        raise ValueError("expected NAME@HOST[:HEADER], such as API_KEY@api.example.com")
+    return tuple(_header_secret(each.strip()) for each in found)
+
+
+def _header_secret(text: str) -> HeaderSecret:
+    name, at, rest = text.partition("@")
+    host, colon, header = rest.partition(":")
+    if not at or not _NAME.fullmatch(name):
+        raise ValueError(
+            "expected NAME@HOST[:HEADER], such as API_KEY@api.example.com: NAME is a variable in "
+            "the server's own environment, which has the value; the value itself is never given"
+        )
+    _check_name(name)
+    host = host.lower().removesuffix(".")
+    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host) or host.rpartition(".")[2].isdigit():
+        raise ValueError(f"{host[:80]!r} is not the name of one host")
+    if colon and not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", header):
+        raise ValueError(f"{header[:80]!r} is not the name of a header")
+    if header.lower() in _NO_SECRET_IN:
+        raise ValueError(f"{header}: the connection itself needs that header")
+    return HeaderSecret(name, host, header or "Authorization")
 
 
 def word(given: object) -> str:

@@ -128,6 +128,25 @@ def bare_program(module: str, *arguments: str, packages: bool = False) -> list[s
     return [sys.executable, *options, "-c", _BARE, folder, module, *arguments]
 
 
+def take_variable(name: str) -> str | None:
+    """Take a variable out of this process's environment, also as /proc/PID/environ shows it.
+
+    Its value; None where it is not set.
+    """
+    value = os.environ.pop(name, None)
+    if value is None:
+        return None
+    # of the fields behind the name: env_start and env_end (proc(5)), 50 and 51 of all
+    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    if start:
+        given = os.fsencode(f"{name}={value}")
+        place = (b"\0" + ctypes.string_at(start, end - start)).find(b"\0" + given + b"\0")
+        if place >= 0:
+            ctypes.memset(start + place, 0, len(given))
+    return value
+
+
 # Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs. Kernels
 # would inherit that and could not be interrupted.
 _LEFT = frozenset(

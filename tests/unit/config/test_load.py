@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from kernel_mcp.config.load import load
+from kernel_mcp.config.load import load, settings_from
 from kernel_mcp.config.settings import OPTIONS, Limits, Settings
 from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import ConfigError
@@ -98,6 +99,7 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
 OPERATORS_ALONE = {
     "mount": '["/srv"]',
     "env": '["SECRET=x"]',
+    "secret": '["TOKEN@evil.example"]',
     "workspace": '"work"',
     "cache-dir": '"c"',
     "cache-size": '"1M"',
@@ -382,3 +384,23 @@ def test_a_file_that_was_found_gives_code_no_variable(tmp_path: Path) -> None:
     assert settings.environ == ()
     assert settings.refusal is not None
     assert settings.refusal.keys == ("env",)
+
+
+def test_values_of_secrets_leave_the_environment_for_the_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIAL_KEY", "hunter2-hunter2")
+    flags: dict[str, str | list[str]] = {"secret": ["TRIAL_KEY@a.test", "TRIAL_KEY@b.test:X-Key"]}
+    settings = settings_from(flags)
+    assert [(each.host, each.header, each.value) for each in settings.secrets] == [
+        ("a.test", "Authorization", "hunter2-hunter2"),
+        ("b.test", "X-Key", "hunter2-hunter2"),
+    ]
+    assert "TRIAL_KEY" not in os.environ
+    assert "hunter2" not in repr(settings)
+    with pytest.raises(ConfigError, match="no variable TRIAL_KEY; set it where"):
+        settings_from(flags)
+    monkeypatch.setenv("TRIAL_KEY", "short")
+    with pytest.raises(ConfigError, match="has 5 characters"):
+        settings_from(flags)

@@ -15,6 +15,7 @@ README = Path(__file__).parents[3] / "README.md"
 FIXED = {"limits", "refusal", "tmp_bytes", "open_files"}
 """Fields that nobody sets."""
 SAMPLES = {
+    "NAME@HOST[:HEADER]": "KEY@api.test:X-Key",
     "GROUPS": "core,files",
     "CHARS": "2000",
     "": "true",

@@ -116,3 +116,26 @@ def test_arguments_are_overwritten_where_other_users_read_them() -> None:
     words = [sys.executable, "-c", code, "--env", "A=hunter2", "B=x"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[b'--env', b'A=*******', b'B=x', b''] " + repr(words[3:])
+
+
+TAKEN = """
+import os, pathlib, subprocess, sys
+from kernel_mcp.linux.process import take_variable
+assert take_variable("TOKEN") == "hunter2-hunter2", "value"
+assert take_variable("TOKEN") is None
+assert os.environ["XTOKEN"] == "hunter3"
+for environ in (pathlib.Path("/proc/self/environ").read_bytes(), subprocess.check_output("env")):
+    assert b"hunter2" not in environ
+    assert b"TOKEN=hunter3" in environ
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_variable_that_was_taken_is_in_no_environment_any_more(first: bool) -> None:
+    own = {"TOKEN": "hunter2-hunter2"}
+    others = {**os.environ, "XTOKEN": "hunter3"}
+    environ = {**own, **others} if first else {**others, **own}
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
