@@ -11,6 +11,7 @@ import ipaddress
 import os
 import ssl
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -90,12 +91,12 @@ class Authority:
         context.sni_callback = check
         _load(
             context,
+            signed.public_bytes(serialization.Encoding.PEM),
             key.private_bytes(
                 serialization.Encoding.PEM,
                 serialization.PrivateFormat.PKCS8,
                 serialization.NoEncryption(),
-            )
-            + signed.public_bytes(serialization.Encoding.PEM),
+            ),
         )
         return context
 
@@ -135,11 +136,16 @@ def _usage(*, authority: bool) -> x509.KeyUsage:
     )
 
 
-def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Have `context` use a key and its certificate. `ssl` takes files only: one in memory."""
-    file = os.memfd_create("certificate", os.MFD_CLOEXEC)
-    try:
-        os.write(file, pem)
-        context.load_cert_chain(f"/proc/self/fd/{file}")
-    finally:
-        os.close(file)
+def _load(context: ssl.SSLContext, *pem: bytes) -> None:
+    """Have `context` use a certificate and its key. `ssl` takes them from files: here from pipes,
+    as this process may write no file.
+    """
+    with ExitStack() as held:
+        names = []
+        for content in pem:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            held.callback(os.close, read)
+            with open(write, "wb", buffering=0) as pipe:
+                pipe.write(content)
+            names.append(f"/proc/self/fd/{read}")
+        context.load_cert_chain(*names)

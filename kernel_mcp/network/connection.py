@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.network.http import (
@@ -22,6 +23,12 @@ from kernel_mcp.network.relay import Cut, Relay
 from kernel_mcp.network.rules import Entry, Rules
 from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, Turns, Watch, Wire, pass_both_ways
 from kernel_specs.template import linux
+
+if TYPE_CHECKING:
+    from kernel_mcp.network.termination import Termination
+
+Ending: TypeAlias = "Callable[[str, int, Callable[[str], None]], Termination | None]"
+"""What ends TLS to a host and port in the proxy, None for most hosts; as `Terminations.of`."""
 
 TLS_PORT, TLS_HANDSHAKE = 443, 22
 HEAD_S, HELLO_S, HOST_S = 15.0, 15.0, 40.0
@@ -165,9 +172,16 @@ class Connection:
     """One connection of a session, from its accept to its end."""
 
     def __init__(
-        self, listener: Listener, sock: socket.socket, dialer: Dialer, records: Records
+        self,
+        listener: Listener,
+        sock: socket.socket,
+        dialer: Dialer,
+        records: Records,
+        ending: Ending = lambda *_: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._ending = ending
+        self._withheld: Refused | None = None
         self._listener, self._dialer, self._records = listener, dialer, records
         self._watch = Watch(self._loop)
         self._client = self._wire(sock)
@@ -228,7 +242,7 @@ class Connection:
             if self._phase in _SAID_IN and self._listener.exact is None:
                 await self._say(self._cut.answer())
             return self._cut
-        return None
+        return self._withheld
 
     async def _http(self) -> None:
         relay = self._relay()
@@ -250,7 +264,8 @@ class Connection:
     async def _tunnel(self, head: Head, rest: bytes) -> None:
         """What follows a CONNECT: TLS to that name, HTTP to it, or anything to an exact place."""
         host, port = head.host, head.port
-        exact = self._entry_for(host, port).exact
+        ending = self._ending(host, port, self._withhold)
+        exact = self._entry_for(host, port).exact and ending is None
         self._host = await self._reached(host, port)
         await self._client.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         self._to("hello")
@@ -265,6 +280,9 @@ class Connection:
             if not rest:
                 return
             self._to("tunnel")
+            if ending is not None:
+                await ending.run(self._client, self._host, rest)
+                return
         await self._host.write(rest)
         await pass_both_ways(self._client, self._host)
 
@@ -282,6 +300,7 @@ class Connection:
         """Requests of plain HTTP within a CONNECT, as some clients make them for websockets."""
         if port == TLS_PORT:
             raise Refused(f"{host}:{port} is for TLS, and what came is none")
+        self._check_plain(host, port)
         wire, self._host = self._host, None
         within = Within(host, port, 80)
         relay = self._relay(within=within, rest=rest, host=wire)
@@ -308,13 +327,25 @@ class Connection:
     ) -> Relay:
         return Relay(
             self._client,
-            self._reached,
+            self._reached_plainly,
             phase=self._to,
             over=self._over,
             within=within,
             rest=rest,
             host=host,
         )
+
+    def _check_plain(self, host: str, port: int) -> None:
+        if self._ending(host, port, self._withhold) is not None:
+            raise Refused(f"there is a secret for {host}, which takes TLS: use https://{host}")
+
+    def _withhold(self, name: str) -> None:
+        self._withheld = Refused(f"a reply held the value of the secret {name} and was cut off")
+
+    async def _reached_plainly(self, host: str, port: int) -> Wire:
+        """As `_reached`, for requests that anyone on the way can read."""
+        self._check_plain(host, port)
+        return await self._reached(host, port)
 
     async def _reached(self, host: str, port: int) -> Wire:
         """A connection to a place, if it is permitted. Raises Refused."""

@@ -1,4 +1,4 @@
-"""`proxy FD UID`: a process that connects for sessions.
+"""`proxy FD UID [secrets]`: a process that connects for sessions.
 
 It is started by `bare_program("kernel_mcp.network.proxy", FD, UID, packages=True)`.
 
@@ -15,11 +15,15 @@ the server; at its end the process ends. Messages of the server, one packet each
     {"listen": id, "rules": …, "exact": "db.example.com:5432", "session": text}
         the same for one host and port, whose bytes are passed as they are. The host has to be
         among the rules with this port, exactly. Ids are the server's; each is used once.
+    {"secrets": [Secret.to_json(), …]}
+        before all others, once, with one descriptor: certificates of the authorities that hosts
+        are verified by, as PEM.
     {"close": id}
         stop listening and cut every connection of that listener; its last `end`s follow.
 
 And the answers:
 
+    {"certificate": PEM}                 what sessions have to trust for the hosts of secrets
     {"ready": true}                      once: it accepts messages
     {"failed": id, "why": text}          a listener could not be taken
     {"end": id, "host": …, "port": …, "verdict": "ok" | "refused" | "failed", "why": text,
@@ -43,16 +47,21 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.linux.process import keep_small
 from kernel_mcp.network.connection import Connection, Listener, Records, Session, Used
 from kernel_mcp.network.http import Refused
 from kernel_mcp.network.rules import Rules, plain_host, split_port
+from kernel_mcp.network.secrets import Secret
 from kernel_mcp.network.tunnel import PIECE_BYTES, Dialer
 from kernel_specs.template import linux
+
+if TYPE_CHECKING:
+    from kernel_mcp.network.termination import Termination, Terminations
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +96,7 @@ class Proxy:
         self._loop = asyncio.get_running_loop()
         self._control = control
         self._dialer = Dialer()
+        self._terminations: Terminations | None = None
         self._records = Records(control, self._loop.time)
         self._listeners: dict[int, Listener] = {}
         self._sessions: dict[str, Session] = {}
@@ -129,6 +139,9 @@ class Proxy:
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
             return
+        if "secrets" in message:
+            self._take_secrets(message["secrets"], fds)
+            return
         number = message["listen"]
         try:
             listener = self._listener(message, fds)
@@ -139,6 +152,18 @@ class Proxy:
         self._listeners[number] = listener
         listener.session.listeners += 1
         self._loop.add_reader(listener.sock, self._on_accept, listener)
+
+    def _take_secrets(self, secrets: Sequence[Sequence[str]], fds: Sequence[int]) -> None:
+        from kernel_mcp.network.termination import Terminations  # `main` has loaded it
+
+        with open(fds[0], encoding="ascii") as file:
+            trust = file.read()
+        self._terminations = Terminations([Secret(*each) for each in secrets], trust)
+        self._tell({"certificate": self._terminations.certificate})
+
+    def _ending(self, host: str, port: int, withheld: Callable[[str], None]) -> Termination | None:
+        found = self._terminations
+        return None if found is None else found.of(host, port, withheld)
 
     def _listener(self, message: Mapping[str, Any], fds: Sequence[int]) -> Listener:
         """What a message means; its descriptor is taken. Raises OSError, ValueError and such."""
@@ -186,7 +211,7 @@ class Proxy:
             return
 
     def _begin(self, listener: Listener, sock: socket.socket) -> None:
-        connection = Connection(listener, sock, self._dialer, self._records)
+        connection = Connection(listener, sock, self._dialer, self._records, self._ending)
         self._total += 1
         listener.connections.add(connection)
         listener.session.connections.add(connection)
@@ -277,13 +302,18 @@ async def _serve(control: socket.socket) -> None:
 
 
 def main(argv: Sequence[str]) -> NoReturn:
-    """Serve the server whose socket is the descriptor `argv[0]`, as the user `argv[1]`."""
+    """Serve the server whose socket is the descriptor `argv[0]`, as the user `argv[1]`.
+
+    A third word is for a server with secrets.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     linux.set_name("kernel-network")
     keep_small()
     threading.stack_size(_STACK_BYTES)
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
+    if argv[2:]:
+        import_module("kernel_mcp.network.termination").preload()
     _confine(int(argv[1]))
     asyncio.run(_serve(control))
     os._exit(0)  # threads may still look up names

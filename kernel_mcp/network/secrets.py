@@ -31,6 +31,10 @@ class Secret:
     value: str = field(repr=False)
     placeholder: str
 
+    def to_json(self) -> list[str]:
+        """For the proxy, by its own socket and nothing else."""
+        return [self.name, self.host, self.header, self.value, self.placeholder]
+
     def fill(self, name: bytes, text: bytes) -> bytes:
         """The content of a header as the host gets it: as it was, except for this one's header."""
         if name.lower() != self.header.lower().encode():

@@ -19,6 +19,7 @@ import h11
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSStream
 
+from kernel_mcp.network.authority import Authority
 from kernel_mcp.network.secrets import Found, Headers, Scan, Secret, sought
 
 WHOLE_BYTES = 64 * 1024
@@ -141,7 +142,7 @@ class Termination:
     secrets: Sequence[Secret]
     serving: ssl.SSLContext
     trust: ssl.SSLContext
-    withheld: Callable[[str], None] = lambda _name: None
+    withheld: Callable[[str], None]
 
     async def run(self, session: Link, outside: Link, first: bytes = b"") -> None:
         """Pass requests of one connection until either end closes; then both are closed.
@@ -379,3 +380,31 @@ async def _cut(client: Speech, words: str, left: float) -> None:
     """Say why where there is room; without its end no client takes the reply for whole."""
     text = f"\nkernel-mcp: {words}\n".encode()
     await client.send(h11.Data(data=text[: max(0, int(min(left, len(text) + 1)) - 1)]))
+
+
+class Terminations:
+    """Those of all hosts with secrets; `trust` are the authorities that real hosts have, as PEM."""
+
+    def __init__(self, secrets: Sequence[Secret], trust: str) -> None:
+        """Raises ssl.SSLError for what is no certificate."""
+        self._secrets = secrets
+        self._authority = Authority([each.host for each in secrets])
+        self._trust = ssl.create_default_context(cadata=trust)
+
+    @property
+    def certificate(self) -> str:
+        """What kernels have to trust, as PEM."""
+        return self._authority.certificate
+
+    def of(self, host: str, port: int, withheld: Callable[[str], None]) -> Termination | None:
+        """That of connections to `host`; None where there is no secret for it."""
+        secrets = [each for each in self._secrets if each.host == host]
+        if not secrets:
+            return None
+        serving = self._authority.context(host)
+        return Termination(host, port, secrets, serving, self._trust, withheld)
+
+
+def preload() -> None:
+    """Load what anyio loads at its first use, while this process may read the files."""
+    anyio.run(anyio.sleep, 0)
