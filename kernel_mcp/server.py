@@ -86,7 +86,7 @@ class Parts(Services):
 async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
     """Build all parts; close them in reverse order. Raises KernelMcpError."""
     async with AsyncExitStack() as stack:
-        masks = Masks(settings.environ)
+        masks = Masks(settings.hidden)
         audit = _audit(settings, sandbox, masks)
         stack.callback(audit.close)
         stack.callback(audit.note, "server_end", {})
@@ -111,8 +111,9 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         stack.push_async_callback(doors.aclose)
         await doors.open()
-        network = opened(settings, sandbox, partial(audit.note, "network"))
+        network = opened(settings, sandbox, run.path, partial(audit.note, "network"))
         stack.push_async_callback(network.aclose)
+        await network.open()
         cold = LocalLauncher(
             sandbox, run, resources=resources, inspector=inspector, doors=doors, network=network
         )
@@ -157,6 +158,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             templates=templates,
             requests=lambda: [session.request for session in manager.sessions],
             variables=network.variables,
+            readonly=network.vault.shown,
         )
         spares = _spares(settings, sandbox, run.path)
         waiting = folders.workspaces
@@ -234,6 +236,7 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
         "python": settings.python,
         "mounts": [str(mount) for mount in settings.mounts],
         "network": list(settings.network),
+        "secrets": list(map(str, settings.secrets)),
         "variables": [each.name for each in settings.variables],
     }
     audit.note("server_start", facts)
@@ -277,7 +280,7 @@ def build_mcp(services: Services, post: Post) -> ResourceServer:
         tools=box.tools,
         files="files" in services.settings.tools,
         remarks=lambda: factory.remarks,
-        masks=Masks(services.settings.environ),
+        masks=Masks(services.settings.hidden),
         title="kernel-mcp",
         version=__version__,
         instructions=instructions(services.settings, services.report, list(factory.missing)),
@@ -384,7 +387,7 @@ class _Masked(logging.Formatter):
 
 def _mask_log(settings: Settings) -> None:
     """Keep values of variables out of the log, and say which stay in outputs."""
-    if masks := Masks(settings.environ):
+    if masks := Masks(settings.hidden):
         for handler in logging.getLogger().handlers:
             handler.setFormatter(_Masked(handler.formatter, masks))
     for each in settings.variables:

@@ -399,6 +399,11 @@ class Settings:
         return tuple((each.name, each.value or "") for each in self.variables)
 
     @property
+    def hidden(self) -> tuple[tuple[str, str], ...]:
+        """Names and values that are kept out of outputs and logs."""
+        return (*self.environ, *((each.name, each.value) for each in self.secrets))
+
+    @property
     def confined(self) -> bool:
         """Whether kernels run in a sandbox: where none works, no server starts."""
         return self.sandbox != ("none",)

@@ -141,13 +141,15 @@ class KernelFactory:
         templates: Templates | None = None,
         requests: Callable[[], Iterable[KernelRequest]] = tuple,
         variables: Mapping[str, str] = MappingProxyType({}),
+        readonly: tuple[Path, ...] = (),
     ) -> None:
         """`templates` prepares the server's own environment; `launcher` forks from it.
 
         `requests` lists those of all sessions: other environments may be removed. `variables` are
-        what code of every kernel finds in its environment.
+        what code of every kernel finds in its environment, and `readonly` what it sees of the host.
         """
         self._variables = tuple(variables.items())
+        self._readonly = readonly
         self._settings = settings
         self._policy = policy
         self._environments = environments
@@ -156,7 +158,7 @@ class KernelFactory:
         self._requests = requests
         self._built: dict[EnvironmentSpec, _Built] = {}
         self._own = Fitting(environments, self._spec(_NOBODY))
-        self._masks = Masks(settings.environ)
+        self._masks = Masks(settings.hidden)
 
     async def environment(
         self, request: KernelRequest, progress: ProgressCallback
@@ -168,6 +170,8 @@ class KernelFactory:
         built = self._built.get(spec)
         if built is None or not built.fresh:
             environment = await self._ensure(request, progress)
+            seen = (*environment.readonly, *self._readonly)
+            environment = replace(environment, readonly=seen)
             spec = self.spec(request)  # the operator's packages may have become fewer
             await compile_guest(environment)
             names = import_names(environment, spec)

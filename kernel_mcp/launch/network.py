@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -32,6 +33,7 @@ from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Entry, Rules, literal
+from kernel_mcp.network.secrets import Vault
 from kernel_mcp.sandbox.base import Sandbox, SandboxCommand
 from kernel_specs.template import linux
 
@@ -40,6 +42,9 @@ PORT = 3128
 PAUSE_S = 1.0
 """Seconds until a proxy that has ended is replaced; each further one doubles it up to the next."""
 LONGEST_PAUSE_S = 60.0
+CERTIFIED_S = 30.0
+"""For a proxy to make the authority of the hosts of secrets; it takes some 0.2 s."""
+_TLS = (443,)
 MOST_CLOSED = 1000
 """Listeners that were closed and whose last records may still come."""
 _HOW = "by the proxy that HTTP_PROXY and HTTPS_PROXY name; no private address is reached by name"
@@ -54,21 +59,35 @@ _COOKIE = struct.Struct("=Q")
 logger = logging.getLogger(__name__)
 
 
-def opened(settings: Settings, sandbox: Sandbox, tell: Tell = lambda _record: None) -> Network:
-    """The door as the operator has opened it. Raises ConfigError, as where a sandbox has none."""
+def opened(
+    settings: Settings, sandbox: Sandbox, folder: Path, tell: Tell = lambda _record: None
+) -> Network:
+    """The door as the operator has opened it. Raises ConfigError, as where a sandbox has none.
+
+    `folder` is one of the server's own, for what kernels are shown.
+    """
     try:
         rules = Rules.parse(settings.network)
     except ValueError as reason:
         raise ConfigError(f"--network: {reason}") from None
+    hosts = dict.fromkeys(each.host for each in settings.secrets)
+    if hosts and sandbox.name == "none":
+        raise ConfigError(
+            "--secret: without a sandbox (--sandbox none) code could read it all the same. Use "
+            "--sandbox bwrap or container, or --env where code may know the value."
+        )
+    missing = [host for host in hosts if rules.entry_for(host, *_TLS) is None]
+    rules = Rules((*rules.entries, *(Entry(host, _TLS) for host in missing)))
     if rules and sandbox.name == "landlock":
         raise ConfigError(
-            "--network: the landlock sandbox has no network of its own to open a door in. Use "
-            "--sandbox bwrap or container, or leave --network out."
+            "--network, --secret: the landlock sandbox has no network of its own to open a door "
+            "in. Use --sandbox bwrap or container, or leave them out."
         )
     if rules and sandbox.name == "none":
         logger.warning("--network has no effect with --sandbox none: code may connect anywhere")
         return Network()
-    return Network(rules, sandbox=sandbox, tell=tell)
+    vault = Vault(settings.secrets, folder, os.environ)
+    return Network(rules, vault=vault, sandbox=sandbox, tell=tell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +129,15 @@ class Network:
         self,
         rules: Rules | None = None,
         *,
+        vault: Vault | None = None,
         sandbox: Sandbox | None = None,
         tell: Tell = lambda _record: None,
     ) -> None:
         """The proxy gets a user id from `sandbox`, if that has any; `tell` takes what is of no
         session.
         """
+        self.vault = vault or Vault()
+        self._certified = anyio.Event()
         self.rules = rules or Rules()
         self.places: tuple[Place, ...] = ()
         self.hosts: tuple[tuple[str, str], ...] = ()
@@ -145,7 +167,8 @@ class Network:
         proxy = f"http://{_OWN}:{self.places[0].port}"
         names = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), proxy)
         names["NO_PROXY"] = _NOT_PROXIED
-        return {**names, **{name.lower(): value for name, value in names.items()}}
+        both = {**names, **{name.lower(): value for name, value in names.items()}}
+        return {**both, **self.vault.variables}
 
     def rules_for(self, wanted: tuple[str, ...] | None) -> Rules:
         """Those of a session that asks for less. Raises InputError for more."""
@@ -169,7 +192,22 @@ class Network:
             return "none"
         down = "" if self._control is not None or not self._open else "; its proxy is down"
         named = [f"{name} is {address} in it" for address, name in self.hosts]
+        named += self.vault.words(lambda host: rules.entry_for(host, *_TLS) is not None)
         return "; ".join([f"{rules} ({_HOW})", *named]) + down
+
+    async def open(self) -> None:
+        """Start the proxy at once where kernels have to know its authority. Raises LaunchError."""
+        if not self.vault:
+            return
+        self._start()
+        try:
+            with anyio.fail_after(CERTIFIED_S):
+                await self._certified.wait()
+        except TimeoutError:
+            raise LaunchError(
+                f"the proxy of the network has not begun within {CERTIFIED_S:g} s, which is to "
+                "use the secrets (--secret); the log says why"
+            ) from None
 
     def way(self) -> Way:
         """The one of a kernel that is about to start; starts the proxy if it does not run."""
@@ -223,6 +261,16 @@ class Network:
         except OSError as reason:
             self._on_end(f"it takes no messages: {reason.strerror}")
 
+    def _send_secrets(self) -> None:
+        """What a proxy has to know first; nothing but this socket ever holds the values."""
+        if self.vault and self._control is not None:
+            trust = os.memfd_create("authorities", os.MFD_CLOEXEC)
+            with open(trust, "w+", encoding="ascii") as file:
+                file.write(self.vault.trust)
+                file.seek(0)
+                message = {"secrets": [each.to_json() for each in self.vault.secrets]}
+                linux.send(self._control, message, [file.fileno()])
+
     def _start(self) -> None:
         self._again = None
         with Barrier("starting the proxy of the network") as barrier:
@@ -233,7 +281,8 @@ class Network:
                 self._identity = self._sandbox.identity()
             uid = -1 if self._identity is None else self._identity.uid
             fd = theirs.detach()
-            argv = bare_program("kernel_mcp.network.proxy", str(fd), str(uid), packages=True)
+            words = [str(fd), str(uid), *(["secrets"] if self.vault else [])]
+            argv = bare_program("kernel_mcp.network.proxy", *words, packages=True)
             popen, output = spawn(SandboxCommand(argv, [fd], {"LANG": "C.UTF-8"}))
             self._process.callback(popen.wait)
             self._process.callback(popen.kill)
@@ -241,6 +290,7 @@ class Network:
             self._process.callback(self._tail.close)
             self._control = ours
             asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
+            self._send_secrets()
             for message, sock, _ in list(self._open.values()):
                 self._send(message, sock)
         if barrier.failure is not None:
@@ -274,6 +324,9 @@ class Network:
             held = self._open.get(number)
             tell = held[2] if held is not None else self._closed.get(number, self._tell)
             tell(message)
+        elif "certificate" in message:
+            self.vault.add(message["certificate"])
+            self._certified.set()
         elif "failed" in message:
             logger.error("the proxy of the network could not serve a session: %s", message["why"])
         else:

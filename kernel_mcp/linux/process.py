@@ -50,15 +50,31 @@ def overwrite_arguments(given: Sequence[tuple[str, str]]) -> None:
     """
     if not any(begin + rest in argument for begin, rest in given for argument in sys.orig_argv):
         return
+    _overwrite(45, given)  # arg_start and arg_end of proc_pid_stat(5)
+
+
+def take_variable(name: str) -> str | None:
+    """Take a variable out of this process's environment, also as /proc/PID/environ shows it.
+
+    Its value; None where it is not set. Raises OSError.
+    """
+    value = os.environ.pop(name, None)
+    if value is not None:
+        _overwrite(47, [(f"\0{name}=", value)])  # env_start and env_end
+    return value
+
+
+def _overwrite(field: int, given: Sequence[tuple[str, str]]) -> None:
+    """Put asterisks into memory of this process that begins and ends at two fields of its stat."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    start, end = map(int, fields[45:47])  # arg_start and arg_end of proc_pid_stat(5)
+    start, end = map(int, fields[field : field + 2])
     with open("/proc/self/mem", "r+b", buffering=0) as memory:
         memory.seek(start)
-        raw = memory.read(end - start)
+        raw = b"\0" + memory.read(end - start)
         for begin, rest in ((os.fsencode(begin), os.fsencode(rest)) for begin, rest in given):
             raw = raw.replace(begin + rest, begin + b"*" * len(rest))
         memory.seek(start)
-        memory.write(raw)
+        memory.write(raw[1:])
 
 
 # Programs to start: none from the current folder, which may be a clone of anything.
@@ -126,25 +142,6 @@ def bare_program(module: str, *arguments: str, packages: bool = False) -> list[s
     folder = str(Path(__file__).parents[2])
     options = ["-I", "-B"] if packages else ["-I", "-S", "-B"]
     return [sys.executable, *options, "-c", _BARE, folder, module, *arguments]
-
-
-def take_variable(name: str) -> str | None:
-    """Take a variable out of this process's environment, also as /proc/PID/environ shows it.
-
-    Its value; None where it is not set.
-    """
-    value = os.environ.pop(name, None)
-    if value is None:
-        return None
-    # of the fields behind the name: env_start and env_end (proc(5)), 50 and 51 of all
-    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
-    start, end = int(fields[47]), int(fields[48])
-    if start:
-        given = os.fsencode(f"{name}={value}")
-        place = (b"\0" + ctypes.string_at(start, end - start)).find(b"\0" + given + b"\0")
-        if place >= 0:
-            ctypes.memset(start + place, 0, len(given))
-    return value
 
 
 # Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs. Kernels

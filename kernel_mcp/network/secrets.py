@@ -5,11 +5,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import secrets
+import ssl
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import quote
+
+from kernel_mcp.config.values import HeaderSecret
+from kernel_mcp.errors import ConfigError
 
 PREFIX = "kmcp_"
 """What all placeholders begin with; nothing in them is changed by URLs, JSON or quotes."""
@@ -136,3 +142,93 @@ def _overlap(text: bytes, form: bytes) -> int:
 def sought(found: Iterable[Secret]) -> list[tuple[str, bytes]]:
     """What `Scan` looks for."""
     return [(each.name, form) for each in found for form in forms(each.value)]
+
+
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+"""Where Debian, Fedora, SUSE and Alpine have the authorities that everyone trusts."""
+_TRUSTING = (
+    *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "PIP_CERT"),
+    *("GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
+)
+"""Variables by which programs find the authorities that they trust."""
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
+
+
+def authorities(environ: Mapping[str, str]) -> str:
+    """The certificates that this machine trusts, or that the operator names with SSL_CERT_FILE.
+
+    Raises ConfigError where there are none.
+    """
+    usual = ssl.get_default_verify_paths().cafile
+    named = environ.get("SSL_CERT_FILE")
+    for name in [named] if named else [usual, *_BUNDLES]:
+        try:
+            found = _CERTIFICATE.findall(Path(name or "").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if found:
+            return "\n".join([*found, ""])
+    raise ConfigError(
+        f"--secret: there are no certificates in {named or 'the usual places'} to verify hosts "
+        "with; install ca-certificates, or name a file with SSL_CERT_FILE"
+    )
+
+
+class Vault:
+    """The secrets of a server: what its proxy gets, what kernels find, and whom they trust.
+
+    One placeholder for each name and server, not for each kernel: variables that hold one work on
+    after a kernel was replaced, and it opens nothing to whoever knows it.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[HeaderSecret] = (),
+        folder: Path = Path("/"),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """`folder` is one of the server's own, for what kernels are shown. Raises ConfigError."""
+        held: dict[str, str] = {}
+        for each in given:
+            if each.name not in held:
+                held[each.name] = placeholder(len(each.value), held.values())
+        self.secrets = tuple(
+            Secret(each.name, each.host, each.header, each.value, held[each.name]) for each in given
+        )
+        self.bundle = folder / "authorities.pem"
+        self.trust = authorities(environ or {}) if given else ""
+        if given:
+            self.add("")
+
+    def __bool__(self) -> bool:
+        return bool(self.secrets)
+
+    def add(self, certificate: str) -> None:
+        """Have kernels trust the proxy's authority besides. Raises OSError."""
+        self.bundle.write_text(self.trust + certificate, encoding="ascii")
+        self.bundle.chmod(0o644)
+
+    @property
+    def shown(self) -> tuple[Path, ...]:
+        """What kernels have to see of the host."""
+        return (self.bundle,) if self else ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What code finds in its environment."""
+        found = dict.fromkeys(_TRUSTING, str(self.bundle)) if self else {}
+        return {**found, **{each.name: each.placeholder for each in self.secrets}}
+
+    def words(self, reached: Callable[[str], bool]) -> list[str]:
+        """For people and models: of the hosts that are reached."""
+        return [
+            f"os.environ[{each.name!r}] is a placeholder for a secret, put into {each.header} of "
+            f"requests to https://{each.host}"
+            for each in self.secrets
+            if reached(each.host)
+        ]

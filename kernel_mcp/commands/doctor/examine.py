@@ -170,7 +170,7 @@ async def examine(
         stack.push_async_callback(doors.aclose)
         shown = doors.shown
         found += [*refused, *(Check(f"folder {one.mount.guest}", True, str(one)) for one in shown)]
-        network, problems = _network(settings, sandbox)
+        network, problems = await _network(settings, sandbox, runs.path)
         stack.push_async_callback(network.aclose)
         found += problems
         if environment is not None:
@@ -210,13 +210,19 @@ async def _opened(
     return doors, []
 
 
-def _network(settings: Settings, sandbox: Sandbox) -> tuple[Network, list[Check]]:
+async def _network(
+    settings: Settings, sandbox: Sandbox, folder: Path
+) -> tuple[Network, list[Check]]:
     """The network as a server would open it, and why it would not start with it."""
+    network = Network()
     try:
-        network = opened(settings, sandbox)
-    except ConfigError as refusal:
-        return Network(), [Check("network", False, str(refusal), "change --network")]
-    return network, [Check("network", True, f"open to {network.rules}")] if network else []
+        network = opened(settings, sandbox, folder)
+        await network.open()
+    except (ConfigError, LaunchError) as refusal:
+        await network.aclose()
+        return Network(), [Check("network", False, str(refusal), "change --network or --secret")]
+    found = [Check(f"secret {each}", True, "used by the proxy") for each in settings.secrets]
+    return network, [Check("network", True, f"open to {network.rules}"), *found] if network else []
 
 
 async def _through_template(

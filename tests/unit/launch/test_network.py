@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -104,7 +105,7 @@ def test_what_cannot_be_opened_is_refused_with_words(
     entries: tuple[str, ...], sandbox: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        opened(Settings(network=entries), cast(Sandbox, SimpleNamespace(name=sandbox)))
+        opened(Settings(network=entries), cast(Sandbox, SimpleNamespace(name=sandbox)), Path("/"))
 
 
 def made(way: Way) -> None:
