@@ -156,8 +156,8 @@ class Proxy:
     def _take_secrets(self, secrets: Sequence[Sequence[str]], fds: Sequence[int]) -> None:
         from kernel_mcp.network.termination import Terminations  # `main` has loaded it
 
-        with open(fds[0], encoding="ascii") as file:
-            trust = file.read()
+        with open(fds[0], "rb") as file:
+            trust = file.read().decode("ascii")  # a codec that is always loaded
         self._terminations = Terminations([Secret(*each) for each in secrets], trust)
         self._tell({"certificate": self._terminations.certificate})
 
