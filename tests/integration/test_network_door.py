@@ -16,8 +16,10 @@ import pytest
 from mcp.client import Client
 
 from kernel_mcp.launch.network import PORT
+from kernel_mcp.sandbox.landlock import landlock_available
 from tests.escape.test_mounted_folders import WAYS, opened
 from tests.integration.agent import Agent, Answer, agent, command
+from tests.integration.containers import detect, options
 from tests.integration.processes import descendants
 
 pytestmark = pytest.mark.anyio
@@ -211,6 +213,23 @@ async def test_a_closed_door_is_told_with_the_one_who_opens_it() -> None:
         assert (await notebook.call("create_session", network=[])).failed is False
 
 
+async def test_a_container_has_the_same_way_out(ports: tuple[int, int]) -> None:
+    detect("podman")
+    given = options("podman")
+    flags = ("--sandbox", "container", "--container-engine", given.engine)
+    flags += ("--container-image", given.image)
+    if given.runtime:
+        flags += ("--container-runtime", given.runtime)
+    rules = f"127.0.0.1:{ports[0]},db.invalid:443"
+    async with agent(*flags, "--network", rules) as notebook:
+        assert await fetched(notebook, "", *ports) == [True, False]
+        low = await notebook.run(
+            f"{PRELUDE}\nprint(json.dumps([listeners(), "
+            "socket.create_connection(('db.invalid', 443), 30).getpeername()]))"
+        )
+        assert printed(low) == [[], ["127.0.0.2", 443]]
+
+
 async def test_landlock_has_no_network_to_open_and_without_a_sandbox_nothing_limits_it(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -219,3 +238,9 @@ async def test_landlock_has_no_network_to_open_and_without_a_sandbox_nothing_lim
         refused = await notebook.refused("create_session", network=["example.com"])
         assert "no sandbox here" in refused
     assert "--network has no effect with --sandbox none" in capfd.readouterr().err
+    if landlock_available():
+        wanted = command("--sandbox", "landlock", "--network", "example.com")
+        argv = [wanted.command, *wanted.args]
+        ended = await anyio.run_process(argv, check=False, env=wanted.env, cwd=wanted.cwd)
+        assert ended.returncode == 1
+        assert "the landlock sandbox has no network of its own" in ended.stderr.decode()
