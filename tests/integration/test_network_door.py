@@ -216,10 +216,10 @@ async def test_a_closed_door_is_told_with_the_one_who_opens_it() -> None:
 async def test_a_container_has_the_same_way_out(ports: tuple[int, int]) -> None:
     detect("podman")
     given = options("podman")
-    flags = ("--sandbox", "container", "--container-engine", given.engine)
-    flags += ("--container-image", given.image)
+    flags = ["--sandbox", "container", "--container-engine", given.engine]
+    flags += ["--container-image", given.image]
     if given.runtime:
-        flags += ("--container-runtime", given.runtime)
+        flags += ["--container-runtime", given.runtime]
     rules = f"127.0.0.1:{ports[0]},db.invalid:443"
     async with agent(*flags, "--network", rules) as notebook:
         assert await fetched(notebook, "", *ports) == [True, False]
