@@ -107,7 +107,10 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             partial(own_environment, settings.python, apart=_apart(sandbox))
         )
         doors = Doors(
-            shown_folders(settings, sandbox.name, run.path, default_cache()), run.path, audit.note
+            shown_folders(settings, sandbox.name, run.path, default_cache()),
+            run.path,
+            audit.note,
+            shows=sandbox.shows,
         )
         stack.push_async_callback(doors.aclose)
         await doors.open()

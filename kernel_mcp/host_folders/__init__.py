@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import pwd
 import stat
@@ -31,11 +32,14 @@ _SHARED = (
 """Folders of all users and programs; what is in them may be shown by its own name."""
 _TAKEN = ("/opt/kernel_specs", "/packages", "/sessions", "/workspace", *_CLOSED)
 """Places of the sandbox itself."""
+logger = logging.getLogger(__name__)
+
 _LEAST_ABI = 2
 """Of Landlock: the first that can allow files to be moved to other folders."""
 _SHOWN = 8
 """Covered paths that are listed by name."""
 _FIRST_USER, _NOBODY = 1000, 65534
+NO_EFFECT = "without a sandbox it has no effect: code has all files of this user where they are"
 _STRICT = "strict (what appears beside a covered file is readable in later sessions only)"
 
 
@@ -44,10 +48,13 @@ def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) ->
 
     Raises ConfigError, also for what this sandbox cannot show.
     """
-    if settings.mounts and sandbox != "bwrap":
-        raise ConfigError(
-            f"--mount: folders are shown with --sandbox bwrap only, not with {sandbox}"
-        )
+    if settings.mounts and sandbox == "none":
+        logger.warning("--mount: %s", NO_EFFECT)
+        return ()
+    if settings.mounts and sandbox == "container":
+        raise ConfigError("--mount: folders are not shown with --sandbox container")
+    for mount in settings.mounts if sandbox == "landlock" else ():
+        _at_its_place(mount)
     if any(mount.strict for mount in settings.mounts):
         _require_landlock()
     own = [
@@ -81,6 +88,21 @@ def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[M
         if mount.strict and not all(each.strict for each in around):
             raise ConfigError(f"--mount {mount}: what it is in has to be strict, too: {around[0]}")
     return tuple(sorted(found.values(), key=lambda mount: mount.guest.count("/")))
+
+
+def _at_its_place(mount: Mount) -> None:
+    """Raise ConfigError for what takes a file namespace or a user of its own."""
+    if os.path.realpath(mount.guest) != str(mount.host):
+        raise ConfigError(
+            f"--mount {mount}: under Landlock a folder is seen where it is, at {mount.host}; leave "
+            f"{mount.guest} out, or take --sandbox bwrap"
+        )
+    if mount.writable and os.geteuid() == 0:
+        raise ConfigError(
+            f"--mount {mount}: under Landlock the sessions of a root server have users of their "
+            "own, who may not write there, and what they made would be theirs. Mount it read-only, "
+            "start the server as the folder's owner, or take --sandbox bwrap"
+        )
 
 
 def _require_landlock() -> None:
@@ -154,7 +176,8 @@ class Shown:
 
     place   device and inode of the folder that was walked
     covers  kinds by path below it; `inodes` are those of what is covered
-    mapped  whether kernels of a root server see it with the rights of its owner
+    mapped  whether kernels of a root server see it with the rights of its owner, by an id-map
+    rights  who may read what else, where that is worth a word
     appeared  what hosts execute of a writable one and was not there at the server's start
     """
 
@@ -163,6 +186,7 @@ class Shown:
     covers: dict[tuple[str, ...], str] = field(default_factory=dict)
     inodes: set[tuple[int, int]] = field(default_factory=set)
     mapped: bool = True
+    rights: str = ""
     appeared: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -174,7 +198,7 @@ class Shown:
         covered = self._named("covered", secrets.HIDING) + self._named("fixed", {secrets.FIXED})
         if self.appeared:
             covered += f"; appeared, and the host may execute it: {', '.join(self.appeared)}"
-        rights = "" if self.mapped else "; only what every user may read"
+        rights = f"; {self.rights}" if self.rights else ""
         return f"{self.mount.guest}{host}: {how}{rights}{covered}"
 
     def _named(self, word: str, kinds: Collection[str]) -> str:

@@ -104,7 +104,7 @@ class LocalLauncher:
                 writable=self._doors.writable,
             )
             undo.callback(inspected.forget)
-            if self._doors:
+            if folders.shown:
                 # bubblewrap follows links, which a session that may write there could have swapped
                 await self._doors.hold(process.pid, ALL)
             limits.admit(process.pids)
@@ -135,6 +135,8 @@ class LocalLauncher:
         if not doors:
             return Folders()
         await doors.look(request.environment)
+        if doors.by_rules:
+            return Folders(rules=await doors.rules())
         trees = () if identity is None else tuple(await doors.trees(identity))
         shown = tuple(
             as_folder(each, doors.stage / str(number) if trees else each.mount.host)
@@ -183,9 +185,11 @@ class LocalLauncher:
                 identity,
             )
         except BaseException:
-            for fd in (*inherited, *folders.trees):
+            for fd in (*inherited, *folders.handed):
                 os.close(fd)
             raise
+        if folders.rules >= 0:
+            os.close(folders.rules)
         return ConfinedProcess(Spawned(limits.command(command)), limits.explain)
 
 

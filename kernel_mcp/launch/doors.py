@@ -25,7 +25,7 @@ from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
-from kernel_mcp.sandbox.base import SandboxCommand
+from kernel_mcp.sandbox.base import BY_RULES, BY_TREES, SandboxCommand
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
 from kernel_specs.landlock import calls
@@ -54,14 +54,16 @@ class Doors:
         folder: Path = Path("/"),
         tell: Callable[[str, Mapping[str, Any]], None] = lambda _event, _facts: None,
         *,
-        by_rules: bool = False,
+        shows: str = BY_TREES,
     ) -> None:
         """`folder` is one of the server's own, which has to exist; `tell` takes audit events.
 
-        With `by_rules` kernels see the host's own files, as far as Landlock lets them.
+        `shows` is a sandbox's way of showing folders.
         """
         self._tell = tell
-        self._by_rules = by_rules
+        self.by_rules = shows == BY_RULES
+        """Whether kernels see the host's own files, as far as Landlock lets them."""
+        self._shows = shows
         self.shown = [Shown(mount) for mount in mounts]
         self.blank = folder / "blank"
         self.stage = folder / "stage"
@@ -88,7 +90,8 @@ class Doors:
     @property
     def strict(self) -> list[str]:
         """Where kernels see what a ruleset of theirs is about."""
-        return [each.mount.guest for each in self.shown if each.mount.strict]
+        strict = [each.mount.guest for each in self.shown if each.mount.strict]
+        return [] if self.by_rules else strict
 
     def marks(self) -> tuple[tuple[int, int], ...]:
         """Which folders are at the places of the mounts now: what was made for others is stale."""
@@ -103,7 +106,7 @@ class Doors:
         """As `marks`, and when folders changed of which kernels see only what was there before."""
         found: list[object] = [*self.marks()]
         for each in self.shown:
-            closed = each.closed if each.mount.strict or self._by_rules else ()
+            closed = each.closed if each.mount.strict or self.by_rules else ()
             for folder in closed:
                 with contextlib.suppress(OSError):
                     found.append(each.mount.host.joinpath(*folder).lstat().st_mtime_ns)
@@ -117,7 +120,8 @@ class Doors:
     @property
     def words(self) -> list[str]:
         """All of it, for people."""
-        return [*([self.state] if self.state else []), *map(str, self.shown)]
+        how = [_BY_RULES] if self and self.by_rules else []
+        return [*([self.state] if self.state else []), *map(str, self.shown), *how]
 
     async def open(self) -> None:
         """Walk all mounts. Raises ConfigError for one that cannot be shown, LaunchError."""
@@ -166,13 +170,17 @@ class Doors:
             "own": [],
             "inner": inner,
             "writable": mount.writable,
-            "strict": mount.strict or self._by_rules,
+            "strict": mount.strict or self.by_rules,
         }
 
     async def _try_maps(self) -> None:
         """Find out which mounts cannot be shown with the rights of their owners."""
         for each in self.shown:
-            await self._try_map(each)
+            if self._shows == BY_TREES:
+                await self._try_map(each)
+            else:
+                each.mapped = False
+                each.rights = _ALL_READ if self.by_rules else _COMMON_READ
 
     async def _try_map(self, shown: Shown) -> None:
         if shown.mount.writable and shown.mount.host.stat().st_uid == 0:
@@ -184,7 +192,7 @@ class Doors:
         try:
             os.close(await self._mapped(shown, Identity(1, 1)))
         except NotMapped as reason:
-            shown.mapped = False
+            shown.mapped, shown.rights = False, _COMMON_READ
             if shown.mount.writable:
                 raise ConfigError(
                     f"--mount {shown.mount}: sessions run as users of their own, and on this "
@@ -272,11 +280,11 @@ class Doors:
     async def rules(self) -> int:
         """A Landlock ruleset about the mounts, for one kernel; the caller closes it.
 
-        With `by_rules` it is one of `landlock.rules.Ruleset`, else it is about reading alone, and
-        what else the kernel can read is not in it yet. Raises LaunchError, OSError.
+        For a sandbox that shows by rules it is a whole one of theirs, else one about reading alone
+        in which what else the kernel can read is missing. Raises LaunchError, OSError.
         """
-        made = Ruleset().fd if self._by_rules else calls.make(calls.READING)
-        read, change = (RUN, CHANGE) if self._by_rules else (calls.READING, calls.READING)
+        made = Ruleset().fd if self.by_rules else calls.make(calls.READING)
+        read, change = (RUN, CHANGE) if self.by_rules else (calls.READING, calls.READING)
         try:
             await self._ask({"op": "rules", "read": int(read), "write": int(change)}, [made])
         except BaseException:
@@ -380,6 +388,13 @@ class Doors:
                 answer.set_exception(OSError(_GONE))
 
 
+_COMMON_READ = "only what every user may read"
+_ALL_READ = "all that is not covered, whoever it belongs to"
+_BY_RULES = (
+    "by Landlock: what appears beside something covered is readable in later sessions only, and "
+    "nothing can be made or removed there; other secrets that appear while sessions run are not "
+    "covered in these"
+)
 _GONE = (
     "the process that covers secrets below the mounted folders has ended, so that no kernel is "
     "started any more: start the server anew."

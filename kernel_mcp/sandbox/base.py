@@ -157,6 +157,11 @@ class ContainerOptions:
         return cls(settings.container_engine, settings.container_image, settings.container_runtime)
 
 
+BY_TREES, BY_BINDS, BY_RULES = "trees", "binds", "rules"
+"""Folders are shown by mounts with id-maps under a root server, by mounts without any, or are seen
+on the host as far as Landlock's rules go."""
+
+
 class Sandbox(Protocol):
     """One way of confining a kernel process."""
 
@@ -183,6 +188,10 @@ class Sandbox(Protocol):
         The caller starts it, then calls `close_passed` and owns `status_fd`. On an error the
         caller keeps `request.inherit`. Raises LaunchError for folders that cannot be bound.
         """
+
+    @property
+    def shows(self) -> str:
+        """How kernels see mounted folders: one of the words below, empty for not at all."""
 
     @property
     def forks(self) -> bool:

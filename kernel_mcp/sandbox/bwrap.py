@@ -26,6 +26,7 @@ from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
+    BY_TREES,
     BuildRequest,
     GuestPaths,
     Passed,
@@ -61,6 +62,7 @@ class BwrapSandbox(KernelUsers):
 
     name = "bwrap"
     forks = True
+    shows = BY_TREES
 
     def __init__(
         self,

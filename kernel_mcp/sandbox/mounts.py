@@ -79,12 +79,19 @@ class Folders:
     """The mounted folders of one kernel; `blank` holds what covers are copies of.
 
     trees  detached mounts that come into `stage` as 0, 1, … before anything is bound
+    rules  a Landlock ruleset about the host's own folders in the stead of all that; -1 for none
     """
 
     shown: tuple[Folder, ...] = ()
     blank: Path = Path("/")
     stage: Path = Path("/")
     trees: tuple[int, ...] = ()
+    rules: int = -1
+
+    @property
+    def handed(self) -> tuple[int, ...]:
+        """All descriptors."""
+        return self.trees if self.rules < 0 else (*self.trees, self.rules)
 
 
 def system_options() -> list[str]:

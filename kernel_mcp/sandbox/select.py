@@ -50,6 +50,7 @@ class NoSandbox:
 
     name = "none"
     forks = False
+    shows = ""
 
     def __init__(self, boot: Path = BOOT_FOLDER) -> None:
         self._boot = str(boot)

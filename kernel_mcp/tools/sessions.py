@@ -17,6 +17,7 @@ from kernel_mcp.config.values import MIB, Share, format_bytes, hosts, no_more_or
 from kernel_mcp.environments.own import remarks
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import EnvironmentBuildError, InputError
+from kernel_mcp.host_folders import NO_EFFECT
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
@@ -326,7 +327,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),
         sandbox=report.backend,
         sandbox_enforces=list(report.enforced),
-        mounts=services.doors.words,
+        mounts=services.doors.words or ([NO_EFFECT] if settings.mounts else []),
         network=services.network.words(request.network) if settings.confined else UNLIMITED,
         variables=[str(each) for each in settings.variables],
         sandbox_gaps=list(report.gaps),

@@ -166,7 +166,7 @@ async def examine(
         await stack.enter_async_context(resources.running())
         report = resources.report(sandbox.report(), settings.limits)
         found = _summed_up(checks)
-        doors, refused = await _opened(settings, name, runs)
+        doors, refused = await _opened(settings, sandbox, runs)
         stack.push_async_callback(doors.aclose)
         shown = doors.shown
         found += [*refused, *(Check(f"folder {one.mount.guest}", True, str(one)) for one in shown)]
@@ -197,12 +197,13 @@ async def examine(
 
 
 async def _opened(
-    settings: Settings, sandbox: str, runs: RunDirectory
+    settings: Settings, sandbox: Sandbox, runs: RunDirectory
 ) -> tuple[Doors, list[Check]]:
     """The mounted folders as a server would have them, and why it would not start with them."""
     doors = Doors()
     try:
-        doors = Doors(shown_folders(settings, sandbox, runs.path, default_cache()), runs.path)
+        shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
+        doors = Doors(shown, runs.path, shows=sandbox.shows)
         await doors.open()
     except (ConfigError, LaunchError) as refusal:
         await doors.aclose()

@@ -141,6 +141,7 @@ class ContainerSandbox(KernelUsers):
 
     name = "container"
     forks = False
+    shows = ""
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
+    BY_RULES,
     GuestPaths,
     Passed,
     SandboxCommand,
@@ -112,7 +113,8 @@ _SHARED_USER_GAPS = (
 _OWN_USER_GAPS = (
     (
         "when a folder above the kernel's files is closed to others (such as /root), the kernel "
-        "keeps the capability CAP_DAC_READ_SEARCH; Landlock's rules still decide what it can open"
+        "or folders are mounted, it keeps the capability CAP_DAC_READ_SEARCH; Landlock's rules "
+        "still decide what it can open"
     ),
 )
 
@@ -137,6 +139,7 @@ class LandlockSandbox(KernelUsers):
 
     name = "landlock"
     forks = False
+    shows = BY_RULES
 
     def __init__(
         self,
@@ -185,7 +188,8 @@ class LandlockSandbox(KernelUsers):
         """
         scratch = scratch_folder(request.sockets, identity)
         with Passed() as passed:
-            rules = Ruleset()
+            mounted = request.folders.rules
+            rules = Ruleset() if mounted < 0 else Ruleset(os.dup(mounted))
             passed.add(rules.fd)
             allow_system(rules)
             allow_required(rules, (*request.readonly, self._boot), RUN)
@@ -225,6 +229,8 @@ class LandlockSandbox(KernelUsers):
             Path(request.argv[0]),
         ]
         closed = closed_folder(needed, identity)
+        if closed is None and request.folders.rules >= 0:
+            closed = "the mounted folders"
         if closed is not None and not _may_search_everywhere():
             raise LaunchError(
                 f"kernels of a root server run as user ids of their own, which may not enter "

@@ -126,10 +126,33 @@ def test_one_place_has_one_mount(tmp_path: Path) -> None:
         checked([mount(tmp_path, "/data"), mount(tmp_path, "/data/")], [])
 
 
-def test_other_sandboxes_say_that_they_show_no_folder(tmp_path: Path) -> None:
+def test_landlock_shows_folders_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to("folder")
+
+    def shown(one: Mount) -> tuple[Mount, ...]:
+        settings = Settings(mounts=(one,))
+        return shown_folders(settings, "landlock", tmp_path / "s", tmp_path / "c")
+
+    assert shown(mount(folder, str(tmp_path / "link")))
+    with pytest.raises(ConfigError, match="seen where it is"):
+        shown(mount(folder, "/data"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ConfigError, match="users of their own"):
+        shown(mount(folder, mode="rw"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert shown(mount(folder, mode="rw"))
+
+
+def test_without_a_sandbox_folders_have_no_effect_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = Settings(mounts=(mount(tmp_path),))
-    with pytest.raises(ConfigError, match="not with landlock"):
-        shown_folders(settings, "landlock", tmp_path / "s", tmp_path / "c")
+    assert shown_folders(settings, "none", tmp_path / "s", tmp_path / "c") == ()
+    assert "no effect" in caplog.text
 
 
 def test_tools_know_what_is_covered_by_path_name_and_inode(tmp_path: Path) -> None:
