@@ -20,7 +20,7 @@ from kernel_mcp.network.http import (
     Within,
 )
 from kernel_mcp.network.relay import Cut, Relay
-from kernel_mcp.network.rules import Entry, Rules
+from kernel_mcp.network.rules import Entry, Rules, literal
 from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, Turns, Watch, Wire, pass_both_ways
 from kernel_specs.template import linux
 
@@ -31,7 +31,7 @@ Ending: TypeAlias = "Callable[[str, int, Callable[[str], None]], Termination | N
 """What ends TLS to a host and port in the proxy, None for most hosts; as `Terminations.of`."""
 
 TLS_PORT, TLS_HANDSHAKE = 443, 22
-HEAD_S, HELLO_S, HOST_S = 15.0, 15.0, 40.0
+HEAD_S, HELLO_S, HOST_S = 10.0, 10.0, 40.0
 """Seconds for the rest of a head, a first TLS message, and finding and reaching a host."""
 IDLE_S, EXACT_IDLE_S, REQUEST_S = 600.0, 24 * 3600.0, 120.0
 """Seconds without a byte: of an answer or a tunnel, of a database, between two requests."""
@@ -146,7 +146,7 @@ class Listener:
     def entry_for(self, host: str, port: int) -> Entry:
         """The rule that permits a place. Raises Refused."""
         entry = self.rules.entry_for(host, port)
-        if entry is None:
+        if entry is None or (self.exact is not None and not entry.exact):
             raise Refused(
                 f"the operator's --network does not permit {host}:{port} here. It permits: "
                 f"{self.rules}. Ask for it to be named there"
@@ -257,6 +257,7 @@ class Connection:
 
     async def _exactly(self) -> None:
         assert self._listener.exact is not None
+        self._to("host")
         self._host = await self._reached(*self._listener.exact)
         self._to("exact")
         await pass_both_ways(self._client, self._host)
@@ -287,14 +288,21 @@ class Connection:
         await pass_both_ways(self._client, self._host)
 
     async def _hello(self, host: str, rest: bytes) -> bytes:
-        """The bytes of a first TLS message that names `host`. Raises BadHello."""
+        """The bytes of a first TLS message to `host`; none at the end. Raises BadHello.
+
+        An address is no server name, and none is sent for one (RFC 6066, 3).
+        """
         hello = Hello()
-        name = None
+        wanted = host if literal(host) is None else ""
         while rest and (name := hello.feed(rest)) is None:
             rest = await self._client.read()
-        if name is not None and name != host:
-            raise BadHello(f"its TLS is for another server (SNI {name[:80]!r})", UNRECOGNIZED_NAME)
-        return bytes(hello.raw) if name else b""
+        if not rest:
+            return b""
+        if not name and wanted:
+            raise BadHello("it names no server in TLS (SNI)", UNRECOGNIZED_NAME)
+        if name != wanted:
+            raise BadHello(f"its TLS is for another server (SNI {name!r:.90})", UNRECOGNIZED_NAME)
+        return bytes(hello.raw)
 
     async def _plain_tunnel(self, host: str, port: int, rest: bytes) -> None:
         """Requests of plain HTTP within a CONNECT, as some clients make them for websockets."""

@@ -308,9 +308,9 @@ class Hello:
         self._message = bytearray()
 
     def feed(self, piece: bytes) -> str | None:
-        """The server name that it asks for; None while it is not whole.
+        """The server name that it asks for, empty without one; None while it is not whole.
 
-        Raises BadHello for other protocols, no name, several names, and encrypted ones.
+        Raises BadHello for other protocols, several names, and encrypted ones.
         """
         self.raw += piece
         if self.raw and self.raw[0] != 22:
@@ -354,12 +354,12 @@ def _server_name(message: bytes) -> str:
     if _ENCRYPTED_NAME in found or _OLD_ENCRYPTED_NAME in found:
         raise BadHello("it hides the name of the server in TLS (ECH)")
     if _SERVER_NAME not in found:
-        raise BadHello("it names no server in TLS (SNI)", UNRECOGNIZED_NAME)
+        return ""
     outer = _Reader(found[_SERVER_NAME])
     names = _Reader(outer.part(2))
     usual = names.take(1) == b"\0"
     name = names.part(2)
-    if not usual or names.left or outer.left or not name.isascii():
+    if not usual or not name or names.left or outer.left or not name.isascii():
         raise BadHello("it names its server in TLS (SNI) in no way that is known here")
     return name.decode("ascii").lower()
 

@@ -77,7 +77,7 @@ _STACK_BYTES = 512 * 1024
 
 _SWEEP_S = 1.0
 
-_ACCEPTED = 8
+_ACCEPTED = 16
 """Connections that one listener may begin in one round of the event loop."""
 _PAUSE_S = 0.02
 """How long a listener rests that has too many."""
@@ -189,26 +189,31 @@ class Proxy:
         return Listener(number, sock, rules, exact, session)
 
     def _on_accept(self, listener: Listener) -> None:
-        session = listener.session
+        session, turned_away = listener.session, False
         for _ in range(_ACCEPTED):
             try:
                 sock, _ = listener.sock.accept()
             except BlockingIOError:
-                return
+                break
             except OSError as reason:  # no descriptors, or the connection was gone again
                 if reason.errno != errno.ECONNABORTED:
                     self._rest(listener)
                 return
-            mine = len(session.connections)
-            if mine >= MOST_OF_ONE or (self._total >= MOST_CONNECTIONS and mine >= FEW):
-                self._turn_away(listener, sock, _TOO_MANY)
-            elif session.used > MOST_BYTES:
-                self._turn_away(listener, sock, _TOO_MUCH)
-            else:
+            refusal = self._full(session)
+            if refusal is None:
                 self._begin(listener, sock)
-                continue
+            else:
+                self._turn_away(listener, sock, refusal)
+                turned_away = True
+        if turned_away:
             self._rest(listener)
-            return
+
+    def _full(self, session: Session) -> Refused | None:
+        """Why a session gets no more connections."""
+        mine = len(session.connections)
+        if mine >= MOST_OF_ONE or (self._total >= MOST_CONNECTIONS and mine >= FEW):
+            return _TOO_MANY
+        return _TOO_MUCH if session.used > MOST_BYTES else None
 
     def _begin(self, listener: Listener, sock: socket.socket) -> None:
         connection = Connection(listener, sock, self._dialer, self._records, self._ending)

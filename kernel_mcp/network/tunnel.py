@@ -331,7 +331,7 @@ def _checked(host: str, addresses: list[Address]) -> list[Address]:
             ways.append(address)
         if reason:
             raise Refused(
-                f"{host} is at {address}, which is no public address but {reason}. The operator "
-                "has to name such an address itself, with its port"
+                f"{host} is at {address}, which is no public address ({reason}), and names lead "
+                "to public ones only"
             )
     return ways

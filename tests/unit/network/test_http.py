@@ -309,12 +309,12 @@ SNI = b"\0\x0e\0\0\x0bexample.com"
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (hello(None), "names no server"),
         (with_extension(hello(), 0xFE0D, b"\0" * 20), "hides"),
         (with_extension(hello(), 0xFFCE, b"\0" * 20), "hides"),
         (with_extension(hello(), 0, SNI), "twice"),
         (with_extension(hello(None), 0, b"\0\x11" + SNI[2:] + b"\0\0\0"), "no way that is known"),
         (with_extension(hello(None), 0, b"\0\0"), "cut short"),
+        (with_extension(hello(None), 0, b"\0\x03\0\0\0"), "no way that is known"),
         (with_extension(hello(None), 0, SNI.replace(b"example", b"ex\xe4mple")), "no way"),
         (records(b"\x02" + hello()[6:], 1 << 14), "ClientHello"),
         (records(b"\x01\xff\xff\xff" + b"x" * HELLO_BYTES * 2, 1 << 14), "too long"),
@@ -329,6 +329,10 @@ SNI = b"\0\x0e\0\0\x0bexample.com"
 def test_no_hello_without_one_server_name_in_the_open(data: bytes, says: str) -> None:
     with pytest.raises(BadHello, match=says):
         Hello().feed(data)
+
+
+def test_a_hello_may_name_no_server() -> None:
+    assert Hello().feed(hello(None)) == ""
 
 
 @given(st.binary(max_size=300), st.integers(0, 600), st.booleans())
