@@ -162,6 +162,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             requests=lambda: [session.request for session in manager.sessions],
             variables=network.variables,
             readonly=network.vault.shown,
+            listed=await environments.listed(settings),
         )
         spares = _spares(settings, sandbox, run.path)
         waiting = folders.workspaces
@@ -237,6 +238,8 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
         "profile": settings.profile,
         "allow": list(settings.allow),
         "python": settings.python,
+        "requirements": str(settings.requirements or ""),
+        "project": str(settings.project or ""),
         "mounts": [str(mount) for mount in settings.mounts],
         "network": list(settings.network),
         "secrets": list(map(str, settings.secrets)),

@@ -31,7 +31,8 @@ Start a sandboxed kernel with every backend this machine has, or with those of -
 report what holds, what does not, and what to do about it. Give it the flags of your server.
 """
 _EXAMINED = (
-    "allow", "profile", "python", "index-url", "find-links", "offline", "cache-dir", "sandbox",
+    "allow", "profile", "python", "requirements", "project", "index-url", "find-links", "offline",
+    "cache-dir", "sandbox",
     "container-engine", "container-image", "container-runtime", "no-template", "memory", "cpus",
     "mount", "env",
 )  # fmt: skip
@@ -82,7 +83,8 @@ that cannot be had are left out and named; the exit code is 1 then.
 """
 _CACHE = ("cache-dir",)
 _BUILDING = (
-    "allow", "profile", "python", "index-url", "find-links", "offline", "cache-dir",
+    "allow", "profile", "python", "requirements", "project", "index-url", "find-links", "offline",
+    "cache-dir",
 )  # fmt: skip
 
 
@@ -118,7 +120,10 @@ def _list(settings: Settings) -> int:
 async def _build(settings: Settings) -> int:
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     store.forget_unfit()
-    spec = EnvironmentSpec.for_allow(profile_entries(settings), python=settings.python)
+    listed = await store.listed(settings)
+    spec = EnvironmentSpec.for_allow(
+        profile_entries(settings), python=settings.python, listed=listed
+    )
     fitting = Fitting(store, spec)
     started = time.perf_counter()
     built = await fitting.ensure(_tell)

@@ -220,6 +220,18 @@ class Settings:
         "path of a virtual or conda environment (`./.venv`) has them use its packages, read-only",
         value="",
     )
+    requirements: Path | None = _flag(
+        "requirements", path, _IMPORTS, "FILE", "none",
+        "install what this file lists for the kernels, besides `--allow`: names, versions, markers "
+        "and hashes; wheels from the operator's index alone",
+        value=None,
+    )
+    project: Path | None = _flag(
+        "project", path, _IMPORTS, "DIR", "none",
+        "install what DIR/uv.lock has for the project in DIR, without the project itself: wheels "
+        "from the operator's index alone, by the hashes of the lock",
+        value=None,
+    )
     allow_install: tuple[str, ...] = _flag(
         "allow-install", entries, _INSTALLS, "NAMES", "those of `--allow`",
         "packages agents may add with `install`, `create_session` and `run_script`, with versions "

@@ -21,14 +21,15 @@ from kernel_mcp.config.values import MIB, close_to
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.folder import Spending
 from kernel_mcp.environments.interpreters import Interpreter
+from kernel_mcp.environments.listed import exported
 from kernel_mcp.environments.metadata import DISTRIBUTIONS, EnvironmentSpec
 from kernel_mcp.environments.uv import ProgressCallback, UvResult
-from kernel_mcp.environments.workshop import Workshop
+from kernel_mcp.environments.workshop import EXPORTED, Workshop
 from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
 
 if TYPE_CHECKING:
-    from packaging.requirements import Requirement
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ _DRAWN_BY = {
 """What draws pictures that else take a browser, by the package it comes with."""
 TRIALS_AT_ONCE = 4
 _EXCLUDES = "excludes.txt"
+MOST_PLACES = 5
 
 
 def implied(names: Iterable[str]) -> list[str]:
@@ -76,13 +78,15 @@ class Build:
         self,
         workshop: Workshop,
         interpreter: Interpreter,
-        packages: tuple[Requirement, ...],
+        spec: EnvironmentSpec,
         terms: Terms,
     ) -> None:
         self._workshop = workshop
         self._interpreter = interpreter
-        self._packages = tuple(map(str, packages))
-        names = {each.name for each in packages}
+        self._packages = tuple(map(str, spec.packages))
+        self._listed = spec.listed
+        self._files: list[str] = []
+        names = set(spec.names)
         self._excludes = sorted(set(LEFT_OUT) - names)
         self._implied = [each for each in implied(["", *names]) if each not in names]
         self._terms = terms
@@ -104,7 +108,7 @@ class Build:
             raise
 
     async def _announce(self, progress: ProgressCallback) -> None:
-        names = ", ".join(self._packages) or "the standard library only"
+        names = ", ".join(self._wanted) or "the standard library only"
         await progress(f"Building a Python {self._interpreter.version} environment: {names}")
         if not (await self._workshop.builder()).confined:
             await progress(
@@ -117,6 +121,7 @@ class Build:
         excludes = folder / _EXCLUDES
         excludes.write_text("\n".join(self._excludes), encoding="utf-8")
         spending = Spending(self._terms.most_bytes, [folder])
+        self._files = await self._write_listed(folder / "listed", lock) if self._listed else []
         await progress("Resolving")
         result = await self._install(folder, self._implied, spending, progress, lock)
         if (
@@ -129,7 +134,7 @@ class Build:
             raise self._too_big()
         if result.code:
             await self._sort_out(folder, result, progress)
-            raise result.error(self._packages or BASE_PACKAGES, interpreter.version)
+            raise self._failed(result)
         await anyio.to_thread.run_sync(folders.tidy, folder, interpreter)
         await self._workshop.compile(
             folders.site_packages(folder, interpreter),
@@ -155,6 +160,7 @@ class Build:
                 *("pip", "install", "--link-mode", "copy", "--no-compile-bytecode"),
                 *("--excludes", str(folder / _EXCLUDES)),
                 *("--python", self._interpreter.executable, "--prefix", str(folder)),
+                *self._files,
                 *("--", *BASE_PACKAGES, *implied, *self._packages),
             ],
             readonly=self._interpreter.readonly,
@@ -163,6 +169,41 @@ class Build:
             progress=progress,
             keep=lock,
         )
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        return (*self._packages, *self._listed.origins)
+
+    async def _write_listed(self, folder: Path, lock: int) -> list[str]:
+        """Put what files list where uv reads it; the options that name it.
+
+        Raises EnvironmentBuildError.
+        """
+        listed, python = self._listed, self._interpreter.executable
+        folder.mkdir()
+        lines = list(listed.lines)
+        if listed.lock:
+            (folder / "pyproject.toml").write_text(listed.project, encoding="utf-8")
+            (folder / "uv.lock").write_text(listed.lock, encoding="utf-8")
+            readonly = self._interpreter.readonly
+            done = await self._workshop.export(folder, python, readonly=readonly, keep=lock)
+            if done.code:
+                raise EnvironmentBuildError(
+                    f"the lock of {listed.origins[-1]} cannot be used: run `uv lock` there with "
+                    f"uv {await self._workshop.uv.version()}, as this server has.\n{done.said()}"
+                )
+            lines += exported((folder / EXPORTED).read_text(encoding="utf-8"))
+        options: list[str] = []
+        for name, option, found in (("r", "-r", lines), ("c", "-c", listed.limits)):
+            (folder / name).write_text("\n".join(line.text for line in found), encoding="utf-8")
+            options += [option, str(folder / name)]
+        return options
+
+    def _failed(self, result: UvResult) -> EnvironmentBuildError:
+        error = result.error(self._wanted or BASE_PACKAGES, self._interpreter.version)
+        if places := self._listed.named_in(result.output):
+            return EnvironmentBuildError(f"{error}\nIt speaks of {'; '.join(places[:MOST_PLACES])}")
+        return error
 
     async def _sort_out(self, folder: Path, result: UvResult, progress: ProgressCallback) -> None:
         """Raise UnfitPackages when packages of the operator's cannot be had even alone."""
@@ -207,10 +248,10 @@ class Build:
     def _finish(self, folder: Path) -> None:
         folders.tidy(folder, self._interpreter)  # once more: the compiler has read hostile sources
         folders.seal(folder)
-        folders.finish(folder, self._interpreter, self._packages, agent=self._terms.agent)
+        folders.finish(folder, self._interpreter, self._wanted, agent=self._terms.agent)
 
     def _too_big(self) -> EnvironmentBuildError:
-        names = ", ".join(self._packages) or "the standard library only"
+        names = ", ".join(self._wanted) or "the standard library only"
         return EnvironmentBuildError(
             f"An environment with {names} takes more than {self._terms.most_bytes // MIB} MiB "
             f"({self._terms.flag}): it was not built. Ask for fewer or smaller packages."

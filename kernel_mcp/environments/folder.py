@@ -85,7 +85,7 @@ def _locked(descriptor: int, kind: int) -> bool:
 
 FORMAT = 2
 _CONFIG = "pyvenv.cfg"
-_LEFTOVERS = (".lock", "excludes.txt", f"bin/{_CONFIG}")
+_LEFTOVERS = (".lock", "excludes.txt", "listed", f"bin/{_CONFIG}")
 """What installers leave and no kernel needs, and the `pyvenv.cfg` that Python would read in `bin`.
 """
 

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kernel_mcp.config.values import parse_entry
+from kernel_mcp.environments.listed import NOTHING, Listed
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy.missing import GONE
@@ -206,26 +207,37 @@ def modules_of(packages: Iterable[str]) -> tuple[str, ...]:
 class EnvironmentSpec:
     """A Python (version, path, or empty for the server's own) and packages.
 
-    `packages` are normalised, unique and sorted.
+    `packages` are normalised, unique and sorted; `listed` is what files ask for besides.
     """
 
     python: str = ""
     packages: tuple[Requirement, ...] = ()
+    listed: Listed = NOTHING
 
     @classmethod
     def for_allow(
-        cls, allow: Iterable[str], *, python: str = "", packages: Iterable[Requirement] = ()
+        cls,
+        allow: Iterable[str],
+        *,
+        python: str = "",
+        packages: Iterable[Requirement] = (),
+        listed: Listed = NOTHING,
     ) -> EnvironmentSpec:
         """The operator's `--allow` entries with one session's packages. Raises ConfigError."""
-        return cls(python, tuple(sorted({*packages_for(allow), *packages}, key=str)))
+        return cls(python, tuple(sorted({*packages_for(allow), *packages}, key=str)), listed)
+
+    @property
+    def names(self) -> list[str]:
+        """The packages that are asked for by name."""
+        return [*(each.name for each in self.packages), *self.listed.names]
 
     def without(self, names: Container[str]) -> EnvironmentSpec:
         """The same without these packages, each written as in `packages`."""
         left = tuple(each for each in self.packages if str(each) not in names)
-        return EnvironmentSpec(self.python, left)
+        return EnvironmentSpec(self.python, left, self.listed)
 
     def __hash__(self) -> int:  # that of a requirement takes as long as parsing it
-        return hash((self.python, *(each.name for each in self.packages)))
+        return hash((self.python, *self.names))
 
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
@@ -241,7 +253,7 @@ def import_names(env: KernelEnvironment, spec: EnvironmentSpec) -> frozenset[str
     `pillow` gives `PIL`; dependencies give nothing.
     """
     provided = provided_modules(env)
-    return frozenset(name for each in spec.packages for name in provided.get(each.name, ()))
+    return frozenset(module for name in spec.names for module in provided.get(name, ()))
 
 
 def provided_modules(env: KernelEnvironment) -> Mapping[str, Iterable[str]]:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import anyio
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments import folder as folders
 from kernel_mcp.environments.build import (
     BASE_PACKAGES,
@@ -38,12 +39,13 @@ from kernel_mcp.environments.build import (
 )
 from kernel_mcp.environments.folder import POLL_S, Lease, exclusive_now
 from kernel_mcp.environments.interpreters import Interpreter, Interpreters
+from kernel_mcp.environments.listed import NOTHING, Listed, listed
 from kernel_mcp.environments.metadata import EnvironmentSpec, note_file
 from kernel_mcp.environments.own import OwnEnvironment, own_environment
 from kernel_mcp.environments.progress import Bulletin
 from kernel_mcp.environments.uv import ProgressCallback, Sources, Uv, silence
 from kernel_mcp.environments.workshop import Workshop
-from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
+from kernel_mcp.errors import ConfigError, EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.folders import own_folder
 from kernel_mcp.sandbox.base import Builder
@@ -128,7 +130,7 @@ class EnvironmentStore:
             while (ready := self._leased(spec, folder, interpreter, terms)) is None:
                 with exclusive_now(_lock_file(folder)) as lock:
                     if lock is not None and folders.load(folder, interpreter) is None:
-                        build = Build(self.workshop, interpreter, spec.packages, terms)
+                        build = Build(self.workshop, interpreter, spec, terms)
                         try:
                             await self._run(build, folder, bulletin.written(lock), lock)
                         finally:
@@ -187,6 +189,19 @@ class EnvironmentStore:
         lease = self._leases.pop(below, None)
         if lease is not None:
             lease.close()
+
+    async def listed(self, settings: Settings) -> Listed:
+        """What the files of these settings list. Raises ConfigError."""
+        if settings.requirements is None and settings.project is None:
+            return NOTHING
+        wanted = EnvironmentSpec(settings.python)
+        if await anyio.to_thread.run_sync(self._own, wanted) is not None:
+            raise ConfigError(
+                f"--python {settings.python}: the packages of an environment of yours stay as they "
+                "are; leave --requirements and --project out, or give --python a version"
+            )
+        index = await self.workshop.uv.default_index()
+        return await anyio.to_thread.run_sync(listed, settings, index, os.environ)
 
     async def uv_version(self) -> str:
         """The version of uv that builds them; empty where it does not tell."""
@@ -321,7 +336,8 @@ def _name(interpreter: Interpreter, spec: EnvironmentSpec) -> str:
     """Folder name: readable Python version, then a hash of all that shapes the environment."""
     packages = [str(each) for each in spec.packages]
     own = [BASE_PACKAGES, LEFT_OUT, implied(["", *(each.name for each in spec.packages)])]
-    shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, *own])
+    listed = [spec.listed.digest] if spec.listed else []
+    shape = json.dumps([folders.FORMAT, asdict(interpreter), packages, *own, *listed])
     return f"python-{interpreter.version}-{sha256(shape.encode()).hexdigest()[:20]}"
 
 

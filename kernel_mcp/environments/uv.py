@@ -76,6 +76,7 @@ _NO_WHEEL = re.compile(
 _WITHOUT_WHEEL = re.compile(r"Because (?:all versions of )?([^\s<>=!~]+)\S* ha(?:s|ve) no ")
 _NO_VERSION = re.compile(r"Because (?:there is no version of|only) ([^\s<>=!~]+)")
 _BUILD_FAILED = re.compile(r"Failed to build `?([^\s`]+)")
+_OTHER_FILE = re.compile(r"Hash mismatch for `([^`]+)`")
 _NO_SPACE = re.compile(r"No space left on device|os error 28|Disk quota exceeded")
 
 
@@ -131,6 +132,11 @@ class UvResult:
                 f"the network is switched off for uv (--offline) and {missing} is not in its "
                 "cache. Install it once with network, or give a folder with its wheel as "
                 "--find-links."
+            )
+        if match := _OTHER_FILE.search(told):
+            return (
+                f"the index has other files of {match[1]} than the hashes allow that were written "
+                "down for it. Find out which is right; then lock or hash it again."
             )
         if _NO_SPACE.search(told):
             return "the disk is full. Free some space, then try again."
@@ -251,6 +257,12 @@ class Uv:
             told = (await self.query(["--version"])).output.split()
             self._version = told[1] if told[:1] == ["uv"] and len(told) > 1 else ""
         return self._version
+
+    async def default_index(self) -> str:
+        """The address that uv asks by itself, as its help has it; empty where that is not said."""
+        told = " ".join((await self.query(["pip", "install", "--help"])).output.split())
+        found = re.search(r"default package index \(by default: <(\S+?)>\)", told)
+        return found[1] if found else ""
 
     async def query(self, args: Sequence[str]) -> UvResult:
         """Run uv for its stdout."""

@@ -24,6 +24,7 @@ from kernel_mcp.sandbox.select import builder_for
 
 INSTALL_TIMEOUT_S = 300.0
 """Seconds for all downloads, builds and unpacking of one agent's request."""
+EXPORTED = "exported.txt"
 COMPILE_S = 300.0
 COMPILE_BYTES = 2 * 1024**3
 """Bytes of address space of one compiler process: the largest known sources take 1 GiB."""
@@ -116,6 +117,28 @@ class Workshop:
             await anyio.to_thread.run_sync(self.tidy)
         beyond = await anyio.to_thread.run_sync(spending.exceeded)
         return None if beyond else result
+
+    async def export(
+        self, folder: Path, python: str, *, readonly: Sequence[Path], keep: int = -1
+    ) -> UvResult:
+        """What the lock in `folder` has for the interpreter `python`, as a file of requirements.
+
+        `uv export` reads two files, without network; nothing of the project is there to run.
+        """
+        builder = await self.builder()
+        words = [
+            *("export", "--project", str(folder), "--frozen", "--no-emit-workspace", "--no-config"),
+            *("--no-annotate", "--no-header", "--offline", "--no-cache", "--python", python, "-q"),
+            *("--no-python-downloads", "--format", "requirements.txt"),
+            *("--output-file", str(folder / EXPORTED)),
+        ]
+
+        def confined(argv: Sequence[str], env: Mapping[str, str]) -> SandboxCommand:
+            visible = [Path(self.uv.executable), *readonly]
+            request = BuildRequest(argv, env, [folder], visible, network=False)
+            return builder.command(request, None)
+
+        return await self.uv.run(words, keep=keep, confined=confined)
 
     async def compile(
         self,

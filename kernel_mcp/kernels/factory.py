@@ -18,6 +18,7 @@ import anyio
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.build import Fitting, Terms
 from kernel_mcp.environments.layer import Layer
+from kernel_mcp.environments.listed import NOTHING, Listed
 from kernel_mcp.environments.metadata import EnvironmentSpec, import_names, provided_modules
 from kernel_mcp.environments.own import unseen
 from kernel_mcp.environments.store import EnvironmentStore
@@ -142,12 +143,15 @@ class KernelFactory:
         requests: Callable[[], Iterable[KernelRequest]] = tuple,
         variables: Mapping[str, str] = MappingProxyType({}),
         readonly: tuple[Path, ...] = (),
+        listed: Listed = NOTHING,
     ) -> None:
         """`templates` prepares the server's own environment; `launcher` forks from it.
 
         `requests` lists those of all sessions: other environments may be removed. `variables` are
-        what code of every kernel finds in its environment, and `readonly` what it sees of the host.
+        what code of every kernel finds in its environment, `readonly` what it sees of the host, and
+        `listed` what files of the operator's ask for.
         """
+        self._listed = listed
         self._variables = tuple(variables.items())
         self._readonly = readonly
         self._settings = settings
@@ -240,6 +244,11 @@ class KernelFactory:
         """What a model is told of each package of the operator's that cannot be had."""
         return self._own.remarks
 
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The flags whose files list packages of the kernels."""
+        return self._listed.origins
+
     async def uv_version(self) -> str:
         """The version of uv that builds environments; empty where it does not tell."""
         return await self._environments.uv_version()
@@ -258,7 +267,7 @@ class KernelFactory:
         spec = self.spec(request)
         built = self._built.get(spec)
         if built is None:
-            return self._policy.with_modules(each.name for each in spec.packages)
+            return self._policy.with_modules(spec.names)
         return _fitting(built.policy, request)
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
@@ -303,6 +312,7 @@ class KernelFactory:
             profile_entries(self._settings),
             python=request.python or self._settings.python,
             packages=request.packages,
+            listed=self._listed,
         )
 
 

@@ -139,6 +139,9 @@ class ServerInfo(Told):
     platform: str
     environment: list[str] = Field(description="Of the operator's own environment, if it is one")
     packages: list[str]
+    listed_by: list[str] = Field(
+        description="Files of the operator that list packages, as they were at the server's start"
+    )
     policy: str = Field(description="The profile in force and what it lets code do")
     allowed_imports: list[str] = Field(description="['*'] for all that is installed")
     sandbox: str

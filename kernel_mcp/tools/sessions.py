@@ -323,6 +323,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         platform=f"{platform.system()} {platform.machine()}",
         environment=own,
         packages=[f"{name}=={version}" for name, version in packages.items()],
+        listed_by=list(factory.origins),
         policy=profile_in_words(settings, report.backend),
         allowed_imports=["*"] if policy.allow_all else sorted(policy.modules),
         sandbox=report.backend,

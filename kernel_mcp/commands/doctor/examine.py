@@ -124,7 +124,10 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     environment, problem = None, ""
     store = EnvironmentStore(settings.cache_dir, sources=sources(settings))
     store.forget_unfit()
-    wanted = EnvironmentSpec.for_allow(profile_entries(settings), python=settings.python)
+    listed = await store.listed(settings)
+    wanted = EnvironmentSpec.for_allow(
+        profile_entries(settings), python=settings.python, listed=listed
+    )
     fitting = Fitting(store, wanted)
     try:
         environment = await fitting.ensure(progress)

@@ -100,6 +100,8 @@ OPERATORS_ALONE = {
     "mount": '["/srv"]',
     "env": '["SECRET=x"]',
     "secret": '["TOKEN@evil.example"]',
+    "requirements": '"requirements.txt"',
+    "project": '"."',
     "workspace": '"work"',
     "cache-dir": '"c"',
     "cache-size": '"1M"',

@@ -1,0 +1,382 @@
+"""What files of the user's list for the kernels: `--requirements FILE` and `--project DIR`.
+
+A file may come with a clone of anything, so it names packages and versions, and nothing else: no
+address, path, version control or index but those of the operator's flags. Of a lock, versions and
+hashes count; the addresses in it are never asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import MIB, parse_toml
+from kernel_mcp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+MOST_BYTES = 8 * MIB
+"""Of one file: locks of large projects have some 2 MiB."""
+MOST_FILES = 20
+SHOWN_CHARS = 120
+_HASHES = re.compile(r"sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
+_FILES = {"-r": "lines", "--requirement": "lines", "-c": "limits", "--constraint": "limits"}
+_INDEXES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
+_NO_EFFECT = ("--only-binary", "--prefer-binary")
+"""Wheels are all that there is, anyway."""
+_UV_INDEXES = ("index", "index-url", "extra-index-url", "find-links")
+_UV_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
+_PLACE = re.compile(
+    r"^(\.{0,2}/|\.{1,2}$|~|[\w+.-]+:/|file:|(git|hg|svn|bzr)\+)|\.(whl|zip|gz)$", re.I
+)
+_NAMED = re.compile(r"^[\w-]+=(?=\w+://)")
+"""Before an address, in variables of uv."""
+_CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+(?=@)")
+_SOURCES = ("git", "url", "path", "workspace")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One requirement with its hashes, as uv reads it; `place` says where it stands."""
+
+    text: str
+    name: str
+    place: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.place}: {self.text.partition(' --hash')[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What is to be installed besides the operator's packages.
+
+    `limits` bind packages that something else asks for. `project` and `lock` are the texts of
+    pyproject.toml and uv.lock, `direct` the names of the project's own dependencies.
+    """
+
+    lines: tuple[Line, ...] = ()
+    limits: tuple[Line, ...] = ()
+    project: str = field(default="", compare=False, repr=False)
+    lock: str = field(default="", repr=False)
+    shape: str = field(default="", repr=False)
+    direct: tuple[str, ...] = ()
+    origins: tuple[str, ...] = field(default=(), compare=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.origins)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Packages that are listed themselves."""
+        return (*(line.name for line in self.lines), *self.direct)
+
+    @property
+    def digest(self) -> str:
+        """Changes with what would be installed; empty for nothing listed."""
+        if not self:
+            return ""
+        parts = [[line.text for line in lines] for lines in (self.lines, self.limits)]
+        return sha256(json.dumps([*parts, self.lock, self.shape]).encode()).hexdigest()
+
+    def named_in(self, output: str) -> list[str]:
+        """The lines whose packages uv speaks of."""
+        return [
+            str(line)
+            for line in self.lines
+            if re.search(rf"(?<![\w.-]){re.escape(line.name)}(?![\w-])", output)
+        ]
+
+
+NOTHING = Listed()
+
+
+def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -> Listed:
+    """What the files of these settings list; `default_index` is the one that uv has by itself.
+
+    Raises ConfigError that names the line or the entry which is refused.
+    """
+    own = [settings.index_url, *settings.find_links]
+    own += [each for name in _UV_VARIABLES for each in environ.get(name, "").split()]
+    known = {_plain(_NAMED.sub("", place)) for place in own if place}
+    lines: list[Line] = []
+    limits: list[Line] = []
+    origins: list[str] = []
+    if settings.requirements is not None:
+        reader = _Reader(settings.requirements, known)
+        reader.read(settings.requirements, "lines", "")
+        lines, limits = reader.found["lines"], reader.found["limits"]
+        origins.append(f"--requirements {settings.requirements}")
+    if settings.project is None:
+        return Listed(tuple(lines), tuple(limits), origins=tuple(origins))
+    folder = settings.project
+    origins.append(f"--project {folder}")
+    text, lock = (_content(folder / name, folder) for name in ("pyproject.toml", "uv.lock"))
+    project = _toml(text, folder / "pyproject.toml")
+    _check_project(project, folder, known)
+    root = _check_lock(_toml(lock, folder / "uv.lock"), folder, {*known, _plain(default_index)})
+    table = _table(project, "project")
+    _check_python(str(table.get("requires-python", "")), settings.python, folder)
+    parts = ("name", "requires-python", "dependencies", "optional-dependencies")
+    shape = [{part: table.get(part) for part in parts}, project.get("dependency-groups")]
+    return Listed(
+        tuple(lines),
+        tuple(limits),
+        project=text,
+        lock=lock,
+        shape=json.dumps([*shape, _table(_table(project, "tool"), "uv")], default=str),
+        direct=tuple(str(each.get("name", "")) for each in root.get("dependencies", [])),
+        origins=tuple(origins),
+    )
+
+
+def exported(text: str) -> list[Line]:
+    """The lines of what uv made of a lock. Raises ConfigError for what is no pinned package."""
+    reader = _Reader(Path("uv.lock"), ())
+    reader.take(text, Path("uv.lock"), "lines")
+    return reader.found["lines"]
+
+
+class _Reader:
+    """Reads a requirements file and those it includes, which have to lie in its folder."""
+
+    def __init__(self, top: Path, known: Collection[str]) -> None:
+        self._folder = top.parent
+        self._known = known
+        self._files: set[tuple[Path, str]] = set()
+        self._hashed = False
+        self.found: dict[str, list[Line]] = {"lines": [], "limits": []}
+
+    def read(self, file: Path, kind: str, place: str) -> None:
+        """Take a file; `place` is the line that includes it."""
+        key = (file.resolve(), kind)
+        if key in self._files:
+            return
+        self._files.add(key)
+        if len(self._files) > MOST_FILES:
+            raise _refused(place, f"there are more than {MOST_FILES} files")
+        self.take(_content(file, self._folder if place else None, place), file, kind)
+        if not place and self._hashed:
+            self._require_hashes()
+
+    def take(self, text: str, file: Path, kind: str) -> None:
+        """Take the lines of a file."""
+        for number, line in _logical(text):
+            self._take(line, f"{file.name} line {number}", file, kind)
+
+    def _take(self, line: str, place: str, file: Path, kind: str) -> None:
+        if line.startswith("-"):
+            self._option(line, place, file)
+            return
+        words = line.split(" --hash")
+        hashes = [word.lstrip("= ").strip() for word in words[1:]]
+        requirement = _requirement(words[0].strip(), place)
+        for each in hashes:
+            if not _HASHES.fullmatch(each):
+                raise _refused(place, f"{_shown(each)} is no sha256, sha384 or sha512 of a file")
+        tail = "".join(f" --hash={each}" for each in hashes)
+        name = _canonical(requirement.name)
+        self.found[kind].append(Line(f"{requirement}{tail}", name, place))
+
+    def _option(self, line: str, place: str, file: Path) -> None:
+        name, _, value = (
+            re.sub(r"^(-[rcief])(?=[^\s=-])", r"\1 ", line).replace("=", " ", 1).partition(" ")
+        )
+        value = value.strip().strip("\"'")
+        if name in _FILES:
+            if "://" in value:
+                raise _refused(place, f"{_shown(value)} is an address and no file beside this one")
+            self.read(file.parent / value, _FILES[name], place)
+        elif name in _INDEXES:
+            if _local(value, file.parent) not in self._known:
+                flag = "--find-links" if name in ("-f", "--find-links") else "--index-url"
+                raise _refused(place, f"{name} {_foreign(value, flag)}")
+        elif name == "--require-hashes":
+            self._hashed = True
+        elif name in ("-e", "--editable"):
+            raise _refused(place, "-e takes code from a folder: show that with --mount instead")
+        elif name not in _NO_EFFECT:
+            raise _refused(place, f"{_shown(name)} is an option that is not taken here; remove it")
+
+    def _require_hashes(self) -> None:
+        for line in self.found["lines"]:
+            if " --hash=" not in line.text:
+                raise _refused(line.place, "it has no --hash, which --require-hashes asks for")
+
+
+def _logical(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments, those that end in a backslash joined, each with its number."""
+    begun, first = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = re.sub(r"(^|\s)#.*$", "", raw).rstrip()
+        first = first or number
+        if line.endswith("\\"):
+            begun += line[:-1].rstrip() + " "
+            continue
+        whole = (begun + line.strip()).strip()
+        if whole:
+            yield first, " ".join(whole.split())
+        begun, first = "", 0
+    if begun.strip():
+        yield first, " ".join(begun.split())
+
+
+def _requirement(text: str, place: str) -> Requirement:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    if _PLACE.search(text) or " @ " in text or re.match(r"[\w.\[\],-]+\s*@", text):
+        raise _refused(place, f"{_shown(text)} {_placed('address or path')}")
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        raise _refused(
+            place, f"{_shown(text)} is not the name of a package, as in pandas>=2"
+        ) from None
+
+
+def _check_project(project: Mapping[str, Any], folder: Path, known: Collection[str]) -> None:
+    place = str(folder / "pyproject.toml")
+    uv = _table(_table(project, "tool"), "uv")
+    for key in _UV_INDEXES:
+        flag = "--find-links" if key == "find-links" else "--index-url"
+        for given in _places(uv.get(key)):
+            if _local(given, folder) not in known:
+                raise _refused(place, f"[tool.uv] {key} {_foreign(given, flag)}")
+    for name, source in _table(uv, "sources").items():
+        for entry in source if isinstance(source, list) else [source]:
+            kind = next((key for key in _SOURCES if key in entry), "")
+            if kind:
+                raise _refused(place, f"[tool.uv.sources] {_shown(name)} {_placed(kind)}")
+
+
+def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -> Mapping[str, Any]:
+    """The entry of the project itself; nothing else may come from a place."""
+    place = str(folder / "uv.lock")
+    root: Mapping[str, Any] = {}
+    packages = lock.get("package", [])
+    if not isinstance(packages, list) or not all(isinstance(each, dict) for each in packages):
+        raise _refused(place, "it is not a lock of uv")
+    for package in packages:
+        name, source = _shown(str(package.get("name"))), _table(package, "source")
+        registry = source.get("registry")
+        if isinstance(registry, str):
+            if _local(registry, folder) not in known:
+                raise _refused(place, f"{name} comes from {_foreign(registry, '--index-url')}")
+        elif source.get("editable", source.get("virtual")) == "." and len(source) == 1:
+            root = package
+        else:
+            raise _refused(place, f"{name} {_placed(next(iter(source), 'nowhere'))}")
+    return root
+
+
+def _foreign(place: str, flag: str) -> str:
+    """Words for an index that the operator has not named."""
+    return (
+        f"{_shown(place)}, an index that the operator has not named: if it is trusted, start the "
+        f"server with {flag} {shlex.quote(_shown(place))}"
+    )
+
+
+def _placed(kind: str) -> str:
+    """Words for what is no release of an index."""
+    return (
+        f"comes from a place ({_shown(kind)}), and packages are taken by name from the operator's "
+        "index alone: depend on a release of it, or make a wheel of it, name its folder as "
+        "--find-links and lock again"
+    )
+
+
+def _local(place: str, folder: Path) -> str:
+    return _plain(place if "://" in place else str((folder / place).resolve()))
+
+
+def _check_python(wanted: str, python: str, folder: Path) -> None:
+    """Raise ConfigError where the project is for other versions than the kernels'."""
+    import platform
+
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    version = python or platform.python_version()
+    if "/" in version or not wanted:
+        return
+    try:
+        fits = SpecifierSet(wanted).contains(version if version.count(".") > 1 else f"{version}.99")
+    except InvalidSpecifier:
+        return
+    if not fits:
+        raise _refused(
+            f"{folder / 'pyproject.toml'}",
+            f"the project is for Python {_shown(wanted)}, and the kernels have {version}: start "
+            "the server with --python VERSION",
+        )
+
+
+def _content(file: Path, folder: Path | None = None, place: str = "") -> str:
+    """The text of a regular file, which has to lie in `folder` whatever links lead to it."""
+    real = file.resolve()
+    if folder is not None and not real.is_relative_to(folder.resolve()):
+        raise _refused(place or str(file), f"{_shown(str(file))} lies outside of {folder}")
+    try:
+        with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise _refused(place or str(file), f"{_shown(str(file))} is not a regular file")
+            data = opened.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        missing = f"there is no {_shown(str(file))}"
+        advice = "; run `uv lock` there" if file.name == "uv.lock" else ""
+        raise _refused(place or "--requirements, --project", f"{missing}{advice}") from None
+    except OSError as reason:
+        raise _refused(place or str(file), f"{_shown(str(file))}: {reason.strerror}") from reason
+    if len(data) > MOST_BYTES:
+        raise _refused(place or str(file), f"it has more than {MOST_BYTES // MIB} MiB")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _refused(place or str(file), "it is not UTF-8 text") from None
+
+
+def _toml(text: str, file: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(str(file), f"it is not valid TOML: {_shown(str(error))}") from None
+
+
+def _table(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = table.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _places(value: Any) -> list[str]:
+    """Addresses and folders of one of uv's settings."""
+    entries = value if isinstance(value, list) else [value]
+    urls = (entry.get("url", "") if isinstance(entry, dict) else entry for entry in entries)
+    return [str(url) for url in urls if url]
+
+
+def _plain(place: str) -> str:
+    return _CREDENTIALS.sub("", place).replace("//@", "//").removeprefix("file://").rstrip("/")
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _shown(text: str) -> str:
+    line = _CREDENTIALS.sub("…", " ".join(text.split()))
+    return line if len(line) <= SHOWN_CHARS else f"{line[: SHOWN_CHARS - 1]}…"
+
+
+def _refused(place: str, why: str) -> ConfigError:
+    return ConfigError(f"{place}: {why}." if place else f"{why}.")

@@ -1,0 +1,152 @@
+"""Environments of `--requirements` and `--project`, built by the real uv."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import uv
+
+from tests.integration.agent import agent
+from tests.unit.packages.wheels import sdist, wheel
+
+pytestmark = [pytest.mark.anyio]
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Path:
+    """A folder with wheels that nobody else has."""
+    folder = tmp_path / "links"
+    for version in ("1.0", "2.0"):
+        wheel(folder, "kmtest-locked", version, requires=["kmtest-below"])
+    wheel(folder, "kmtest-below")
+    wheel(folder, "kmtest-dev")
+    wheel(folder, "kmtest-more")
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, links: Path) -> Path:
+    """A project with a lock, whose own code must never run."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    planted = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    (folder / "setup.py").write_text(planted)
+    (folder / "backend.py").write_text(planted + "def build_wheel(*a): 1/0\n")
+    (folder / "conftest.py").write_text(planted)
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "0.1"\nrequires-python = ">=3.10"\n'
+        'dependencies = ["kmtest-locked==1.0", "kmtest-none; sys_platform == \'win32\'"]\n'
+        '[dependency-groups]\ndev = ["kmtest-dev"]\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    wheel(links, "kmtest-none")
+    lock(folder, links)
+    return folder
+
+
+def lock(folder: Path, links: Path) -> None:
+    words = ["lock", "--directory", str(folder), "--no-index", "--find-links", str(links)]
+    subprocess.run([uv.find_uv_bin(), *words], check=True, capture_output=True)
+
+
+async def test_the_lock_of_a_project_makes_the_environment_of_all_kernels(
+    project: Path, links: Path, tmp_path: Path
+) -> None:
+    flags = ("--project", str(project), "--find-links", str(links), "--allow", "kmtest-more")
+    async with agent(*flags, "--warm", "1") as notebook:
+        code = (
+            "import kmtest_locked, kmtest_below, kmtest_dev, kmtest_more\n"
+            "print(kmtest_locked.__version__)\nimport importlib.util as u\n"
+            "print(u.find_spec('mine'), u.find_spec('kmtest_none'), u.find_spec('pytest'))"
+        )
+        for session in ("", (await notebook.call("create_session")).data["session"]):
+            answer = await notebook.run(code, session=session)
+            assert answer.text == "1.0\nNone None None"
+        info = (await notebook.call("info")).data
+        assert info["listed_by"] == [f"--project {project}"]
+        assert "kmtest-locked==1.0" in info["packages"]
+        first = info["interpreter"]
+    assert not (tmp_path / "ran").exists()
+    text = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(text + "[tool.ruff]\nline-length = 99\n")
+    async with agent(*flags) as notebook:
+        assert (await notebook.call("info")).data["interpreter"] == first
+    (project / "pyproject.toml").write_text(text.replace("locked==1.0", "locked==2.0"))
+    lock(project, links)
+    async with agent(*flags) as notebook:
+        code = "import kmtest_locked; kmtest_locked.__version__"
+        assert "2.0" in (await notebook.run(code)).text
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_the_hashes_of_a_lock_are_enforced(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "0"\ndependencies = ["tabulate==0.9.0"]\n'
+    )
+    words = ["lock", "--directory", str(tmp_path)]
+    subprocess.run([uv.find_uv_bin(), *words], check=True, capture_output=True)
+    text = (tmp_path / "uv.lock").read_text()
+    (tmp_path / "uv.lock").write_text(re.sub("sha256:[0-9a-f]{8}", "sha256:01234567", text))
+    async with agent("--project", str(tmp_path)) as notebook:
+        said = await notebook.refused("execute", code="1")
+        assert "other files of tabulate==0.9.0 than the hashes allow" in said
+        assert str(tmp_path) in said
+        assert "tabulate" in (await notebook.call("info")).data["problem"]
+    (tmp_path / "uv.lock").write_text(text.replace("/tabulate-", "/elsewhere-"))
+    async with agent("--project", str(tmp_path)) as notebook:
+        assert (await notebook.run("import tabulate; tabulate.__version__")).text == "'0.9.0'"
+
+
+async def test_requirements_make_the_environment_and_errors_name_the_line(
+    tmp_path: Path, links: Path
+) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("# ours\nkmtest-locked<2\n-c limits.txt\n")
+    (tmp_path / "limits.txt").write_text("kmtest-below<2\n")
+    flags = ("--requirements", str(file), "--find-links", str(links), "--profile", "guarded")
+    async with agent(*flags, "--warm", "1") as notebook:
+        answer = await notebook.run("import kmtest_locked; print(kmtest_locked.__version__)")
+        assert answer.text == "1.0"
+        assert "kmtest_locked" in (await notebook.call("info")).data["allowed_imports"]
+    file.write_text("\n\nkmtest-locked>=9\n")
+    async with agent(*flags) as notebook:
+        said = await notebook.refused("execute", code="1")
+        assert "requirements.txt line 3: kmtest-locked>=9" in said
+        assert "no release of kmtest-locked fits" in said
+
+
+async def test_no_code_of_a_source_runs(tmp_path: Path) -> None:
+    sdist(tmp_path / "links", "kmtest-source", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    file = tmp_path / "requirements.txt"
+    file.write_text("kmtest-source\n")
+    flags = ("--requirements", str(file), "--find-links", str(tmp_path / "links"))
+    async with agent(*flags, "--allow-source-builds") as notebook:
+        said = await notebook.refused("execute", code="1")
+        assert "kmtest-source has no wheel" in said
+        assert "requirements.txt line 1" in said
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("command_line", [["doctor", "--json"], ["env", "build"], []])
+def test_a_place_in_a_file_is_refused_at_the_start(tmp_path: Path, command_line: list[str]) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("six\n-e .\n")
+    words = [sys.executable, "-m", "kernel_mcp", *command_line, "--requirements", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode != 0
+    assert "requirements.txt line 2: -e takes code from a folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_environment_of_the_operators_is_not_added_to(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (tmp_path / "r.txt").write_text("six\n")
+    flags = ("--python", str(tmp_path / "venv"), "--requirements", str(tmp_path / "r.txt"))
+    words = [sys.executable, "-m", "kernel_mcp", *flags]
+    done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode != 0
+    assert "packages of an environment of yours stay as they are" in done.stderr

@@ -1,0 +1,264 @@
+"""Files that list packages: names and versions are taken from them, and no place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.environments.listed import Listed, exported, listed
+from kernel_mcp.errors import ConfigError
+
+INDEX = "https://index.example/simple"
+HASH = "sha256:" + "ab" * 32
+
+
+def reading(
+    tmp_path: Path, text: str | bytes, settings: Settings | None = None, **environ: str
+) -> Listed:
+    file = tmp_path / "requirements.txt"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return listed(replace(settings or Settings(), requirements=file), INDEX, environ)
+
+
+def refusal(tmp_path: Path, text: str | bytes, settings: Settings | None = None) -> str:
+    with pytest.raises(ConfigError) as error:
+        reading(tmp_path, text, settings)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_names_versions_markers_and_hashes_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "base.txt").write_text("tabulate\n-c limits.txt\n-r base.txt\n")
+    (tmp_path / "more" / "limits.txt").write_text("numpy<3")
+    found = reading(
+        tmp_path,
+        "# a comment\n\nPandas[excel] >= 2, <3 ; python_version >= '3.8'  # why\n"
+        f"six==1.17.0 \\\n    --hash={HASH} \\\n    --hash={HASH}\n-rmore/base.txt\n"
+        "--prefer-binary\n--only-binary=:all:\n",
+    )
+    assert [line.text for line in found.lines] == [
+        'Pandas[excel]<3,>=2; python_version >= "3.8"',
+        f"six==1.17.0 --hash={HASH} --hash={HASH}",
+        "tabulate",
+    ]
+    assert found.names == ("pandas", "six", "tabulate")
+    assert [str(line) for line in found.limits] == ["limits.txt line 1: numpy<3"]
+    assert found.named_in("no version of six==1.17.0") == [
+        "requirements.txt line 4: six==1.17.0",
+    ]
+    assert found.origins == (f"--requirements {tmp_path / 'requirements.txt'}",)
+
+
+PLACES = [
+    "git+https://host.example/x.git",
+    "x @ git+ssh://git@host.example/x.git",
+    "x@https://host.example/x-1.0-py3-none-any.whl",
+    "x @ file:///etc/x",
+    "https://user:hunter2@host.example/x.zip",
+    "./x",
+    "../x",
+    "/srv/x",
+    "~/x",
+    ".",
+    "x-1.0-py3-none-any.whl",
+    "hg+http://host.example/x",
+    "file:x",
+    "six; python_version<'4' @ https://host.example",
+]
+OPTIONS = [
+    "--index-url https://host.example/simple",
+    "--index-url=https://user:hunter2@host.example/simple",
+    "-i https://host.example/simple",
+    "-ihttps://host.example/simple",
+    "--extra-index-url https://host.example/simple",
+    "-f ./wheels",
+    "--find-links=https://host.example/wheels",
+    "-e .",
+    "-e.",
+    "--editable=git+https://host.example/x.git",
+    "--no-binary :all:",
+    "--trusted-host host.example",
+    "--no-index",
+    "--pre",
+    "--config-settings x=y",
+    "-r https://host.example/requirements.txt",
+    "-r ../outside.txt",
+    "-r /etc/passwd",
+    "-c link.txt",
+    "-r missing.txt",
+    "-r requirements.d",
+]
+
+
+@pytest.mark.parametrize("line", [*PLACES, *OPTIONS])
+def test_places_indexes_and_files_elsewhere_are_refused_by_line(tmp_path: Path, line: str) -> None:
+    folder = tmp_path / "project"
+    (folder / "requirements.d").mkdir(parents=True)
+    (tmp_path / "outside.txt").write_text("hunter2")
+    (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
+    said = refusal(folder, f"six\n\n{line}\n")
+    assert said.startswith("requirements.txt line 3: ")
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("line", ["a b", "six==", "${SIX}", "six --hash=md5:" + "0" * 32, "-x"])
+def test_what_is_no_requirement_is_refused_by_line(tmp_path: Path, line: str) -> None:
+    assert "requirements.txt line 1: " in refusal(tmp_path, line)
+
+
+def test_files_without_end_text_and_number_are_refused(tmp_path: Path) -> None:
+    assert "not UTF-8" in refusal(tmp_path, b"\xff\xfe")
+    assert "more than" in refusal(tmp_path, "# " + "x" * 9_000_000)
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"-r {number + 1}.txt")
+    assert "more than 20 files" in refusal(tmp_path, "-r 0.txt")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        listed(Settings(requirements=tmp_path / "pipe"), INDEX, {})
+    with pytest.raises(ConfigError, match="there is no"):
+        listed(Settings(requirements=tmp_path / "missing"), INDEX, {})
+
+
+def test_an_index_that_the_operator_has_named_may_be_named_again(tmp_path: Path) -> None:
+    settings = Settings(index_url="https://a.example/simple", find_links=(str(tmp_path / "w"),))
+    text = "-i https://a.example/simple/\n--find-links w\n--extra-index-url https://b.example/s\n"
+    assert reading(tmp_path, text, settings, UV_INDEX="b=https://b.example/s").lines == ()
+    assert "https://b.example/s" in refusal(tmp_path, text, settings)
+
+
+def test_hashes_that_are_asked_for_have_to_be_there(tmp_path: Path) -> None:
+    assert reading(tmp_path, f"--require-hashes\nsix==1 --hash={HASH}").lines
+    assert "line 2: it has no --hash" in refusal(tmp_path, "--require-hashes\nsix==1")
+
+
+def test_the_same_content_is_the_same_wherever_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    first, second = reading(tmp_path, "six\n"), reading(tmp_path / "a", "\n# other\nsix")
+    assert first == second
+    assert first.digest == second.digest
+    assert first.digest != reading(tmp_path, "six>1").digest
+    assert not Listed().digest
+
+
+PROJECT = """
+[project]
+name = "mine"
+version = "0.1"
+requires-python = ">=3.10"
+dependencies = ["six"]
+"""
+LOCK = f"""
+version = 1
+requires-python = ">=3.10"
+
+[[package]]
+name = "mine"
+version = "0.1"
+source = {{ editable = "." }}
+dependencies = [{{ name = "six" }}]
+
+[[package]]
+name = "six"
+version = "1.17.0"
+source = {{ registry = "{INDEX}" }}
+wheels = [{{ url = "https://evil.example/six-1.17.0-py3-none-any.whl", hash = "{HASH}" }}]
+"""
+
+
+def project(
+    folder: Path, more: str = "", lock: str = LOCK, settings: Settings | None = None
+) -> Listed:
+    (folder / "pyproject.toml").write_text(PROJECT + more)
+    (folder / "uv.lock").write_text(lock)
+    return listed(replace(settings or Settings(), project=folder), INDEX, {})
+
+
+def test_a_lock_gives_its_project_and_changes_that_matter_are_noticed(tmp_path: Path) -> None:
+    found = project(tmp_path)
+    assert found.direct == found.names == ("six",)
+    assert found.origins == (f"--project {tmp_path}",)
+    assert project(tmp_path, "[tool.ruff]\nline-length = 100").digest == found.digest
+    assert project(tmp_path, '[dependency-groups]\ndev = ["x"]').digest != found.digest
+    assert project(tmp_path, lock=LOCK.replace("1.17.0", "1.16.0")).digest != found.digest
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '{ git = "https://host.example/x.git?rev=1#abc" }',
+        '{ url = "https://host.example/x.whl" }',
+        '{ path = "x.whl" }',
+        '{ directory = "x" }',
+        '{ editable = "x" }',
+        '{ virtual = "../x" }',
+        '{ registry = "https://host.example/simple" }',
+        '{ registry = "wheels" }',
+        "{ }",
+    ],
+)
+def test_an_entry_of_a_lock_from_elsewhere_is_refused_by_name(tmp_path: Path, source: str) -> None:
+    entry = f'\n[[package]]\nname = "foreign"\nversion = "1"\nsource = {source}\n'
+    with pytest.raises(ConfigError, match=r"uv\.lock: foreign comes from"):
+        project(tmp_path, lock=LOCK + entry)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        '[[tool.uv.index]]\nname = "x"\nurl = "https://host.example/simple"',
+        '[tool.uv]\nindex-url = "https://host.example/simple"',
+        '[tool.uv]\nextra-index-url = ["https://host.example/simple"]',
+        '[tool.uv]\nfind-links = ["wheels"]',
+        '[tool.uv.sources]\nx = { git = "https://host.example/x" }',
+        '[tool.uv.sources]\nx = { path = "../x", editable = true }',
+        '[tool.uv.sources]\nx = [{ url = "https://host.example/x.whl" }]',
+        "[tool.uv.sources]\nx = { workspace = true }",
+    ],
+)
+def test_indexes_and_sources_of_a_project_are_refused(tmp_path: Path, table: str) -> None:
+    with pytest.raises(ConfigError, match=r"pyproject\.toml: \[tool\.uv"):
+        project(tmp_path, table)
+
+
+def test_an_index_of_the_operators_may_be_in_a_lock(tmp_path: Path) -> None:
+    lock = LOCK.replace(INDEX, "../wheels")
+    with pytest.raises(ConfigError, match=r"\.\./wheels"):
+        project(tmp_path, lock=lock)
+    settings = Settings(find_links=(str(tmp_path.parent / "wheels"),))
+    assert project(tmp_path, lock=lock, settings=settings)
+
+
+def test_a_project_for_other_pythons_names_the_flag(tmp_path: Path) -> None:
+    more = PROJECT.replace(">=3.10", ">=3.15")
+    (tmp_path / "pyproject.toml").write_text(more)
+    (tmp_path / "uv.lock").write_text(LOCK)
+    with pytest.raises(ConfigError, match="--python VERSION"):
+        listed(Settings(project=tmp_path, python="3.12"), INDEX, {})
+
+
+def test_a_project_without_a_lock_or_with_one_from_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    with pytest.raises(ConfigError, match="run `uv lock` there"):
+        listed(Settings(project=tmp_path), INDEX, {})
+    (tmp_path / "uv.lock").symlink_to("/etc/hostname")
+    with pytest.raises(ConfigError, match="lies outside"):
+        listed(Settings(project=tmp_path), INDEX, {})
+    (tmp_path / "uv.lock").unlink()
+    (tmp_path / "uv.lock").write_text("package = 1")
+    with pytest.raises(ConfigError, match="it is not a lock of uv"):
+        listed(Settings(project=tmp_path), INDEX, {})
+    (tmp_path / "uv.lock").write_text("= 1")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        listed(Settings(project=tmp_path), INDEX, {})
+
+
+def test_what_uv_makes_of_a_lock_is_read_again() -> None:
+    lines = exported(f"six==1.17.0 ; python_version < '4' \\\n    --hash={HASH}\n")
+    assert [line.text for line in lines] == [f'six==1.17.0; python_version < "4" --hash={HASH}']
+    with pytest.raises(ConfigError):
+        exported("-e .\n")
