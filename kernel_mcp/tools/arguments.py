@@ -28,6 +28,7 @@ _ALSO = {
     "cpu": ("core", "processor"),
     "dependencies": ("package", "requirement", "librar"),
     "name": ("session", "title"),
+    "network": ("host", "domain", "internet"),
     "packages": ("dependenc", "requirement", "librar", "module"),
     "path": ("file", "folder", "dir", "destination"),
     "script": ("source", "code"),
