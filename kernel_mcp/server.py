@@ -111,6 +111,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             run.path,
             audit.note,
             shows=sandbox.shows,
+            fixed=own.fixed if own is not None else (),
         )
         stack.push_async_callback(doors.aclose)
         await doors.open()

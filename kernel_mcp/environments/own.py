@@ -49,6 +49,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 _MOST_READ = 1 << 16
 _MOST_LINKS = 20
 _MOST_LISTED = 1000
+_MOST_OUTSIDE = 20
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _LIBRARY = re.compile(r"python(\d+\.\d+)(t?)")
@@ -77,6 +78,11 @@ class OwnEnvironment:
     def minor(self) -> str:
         """Its Python as `3.12`."""
         return self.interpreter.version.rpartition(".")[0]
+
+    @property
+    def fixed(self) -> tuple[Path, ...]:
+        """What sessions may not change: kernels run it, and see what its links lead to."""
+        return tuple(dict.fromkeys([self.root, Path(self.interpreter.prefix)]))
 
     def versions(self) -> dict[str, str]:
         """Its packages; the first place of one counts."""
@@ -156,7 +162,8 @@ def own_folder(given: str) -> Path | None:
     if "/" not in given:
         return None
     path = Path(given)
-    root = path.parent.parent if path.parent.name == "bin" and not path.is_dir() else path
+    named = path.parent.parent if path.parent.name == "bin" and not path.is_dir() else path
+    root = Path(os.path.realpath(named))  # a link could lead elsewhere at the next start
     known = (root / _VENV).is_file() or (root / _CONDA).is_dir()
     return root if known else None
 
@@ -232,8 +239,7 @@ def _of_venv(root: Path) -> OwnEnvironment:
     sites = [site]
     if words.get("include-system-site-packages", "").lower() == "true":
         sites += _system_sites(prefix, _minor(version), threads)
-    readonly = [root / name for name in _OF_A_VENV if (root / name).exists()]
-    return _described(root, real, version, prefix, threads, sites, readonly)
+    return _described(root, real, version, prefix, threads, sites, _shown(root, _OF_A_VENV))
 
 
 def _of_conda(root: Path) -> OwnEnvironment:
@@ -245,7 +251,7 @@ def _of_conda(root: Path) -> OwnEnvironment:
     real = Path(os.path.realpath(root / "bin/python"))
     prefix, threads = _prefix(root, real, version)
     site = root / f"lib/python{_minor(version)}{threads}/site-packages"
-    return _described(root, real, version, prefix, threads, [site], _shown(root))
+    return _described(root, real, version, prefix, threads, [site], _seen(root))
 
 
 def _described(
@@ -257,7 +263,7 @@ def _described(
     sites: Sequence[Path],
     readonly: Sequence[Path],
 ) -> OwnEnvironment:
-    if not sites[0].is_dir():
+    if not sites[0].is_dir() or not _below(Path(os.path.realpath(sites[0])), readonly):
         _refuse(root, f"it has no {sites[0].relative_to(root)}, so another Python made it")
     python = root / "bin/python"
     target = _LIBRARY.match(Path(os.path.realpath(python)).name)
@@ -266,9 +272,12 @@ def _described(
     if target is not None and target[1] != _minor(version):
         _refuse(root, f"it is of Python {_minor(version)}, and {python} is Python {target[1]} now")
     interpreter = Interpreter(str(real), version, f"cpython{threads}", str(prefix), str(prefix))
-    below = [*readonly, *_shown(prefix)]
+    below = [*readonly, *_seen(prefix)]
     links = [link for link in _links(python) if not _below(link, [*below, *_SYSTEM])]
     outside = _outside(sites[0], below)
+    if len(outside) > _MOST_OUTSIDE:
+        why = f"{len(outside)} of its packages are not in it, as {next(iter(outside))}"
+        _refuse(root, why, "Install them with `uv pip install --link-mode copy`")
     seen = tuple(dict.fromkeys([*below, *_named(prefix, links)]))
     return OwnEnvironment(root, interpreter, tuple(sites), seen, outside)
 
@@ -310,15 +319,18 @@ def _system_sites(prefix: Path, minor: str, threads: str) -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-def _shown(prefix: Path) -> list[Path]:
+def _seen(prefix: Path) -> list[Path]:
     """What of a Python's folder is seen: of one of conda, not its settings and environments."""
     if not (prefix / _CONDA).is_dir():
         return [prefix]
-    return [
-        entry
-        for entry in sorted(prefix.iterdir())
-        if entry.name not in _HIDDEN and not entry.name.startswith(".")
-    ]
+    names = sorted(entry.name for entry in prefix.iterdir())
+    return _shown(prefix, [each for each in names if each not in _HIDDEN and each[0] != "."])
+
+
+def _shown(root: Path, names: Iterable[str]) -> list[Path]:
+    """Those of `names` that are there, without links to elsewhere."""
+    found = [root / name for name in names if (root / name).exists()]
+    return [path for path in found if Path(os.path.realpath(path)).is_relative_to(root)]
 
 
 def _links(path: Path) -> Iterator[Path]:
@@ -383,6 +395,11 @@ def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
                 known = (each for each in found.values() if path.is_relative_to(each.path))
                 into = next(known, None) or found.setdefault(file.name, Outside(str(path)))
                 into.modules.update(_listed(path))
+    for entry in os.scandir(site):
+        path = Path(entry)
+        first = path / "__init__.py" if entry.is_dir(follow_symlinks=False) else path
+        if first.is_symlink():
+            found[entry.name] = Outside(os.path.realpath(first), {entry.name.split(".")[0]})
     real = [Path(os.path.realpath(each)) for each in shown]
     return {
         name: each
@@ -395,7 +412,11 @@ def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
 def _listed(folder: Path) -> set[str]:
     """Modules in a folder, by their names."""
     with os.scandir(folder) as entries:
-        names = [entry.name.split(".")[0] for entry in itertools.islice(entries, _MOST_LISTED)]
+        names = [
+            entry.name.removesuffix(".py")
+            for entry in itertools.islice(entries, _MOST_LISTED)
+            if entry.name.endswith(".py") or Path(entry, "__init__.py").exists()
+        ]
     return {name for name in names if name.isidentifier() and name.isascii()}
 
 

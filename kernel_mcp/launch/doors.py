@@ -55,15 +55,18 @@ class Doors:
         tell: Callable[[str, Mapping[str, Any]], None] = lambda _event, _facts: None,
         *,
         shows: str = BY_TREES,
+        fixed: Sequence[Path] = (),
     ) -> None:
         """`folder` is one of the server's own, which has to exist; `tell` takes audit events.
 
-        `shows` is a sandbox's way of showing folders.
+        `shows` is a sandbox's way of showing folders. What is `fixed` stays read-only below
+        writable mounts.
         """
         self._tell = tell
         self.by_rules = shows == BY_RULES
         """Whether kernels see the host's own files, as far as Landlock lets them."""
         self._shows = shows
+        self._fixed = fixed
         self.shown = [Shown(mount) for mount in mounts]
         self.blank = folder / "blank"
         self.stage = folder / "stage"
@@ -127,6 +130,13 @@ class Doors:
         """Walk all mounts. Raises ConfigError for one that cannot be shown, LaunchError."""
         if not self:
             return
+        for each in self.shown:
+            around = [path for path in self._fixed if each.mount.host.is_relative_to(path)]
+            if each.mount.writable and around:
+                raise ConfigError(
+                    f"--mount {each.mount}: kernels run what is in {around[0]} (--python), so that "
+                    "sessions may not change it. Mount it read-only, or take another environment."
+                )
         (self.blank / "folder").mkdir(parents=True)
         (self.blank / "file").touch()
         self.stage.mkdir()
@@ -167,7 +177,11 @@ class Doors:
         return {
             "host": str(mount.host),
             "guest": mount.guest,
-            "own": [],
+            "own": [
+                (path.relative_to(mount.host).parts, FIXED)
+                for path in self._fixed
+                if mount.writable and path.is_relative_to(mount.host)
+            ],
             "inner": inner,
             "writable": mount.writable,
             "strict": mount.strict or self.by_rules,

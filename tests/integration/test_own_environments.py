@@ -170,6 +170,13 @@ async def test_versions_that_the_kernel_does_not_work_with_stay_behind_its_own(
     async with Client(command(*cold)) as client:
         code = f"import os, sys; sys.prefix, os.path.exists({str(root / 'etc/conda/secret')!r})"
         assert f"'{root}', False" in (await Agent(client).run(code)).text
+    async with Client(command(*cold, "--mount", f"{place}:rw")) as client:
+        notebook = Agent(client)
+        await notebook.run(f"import os; os.chdir({str(place)!r}); open('beside', 'w').close()")
+        for change in ("open('conda/new', 'w')", "os.symlink('/', 'conda/lib64')"):
+            assert "Errno 30" in (await notebook.run(change)).text
+        assert "OSError" in (await notebook.run("os.rename('conda', 'other')")).text
+    assert (place / "beside").exists()
     assert written(root) == before
 
 

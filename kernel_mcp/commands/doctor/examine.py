@@ -26,7 +26,7 @@ from kernel_mcp.commands.doctor.trials import (
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
-from kernel_mcp.environments.own import remarks, unseen
+from kernel_mcp.environments.own import own_environment, remarks, unseen
 from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import ProgressCallback, sources
 from kernel_mcp.errors import (
@@ -206,9 +206,11 @@ async def _opened(
     doors = Doors()
     try:
         shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
-        doors = Doors(shown, runs.path, shows=sandbox.shows)
+        own = await anyio.to_thread.run_sync(own_environment, settings.python)
+        fixed = own.fixed if own is not None else ()
+        doors = Doors(shown, runs.path, shows=sandbox.shows, fixed=fixed)
         await doors.open()
-    except (ConfigError, LaunchError) as refusal:
+    except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
         await doors.aclose()
         return Doors(), [Check("mounted folders", False, str(refusal), "change --mount")]
     return doors, []

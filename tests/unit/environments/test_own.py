@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 import venv
 from dataclasses import replace
@@ -211,19 +212,25 @@ def test_packages_elsewhere_are_told_until_a_mount_shows_them(
     for module in (project / "src/my_module.py", tmp_path / "more/also.py"):
         module.parent.mkdir()
         module.touch()
+    (tmp_path / "linked").mkdir()
+    (site(root) / "linked").symlink_to(tmp_path / "linked")
     (site(root) / "more.pth").write_text(f"import os\n{tmp_path / 'more'}\nnot-there\n")
     found = read(root)
     places = {name: each.path for name, each in found.outside.items()}
+    assert places.pop("linked") == str(tmp_path / "linked")
     assert places == {"mine": str(project / "src"), "more.pth": str(tmp_path / "more")}
     environment = found.above(ours(tmp_path / "ours"), ())
     told = unseen(environment, ())
-    assert told.keys() == {"my_module", "also"}
-    first, second = told.values()
+    assert told.keys() == {"my_module", "also", "linked"}
+    third, first, second = told.values()
     assert f"mine lies in {project / 'src'}" in first
     assert f"--mount {project / 'src'}" in first
-    assert unseen(environment, [Mount(project, str(project))]) == {"also": second}
-    assert len(unseen(environment, [Mount(project, "/elsewhere")])) == 2
-    assert remarks(environment, ())[1:] == [first, second]
+    assert unseen(environment, [Mount(project, str(project))]) == {
+        "also": second,
+        "linked": third,
+    }
+    assert len(unseen(environment, [Mount(project, "/elsewhere")])) == 3
+    assert remarks(environment, ())[1:] == [third, first, second]
 
 
 def test_a_prefix_of_conda_needs_no_configuration(tmp_path: Path) -> None:
@@ -324,3 +331,33 @@ async def test_the_store_puts_ours_below_and_starts_nothing_of_theirs(
     assert not (tmp_path / "imported").exists()
     store.release(spec)
     assert await store.prune(0)
+
+
+@pytest.mark.parametrize("name", ["share", "include"])
+def test_links_out_of_the_environment_show_nothing(
+    project: Path, tmp_path: Path, name: str
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    root = project / ".venv"
+    shutil.rmtree(root / name, ignore_errors=True)
+    (root / name).symlink_to(keys)
+    shown = read(root).readonly
+    assert not any(Path(os.path.realpath(path)) == keys for path in shown)
+
+
+def test_an_environment_whose_packages_are_a_link_to_elsewhere_is_refused(
+    project: Path, tmp_path: Path
+) -> None:
+    root = project / ".venv"
+    (root / "lib").rename(tmp_path / "lib")
+    (root / "lib").symlink_to(tmp_path / "lib")
+    assert "another Python made it" in refusal(root)
+
+
+def test_an_environment_that_is_named_by_a_link_is_the_one_behind_it(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(project / ".venv")
+    assert read(tmp_path / "link").root == project / ".venv"
+    assert read(tmp_path / "link").fixed == (project / ".venv", BASE)
