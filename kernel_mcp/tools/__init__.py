@@ -69,6 +69,8 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
     if settings.variables:
         names = _listed([each.name for each in settings.variables])
         lines.append(f"Environment: os.environ has {names}; outputs show no value of them.")
+    if settings.secrets:
+        lines.append(_secrets(settings))
     if missing:
         lines.append(f"Missing, though the operator asked for it: {_listed(missing)} (see info).")
     if settings.refusal is not None:
@@ -116,12 +118,21 @@ def _files(settings: Settings) -> str:
     return f"Files: code works in its workspace folder{moves}.{network}"
 
 
+def _secrets(settings: Settings) -> str:
+    named = [f"{each.name} in {each.header} of https://{each.host}" for each in settings.secrets]
+    return (
+        f"Secrets: os.environ has placeholders to use as they are, for {_listed(named)}; they "
+        "become values on the way there, and nowhere else."
+    )
+
+
 def _network(settings: Settings) -> str:
     if not settings.confined:
         return ""
-    if not settings.network:
+    names = dict.fromkeys((*settings.network, *(each.host for each in settings.secrets)))
+    if not names:
         return " There is no network."
-    hosts = _listed(settings.network, most=HOSTS_BYTES)
+    hosts = _listed(list(names), most=HOSTS_BYTES)
     return f" Network: {hosts}, by the proxy in HTTP_PROXY; nothing else."
 
 
