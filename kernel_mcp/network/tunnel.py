@@ -18,7 +18,7 @@ from kernel_mcp.network.rules import Address, Entry, is_own, literal, why_not_pu
 
 PIECE_BYTES = 64 * 1024
 """What is read at once, and the most that is held where the other side does not take it."""
-_STEPS = 4
+_STEPS = 1
 """Pieces that the connections of one session pass in one round of the event loop."""
 
 
