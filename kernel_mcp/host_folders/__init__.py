@@ -51,8 +51,6 @@ def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) ->
     if settings.mounts and sandbox == "none":
         logger.warning("--mount: %s", NO_EFFECT)
         return ()
-    if settings.mounts and sandbox == "container":
-        raise ConfigError("--mount: folders are not shown with --sandbox container")
     for mount in settings.mounts if sandbox == "landlock" else ():
         _at_its_place(mount)
     if any(mount.strict for mount in settings.mounts):

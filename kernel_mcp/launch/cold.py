@@ -104,7 +104,7 @@ class LocalLauncher:
                 writable=self._doors.writable,
             )
             undo.callback(inspected.forget)
-            if folders.shown:
+            if folders.shown and self._doors.enters:
                 # bubblewrap follows links, which a session that may write there could have swapped
                 await self._doors.hold(process.pid, ALL)
             limits.admit(process.pids)

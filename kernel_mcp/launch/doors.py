@@ -25,7 +25,7 @@ from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
-from kernel_mcp.sandbox.base import BY_RULES, BY_TREES, SandboxCommand
+from kernel_mcp.sandbox.base import BY_BINDS, BY_RULES, BY_TREES, SandboxCommand
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
 from kernel_specs.landlock import calls
@@ -67,6 +67,8 @@ class Doors:
         """Whether kernels see the host's own files, as far as Landlock lets them."""
         self._shows = shows
         self._fixed = fixed
+        self.enters = shows == BY_TREES or (shows == BY_BINDS and os.geteuid() == 0)
+        """Whether the keeper can cover in sandboxes that run."""
         self.shown = [Shown(mount) for mount in mounts]
         self.blank = folder / "blank"
         self.stage = folder / "stage"
@@ -124,6 +126,7 @@ class Doors:
     def words(self) -> list[str]:
         """All of it, for people."""
         how = [_BY_RULES] if self and self.by_rules else []
+        how += [_BY_DOCKER] if self and not (self.by_rules or self.enters) else []
         return [*([self.state] if self.state else []), *map(str, self.shown), *how]
 
     async def open(self) -> None:
@@ -192,6 +195,12 @@ class Doors:
         for each in self.shown:
             if self._shows == BY_TREES:
                 await self._try_map(each)
+            elif each.mount.writable and not self.by_rules:
+                raise ConfigError(
+                    f"--mount {each.mount}: sessions run as users of their own, and docker cannot "
+                    "give what they make to the folder's owner. Mount it read-only, start the "
+                    "server as that user, or take podman or --sandbox bwrap"
+                )
             else:
                 each.mapped = False
                 each.rights = _ALL_READ if self.by_rules else _COMMON_READ
@@ -250,8 +259,13 @@ class Doors:
                 )
 
     async def trees(self, identity: Identity) -> list[int]:
-        """A detached mount for each, as `identity` may use it; the caller closes them."""
+        """A detached mount for each, as `identity` may use it; the caller closes them.
+
+        None where the sandbox takes none.
+        """
         trees: list[int] = []
+        if self._shows != BY_TREES:
+            return trees
         try:
             for each in self.shown:
                 trees += [await self._mapped(each, identity)]
@@ -404,6 +418,10 @@ class Doors:
 
 _COMMON_READ = "only what every user may read"
 _ALL_READ = "all that is not covered, whoever it belongs to"
+_BY_DOCKER = (
+    "by docker, whose containers this user cannot enter: secrets that appear or are replaced while "
+    "sessions run are not covered in these, unless the mount is strict"
+)
 _BY_RULES = (
     "by Landlock: what appears beside something covered is readable in later sessions only, and "
     "nothing can be made or removed there; other secrets that appear while sessions run are not "
@@ -441,4 +459,5 @@ def as_folder(shown: Shown, source: Path) -> Folder:
         for path, kind in sorted(shown.covers.items())
         if not shown.hides(path[:-1])  # it was found before the folder that it is in
     )
-    return Folder(source, shown.mount.guest, shown.mount.writable, covers)
+    mount = shown.mount
+    return Folder(source, mount.guest, mount.writable, covers, is_folder=not shown.single)

@@ -20,7 +20,7 @@ import anyio
 
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
-from kernel_mcp.linux.process import bare_program, find_program
+from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.safe_tree import give_tree
 from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox import mounts
@@ -175,7 +175,7 @@ class BwrapSandbox(KernelUsers):
             arguments = passed.file("\0".join([*options, ""]).encode())
             return SandboxCommand(
                 argv=[
-                    *_staged(request.folders),
+                    *request.folders.staged(),
                     self.program,
                     "--args",
                     arguments,
@@ -264,14 +264,6 @@ class BwrapSandbox(KernelUsers):
             "--no-new-privs",
             "--",
         ]
-
-
-def _staged(folders: mounts.Folders) -> list[str]:
-    """The words that put detached mounts where bubblewrap can bind them."""
-    if not folders.trees:
-        return []
-    numbers = ",".join(map(str, folders.trees))
-    return bare_program("kernel_mcp.host_folders.keeper", "stage", str(folders.stage), numbers)
 
 
 # An installer gets a few writable folders and maybe the network. It is trusted; code of packages

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.host_folders.secrets import HIDING, KEPT
+from kernel_mcp.linux.process import bare_program
 
 WORKSPACE = "/workspace"
 SOCKETS = "/run/kernel"
@@ -72,6 +73,7 @@ class Folder:
     guest: str
     writable: bool
     covers: tuple[tuple[str, str], ...] = ()
+    is_folder: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,19 @@ class Folders:
     stage: Path = Path("/")
     trees: tuple[int, ...] = ()
     rules: int = -1
+
+    def staged(self) -> list[str]:
+        """The words that put the trees where a command after them finds them."""
+        if not self.trees:
+            return []
+        numbers = ",".join(map(str, self.trees))
+        return bare_program("kernel_mcp.host_folders.keeper", "stage", str(self.stage), numbers)
+
+    def covers(self, folder: Folder) -> Iterator[tuple[str, str, bool]]:
+        """What is bound over what in one: source, target, and whether it can be changed."""
+        for path, kind in folder.covers:
+            source = self.blank / kind if kind in HIDING else folder.source / path
+            yield str(source), f"{folder.guest}/{path}", kind == KEPT
 
     @property
     def handed(self) -> tuple[int, ...]:
@@ -190,10 +205,8 @@ def folder_options(folders: Folders) -> list[str]:
                 options += ["--perms", "0755", "--dir", parent]
         bind = "--bind" if folder.writable else "--ro-bind"
         options += [bind, str(folder.source), folder.guest]
-        for path, kind in folder.covers:
-            blank = folders.blank / kind if kind in HIDING else folder.source / path
-            options += ["--bind" if kind == KEPT else "--ro-bind", str(blank)]
-            options += [f"{folder.guest}/{path}"]
+        for source, target, writable in folders.covers(folder):
+            options += ["--bind" if writable else "--ro-bind", source, target]
     return options
 
 

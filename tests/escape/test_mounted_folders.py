@@ -22,6 +22,7 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 
 from kernel_mcp.host_folders.secrets import MOST_COVERS
+from tests.integration import containers
 from tests.integration.agent import Agent, command
 from tests.integration.unprivileged import USER, as_ordinary_user
 
@@ -94,14 +95,20 @@ Session = Callable[..., Any]
 WAYS = ("root cold", "root forked", "ordinary cold", "ordinary forked")
 UNSPACED = ("root landlock", "ordinary landlock")
 """Without a file namespace."""
-in_every_sandbox = pytest.mark.parametrize("way", [*WAYS, *UNSPACED], indirect=True)
-where_owners_write = pytest.mark.parametrize("way", [*WAYS, "ordinary landlock"], indirect=True)
+CONTAINER = "root container"
+in_every_sandbox = pytest.mark.parametrize("way", [*WAYS, *UNSPACED, CONTAINER], indirect=True)
+where_owners_write = pytest.mark.parametrize(
+    "way", [*WAYS, "ordinary landlock", CONTAINER], indirect=True
+)
+with_mounts = pytest.mark.parametrize("way", [*WAYS, CONTAINER], indirect=True)
 
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> str:
     if request.param.startswith("root") and os.geteuid() != 0:
         pytest.skip("takes root")
+    if request.param == CONTAINER:
+        containers.detect("podman")
     return str(request.param)
 
 
@@ -127,6 +134,11 @@ async def opened(way: str, *flags: str) -> AsyncIterator[Notebook]:
         start += ("--no-template",)
     if way in UNSPACED:
         start += ("--sandbox", "landlock")
+    if way == CONTAINER:
+        options = containers.options("podman")
+        start += ("--sandbox", "container", "--container-engine", options.engine)
+        start += ("--container-image", options.image)
+        start += ("--container-runtime", options.runtime) if options.runtime else ()
     wanted = command(*start)
     if way.startswith("ordinary"):
         words = as_ordinary_user([sys.executable, "-m", "kernel_mcp", *start])
@@ -273,6 +285,7 @@ async def test_a_folder_shows_its_data_and_none_of_its_secrets(way: str, project
         assert (project.root.stat().st_mode & 0o777) == mode
 
 
+@with_mounts
 async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project: Project) -> None:
     async with opened(way, "--mount", str(project.root)) as notebook:
         project.write(".env", SECRET)

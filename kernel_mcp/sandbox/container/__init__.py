@@ -27,6 +27,8 @@ from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
+    BY_BINDS,
+    BY_TREES,
     ContainerOptions,
     GuestPaths,
     Passed,
@@ -40,6 +42,7 @@ from kernel_mcp.sandbox.container.engine import (
     container_name,
     container_report,
     mount,
+    nameable,
 )
 from kernel_mcp.sandbox.promise import NAMESPACES, Promise, user_of
 from kernel_mcp.sandbox.seccomp import compile_filter
@@ -71,13 +74,15 @@ class EtcFiles:
             found.append(path)
         return found
 
-    def way_to(self, paths: Sequence[Path]) -> list[Path]:
+    def way_to(self, paths: Sequence[Path], shown: Sequence[mounts.Folder] = ()) -> list[Path]:
         """Top folders that hold only the way to `paths`: an image's own may be closed, as /root."""
-        key = hashlib.sha256("\0".join(map(str, paths)).encode()).hexdigest()[:16]
+        ends = {path: path.is_dir() for path in paths}
+        ends |= {Path(each.guest): each.is_folder for each in shown}
+        key = hashlib.sha256("\0".join(map(str, ends.items())).encode()).hexdigest()[:16]
         root = self._folder / f"way-{key}"
         _open_folder(root)
         tops = set()
-        for path in paths:
+        for path, is_folder in ends.items():
             if path.parts[1] in _OF_THE_IMAGE or len(path.parts) == 2:
                 continue
             tops.add(root / path.parts[1])
@@ -85,7 +90,7 @@ class EtcFiles:
             for part in path.parts[1:-1]:
                 place /= part
                 _open_folder(place)
-            if path.is_dir():
+            if is_folder:
                 _open_folder(place / path.name)
             else:
                 (place / path.name).touch()
@@ -141,7 +146,6 @@ class ContainerSandbox(KernelUsers):
 
     name = "container"
     forks = False
-    shows = ""
 
     def __init__(
         self,
@@ -149,11 +153,13 @@ class ContainerSandbox(KernelUsers):
         engine: Engine,
         image: str,
         seccomp_filter: bytes,
+        sealed_filter: bytes,
         identities: IdentityPool | None,
         boot: Path = BOOT_FOLDER,
     ) -> None:
         self.engine = engine
         self.image = image
+        self._sealed = base64.b64encode(sealed_filter).decode()
         self.filter = base64.b64encode(seccomp_filter).decode()
         super().__init__(identities)
         self._boot = boot
@@ -183,9 +189,15 @@ class ContainerSandbox(KernelUsers):
             engine=engine,
             image=options.image,
             seccomp_filter=compile_filter(arch),
+            sealed_filter=compile_filter(arch, sealed=True),
             identities=reservable_ids(),
             boot=boot,
         )
+
+    @property
+    def shows(self) -> str:
+        """Podman starts containers in the mount namespace that it is in; docker's service does."""
+        return BY_TREES if self.engine.kind == "podman" else BY_BINDS
 
     def guest_paths(self, workspace: Path, sockets: Path) -> GuestPaths:
         """Fixed places, those of bubblewrap."""
@@ -224,17 +236,18 @@ class ContainerSandbox(KernelUsers):
             "inherit": list(request.inherit),
             "argv": list(request.argv),
             "env": dict(request.env),
-            "filter": self.filter,
+            "filter": self._sealed if request.folders.shown else self.filter,
         }
         with Passed() as passed:
             task_fd = passed.file(json.dumps(task).encode())
             status_read, status = passed.link()
             return SandboxCommand(
                 argv=[
+                    *request.folders.staged(),
                     *(sys.executable, "-I", "-S", "-B", str(_SHIM)),
                     *("--parent", str(os.getpid()), "--status", status, "--task", task_fd),
                 ],
-                pass_fds=[*passed.keep(), *request.inherit],
+                pass_fds=[*passed.keep(), *request.folders.trees, *request.inherit],
                 env=foreign_environment(),  # of the engine; the kernel's own is part of the task
                 status_fd=status_read,
                 detached=True,
@@ -301,12 +314,24 @@ class ContainerSandbox(KernelUsers):
         ]
         for file in self._etc.account_files(user, request.hosts):
             options += mount(file, f"/etc/{file.name}")
-        for top in self._etc.way_to(runtime):
+        for top in self._etc.way_to(runtime, request.folders.shown):
             options += mount(top, f"/{top.name}")
         for path in runtime:
             options += mount(path, str(path))
         for number, layer in enumerate(request.layers):
             options += mount(layer, f"{mounts.LAYERS}/{number}")
+        return [*options, *self._folders(request.folders)]
+
+    def _folders(self, folders: mounts.Folders) -> list[str]:
+        """The mounted folders and their covers, those left out that only the keeper can name."""
+        if not folders.shown:
+            return []
+        options = [*mount(folders.blank, mounts.BLANK)]
+        for folder in folders.shown:
+            options += mount(folder.source, folder.guest, writable=folder.writable)
+            for source, target, writable in folders.covers(folder):
+                if nameable(f"{source}{target}") or self.shows == BY_BINDS:
+                    options += mount(source, target, writable=writable)
         return options
 
     def _ceilings(self, limits: Limits, *, alone: bool) -> list[str]:

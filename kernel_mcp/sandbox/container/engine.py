@@ -113,9 +113,14 @@ def container_name() -> str:
     return f"kernel-mcp-{_namespace()}-{pid}-{_began(pid)}-{secrets.token_hex(4)}"
 
 
+def nameable(path: str) -> bool:
+    """Whether the command lines of engines can say a path."""
+    return not any(letter in path for letter in ',"\n\r')
+
+
 def mount(source: Path | str, target: str, *, writable: bool = False) -> Sequence[str]:
     """The words that bind a path. Raises ValueError for a comma, quote or line end in it."""
-    if any(letter in f"{source}{target}" for letter in ',"\n\r'):
+    if not nameable(f"{source}{target}"):
         raise ValueError(f"{source}: docker and podman cannot mount a path with a comma or a quote")
     return ("--mount", f"type=bind,src={source},dst={target}{'' if writable else ',readonly'}")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +17,14 @@ from kernel_mcp.commands import CONTAINERFILE, build_command, run_image
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
+from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import container
 from kernel_mcp.sandbox.base import ContainerOptions, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, outermost
 from kernel_mcp.sandbox.container.engine import Engine, container_report, mount
+from kernel_mcp.sandbox.mounts import Folder, Folders
 
 USER = Identity(1234, 1234)
 
@@ -31,22 +35,29 @@ def fake_engine(folder: Path, kind: str, body: str) -> None:
     program.chmod(0o755)
 
 
-def task_of(command: SandboxCommand) -> dict[str, list[str]]:
+def task_of(command: SandboxCommand) -> dict[str, Any]:
     """What the shim is told; closes the command's descriptors."""
     number = int(command.argv[command.argv.index("--task") + 1])
     with open(number, "rb", closefd=False) as file:
-        task: dict[str, list[str]] = json.load(file)
+        task: dict[str, Any] = json.load(file)
     command.close_passed()
     os.close(command.status_fd)
     return task
 
 
-def started(kind: str, tmp_path: Path, limits: Limits | None = None, runtime: str = "") -> str:
-    """The words that start a container."""
+def task(
+    kind: str,
+    tmp_path: Path,
+    limits: Limits | None = None,
+    runtime: str = "",
+    folders: Folders | None = None,
+) -> dict[str, Any]:
+    """What the shim is told for one kernel."""
     sandbox = ContainerSandbox(
         engine=Engine(kind, f"/usr/bin/{kind}", runtime),
         image="the-image",
-        seccomp_filter=b"",
+        seccomp_filter=b"open",
+        sealed_filter=b"sealed",
         identities=None,
     )
     request = SandboxRequest(
@@ -57,8 +68,14 @@ def started(kind: str, tmp_path: Path, limits: Limits | None = None, runtime: st
         readonly=[],
         limits=limits or Limits(),
         layers=[tmp_path],
+        folders=folders or Folders(),
     )
-    return " ".join(task_of(sandbox.command(request, USER))["run"])
+    return task_of(sandbox.command(request, USER))
+
+
+def started(kind: str, tmp_path: Path, limits: Limits | None = None, runtime: str = "") -> str:
+    """The words that start a container."""
+    return " ".join(task(kind, tmp_path, limits, runtime)["run"])
 
 
 @pytest.mark.parametrize("kind", ["podman", "docker"])
@@ -80,6 +97,35 @@ def test_a_container_has_no_privileges_no_network_and_a_closed_root(
         assert expected in words
     assert "secret" not in words.lower()
     assert "--privileged" not in words
+
+
+def test_mounted_folders_come_with_their_covers_and_without_unix_sockets(tmp_path: Path) -> None:
+    covers = ((".env", FILE), (".git", FIXED), (".ssh", FOLDER), ("a", KEPT), ("b,c/.env", FILE))
+    shown = (
+        Folder(Path("/srv/x"), "/data/x", True, covers),
+        Folder(Path("/srv/y"), "/data/y", False, is_folder=False),
+    )
+    told = task("podman", tmp_path, folders=Folders(shown, tmp_path))
+    words = " ".join(told["run"])
+    for expected in (
+        f"src={tmp_path},dst=/run/blank,readonly",
+        "src=/srv/x,dst=/data/x --mount",
+        f"src={tmp_path}/file,dst=/data/x/.env,readonly",
+        f"src={tmp_path}/folder,dst=/data/x/.ssh,readonly",
+        "src=/srv/x/.git,dst=/data/x/.git,readonly",
+        "src=/srv/x/a,dst=/data/x/a --mount",
+        "src=/srv/y,dst=/data/y,readonly",
+        ",dst=/data,readonly",
+    ):
+        assert expected in words, expected
+    assert "b,c" not in words  # the keeper covers it before code runs
+    assert told["filter"] == base64.b64encode(b"sealed").decode()
+    # docker's containers are not always open to the keeper
+    with pytest.raises(LaunchError, match="comma"):
+        task("docker", tmp_path, folders=Folders(shown, tmp_path))
+    told = task("docker", tmp_path, folders=Folders(shown[1:], tmp_path))
+    assert "src=/srv/y,dst=/data/y,readonly" in " ".join(told["run"])
+    assert task("docker", tmp_path)["filter"] == base64.b64encode(b"open").decode()
 
 
 def test_limits_are_the_engines_too(tmp_path: Path) -> None:
