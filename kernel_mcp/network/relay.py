@@ -45,7 +45,7 @@ class Exchange:
         self._down = h11.Connection(h11.SERVER, HEAD_BYTES)
         self._up = h11.Connection(h11.CLIENT, HEAD_BYTES)
         self._down.receive_data(head.raw + rest)
-        self._started = False
+        self._sent = client.sent
 
     async def run(self) -> Outcome:
         """Pass both. Raises Refused (nothing was answered yet), Cut, OSError of the client."""
@@ -162,7 +162,6 @@ class Exchange:
                 b"websocket"
             ]:
                 raise self._failure("it changes to a protocol that nobody asked for")
-            self._started = True
             kept = [each for each in event.headers if each[0] not in HOP]
             kept += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
             switch = h11.InformationalResponse(status_code=101, headers=kept, reason=event.reason)
@@ -179,15 +178,13 @@ class Exchange:
         answer = h11.Response(
             status_code=event.status_code, headers=list(headers), reason=event.reason
         )
-        sent = self._down.send(answer)
-        self._started = True
-        return sent
+        return self._down.send(answer)
 
     def _failure(self, words: str) -> Refused:
         return Refused(f"{self._head.host}: {words}", 502, "failed")
 
     def _refusal(self, refusal: Refused) -> Exception:
-        if self._started:
+        if self._client.sent != self._sent:  # a part of the answer is there
             cut = Cut(refusal.words)
             cut.__cause__ = refusal
             return cut

@@ -109,8 +109,8 @@ class Wire:
         for start in range(0, len(data), PIECE_BYTES):
             await self._turn()
             piece = data[start : start + PIECE_BYTES]
-            await self._loop.sock_sendall(self.sock, piece)
             self.sent += len(piece)
+            await self._loop.sock_sendall(self.sock, piece)
             self.watch.touch()
 
     @property
