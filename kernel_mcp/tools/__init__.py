@@ -65,7 +65,7 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
 
     `missing` are packages of the operator's that are known to be missing.
     """
-    lines = [HOW, _imports(settings), _packages(settings), _files(settings)]
+    lines = [HOW, _imports(settings), _packages(settings), _files(settings, sandbox)]
     if settings.variables:
         names = _listed([each.name for each in settings.variables])
         lines.append(f"Environment: os.environ has {names}; outputs show no value of them.")
@@ -107,13 +107,15 @@ def _packages(settings: Settings) -> str:
     return f"Packages: install adds {names} to the session without losing variables."
 
 
-def _files(settings: Settings) -> str:
+def _files(settings: Settings, sandbox: SandboxReport) -> str:
     network = _network(settings)
     if _strict(settings):
         return f"Files: code cannot open files, and has no eval, exec, compile or input.{network}"
     shown = [f"{each.guest}{' (writable)' * each.writable}" for each in settings.mounts]
-    if shown:
-        network = f" Of the host, without secrets, read-only: {_listed(shown)}.{network}"
+    if shown and sandbox.backend != "none":
+        closing = any(each.strict for each in settings.mounts) or sandbox.backend == "landlock"
+        later = " What appears there later may be readable only after a reset." * closing
+        network = f" Of the host, without secrets, read-only: {_listed(shown)}.{later}{network}"
     moves = "; write_file and read_file move files in and out" if "files" in settings.tools else ""
     return f"Files: code works in its workspace folder{moves}.{network}"
 

@@ -387,8 +387,11 @@ async def test_strict_folders_never_show_what_replaces_a_secret(way: str, projec
         # Landlock alone lets nothing be made beside a secret
         made_result = way not in UNSPACED
         assert (root / "out" / "result").exists() == made_result
+        # a kernel that begins now, in a new session and in this one
         made = await notebook.agent.call("create_session")
         other = Notebook(notebook.agent, made.data["session"])
+        await notebook.agent.call("reset", session=notebook.session)
+        assert (await notebook.run(reading(project)))["data2.csv"] == "new"
         found = await other.run(reading(project))
         assert found["data2.csv"] == "new"
         assert found.get("out/result") == ("made" if made_result else None)

@@ -8,12 +8,25 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Refusal, Settings
+from kernel_mcp.config.values import Mount
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.select import NoSandbox
 from kernel_mcp.tools import instructions
 
 WHOLE = SandboxReport("bwrap", ("everything",), ())
+
+
+def test_mounted_folders_are_named_with_what_can_be_done_there() -> None:
+    loose, strict = (Mount(Path("/p"), "/p", "rw", strict=strict) for strict in (False, True))
+    text = instructions(Settings(mounts=(loose,)), WHOLE)
+    assert "/p (writable)." in text
+    assert "after a reset" not in text
+    assert "after a reset" in instructions(Settings(mounts=(strict,)), WHOLE)
+    assert "after a reset" in instructions(
+        Settings(mounts=(loose,)), replace(WHOLE, backend="landlock")
+    )
+    assert "/p" not in instructions(Settings(mounts=(loose,)), replace(WHOLE, backend="none"))
 
 
 def test_the_profile_decides_what_is_said_about_imports_and_files() -> None:
