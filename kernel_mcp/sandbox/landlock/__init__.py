@@ -113,8 +113,8 @@ _SHARED_USER_GAPS = (
 _OWN_USER_GAPS = (
     (
         "when a folder above the kernel's files is closed to others (such as /root), or "
-        "folders are mounted, the kernel keeps the capability CAP_DAC_READ_SEARCH; Landlock's rules "
-        "still decide what it can open"
+        "folders are mounted, the kernel keeps the capability CAP_DAC_READ_SEARCH; Landlock's "
+        "rules still decide what it can open"
     ),
 )
 
