@@ -55,6 +55,10 @@ _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _LIBRARY = re.compile(r"python(\d+\.\d+)(t?)")
 _CONDA_PYTHON = re.compile(r"python-(\d+\.\d+\.\d+)\w*-[^-]+\.json")
 _ANEW = "Make it anew (`uv venv --clear`, `python3 -m venv --clear` or `conda create`)"
+_SLOW = (
+    "most of its packages have no bytecode, and kernels, which may write none there, compile them "
+    "at each import: `uv pip install --compile-bytecode`, or `python -m compileall` in it, helps"
+)
 _KERNELS_OWN = ("cloudpickle", "ipykernel", "ipython", "jupyter-client", "traitlets")
 """What the kernel is written against: other major versions are not tried."""
 
@@ -151,6 +155,7 @@ class OwnEnvironment:
                 modules=modules,
                 replaced=replaced,
                 outside=self.outside,
+                compiled=_compiled(self.sites[0]),
             ),
         )
 
@@ -218,6 +223,8 @@ def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str
     if support.replaced:
         listed = ", ".join(f"{name} {how}" for name, how in sorted(support.replaced.items()))
         found.append(f"the kernel needs other versions than are there; code sees {listed}")
+    if not support.compiled:
+        found.append(_SLOW)
     return [*found, *dict.fromkeys(unseen(environment, mounts).values())]
 
 
@@ -350,6 +357,12 @@ def _named(prefix: Path, links: Iterable[Path]) -> list[Path]:
         parent = link.parent.parent
         found.append(parent if Path(os.path.realpath(parent)) == prefix else link)
     return found
+
+
+def _compiled(site: Path) -> bool:
+    """Whether most packages have bytecode."""
+    folders = [path.parent for path in site.glob("*/__init__.py")]
+    return sum((folder / "__pycache__").is_dir() for folder in folders) * 2 >= len(folders)
 
 
 def _readable(found: OwnEnvironment, apart: bool) -> None:

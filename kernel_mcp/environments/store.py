@@ -118,6 +118,15 @@ class EnvironmentStore:
         own = await anyio.to_thread.run_sync(self._own, spec)
         if own is not None:
             below = self._below[spec] = EnvironmentSpec(own.minor, own.lacks(spec.packages))
+            try:
+                await self.interpreters.find(own.minor, progress, fetch=not terms.agent)
+            except EnvironmentBuildError as error:
+                base = own.interpreter.executable
+                raise EnvironmentBuildError(
+                    f"--python {own.root}: nothing that it names is started with rights, so that "
+                    f"kernels need a Python {own.minor} that uv finds, and {error} If its base "
+                    f"{base} is one that you trust, put {Path(base).parent} on the server's PATH."
+                ) from error
             ours = await self.ensure(below, progress, terms)
             return await anyio.to_thread.run_sync(own.above, ours, below.packages)
         interpreter = await self.interpreters.find(spec.python, progress, fetch=not terms.agent)

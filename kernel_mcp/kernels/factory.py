@@ -20,7 +20,7 @@ from kernel_mcp.environments.build import Fitting, Terms
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.listed import NOTHING, Listed
 from kernel_mcp.environments.metadata import EnvironmentSpec, import_names, provided_modules
-from kernel_mcp.environments.own import unseen
+from kernel_mcp.environments.own import remarks, unseen
 from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S
@@ -187,7 +187,7 @@ class KernelFactory:
             first = self._built.get(spec) is None
             built = self._built[spec] = _Built(environment, names, policy)
             if first and spec == self._own.spec:
-                for remark in dict.fromkeys(hidden.values()):
+                for remark in remarks(environment, self._settings.mounts)[1:]:
                     logger.warning("--python: %s", remark)
             if first and built.whole and self._templates is not None and request.at_home:
                 await progress(f"Preloading {', '.join(built.whole)}; starting a kernel")

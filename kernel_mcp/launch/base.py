@@ -91,6 +91,7 @@ class Support:
     modules   top-level modules by package
     replaced  versions that code sees instead of those of the environment, in words
     outside   what is elsewhere, by package or `.pth` file
+    compiled  whether packages have bytecode
     """
 
     site: Path
@@ -101,6 +102,7 @@ class Support:
     modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     replaced: Mapping[str, str] = field(default_factory=dict, compare=False)
     outside: Mapping[str, Outside] = field(default_factory=dict, compare=False)
+    compiled: bool = field(default=True, compare=False)
 
     @property
     def path(self) -> list[str]:

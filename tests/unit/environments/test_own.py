@@ -298,6 +298,38 @@ def test_a_package_that_is_asked_for_in_another_version_comes_before_that_which_
     assert "pandas==1.5" in found.packages
 
 
+def test_packages_without_bytecode_are_told(project: Path, tmp_path: Path) -> None:
+    package = site(project / ".venv") / "large"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    own, below = read(project / ".venv"), ours(tmp_path / "ours")
+    assert "no bytecode" in "".join(remarks(own.above(below, ()), ()))
+    (package / "__pycache__").mkdir()
+    assert "no bytecode" not in "".join(remarks(own.above(below, ()), ()))
+
+
+@pytest.mark.anyio
+async def test_a_python_that_is_not_found_is_answered_with_what_to_do(
+    kit: Kit, project: Path
+) -> None:
+    root = project / ".venv"
+    library = root.parent / "base/lib/python3.14"
+    library.mkdir(parents=True)
+    (library / "os.py").touch()
+    programs = root.parent / "base/bin"
+    programs.mkdir()
+    head = Path(os.path.realpath(sys.executable)).read_bytes()[:64]
+    (programs / "python3.14").write_bytes(head)
+    rewrite(root, "home", f"home = {programs}")
+    rewrite(root, "version", "version = 3.14.1")
+    (root / "lib" / f"python{MINOR}").rename(root / "lib/python3.14")
+    (root / "bin/python").unlink()
+    (root / "bin/python").symlink_to(programs / "python3.14")
+    with pytest.raises(EnvironmentBuildError) as caught:
+        await kit.store().ensure(EnvironmentSpec(python=str(root)))
+    assert f"put {programs} on the server's PATH" in str(caught.value)
+
+
 def test_an_environment_is_stale_once_packages_have_come(project: Path, tmp_path: Path) -> None:
     found = read(project / ".venv").above(ours(tmp_path / "ours"), ())
     assert not found.stale
