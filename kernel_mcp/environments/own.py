@@ -52,7 +52,7 @@ _MOST_LISTED = 1000
 _MOST_OUTSIDE = 20
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
-_LIBRARY = re.compile(r"python(\d+\.\d+)(t?)")
+_PROGRAM = re.compile(r"python(\d+\.\d+)")
 _CONDA_PYTHON = re.compile(r"python-(\d+\.\d+\.\d+)\w*-[^-]+\.json")
 _ANEW = "Make it anew (`uv venv --clear`, `python3 -m venv --clear` or `conda create`)"
 _SLOW = (
@@ -241,12 +241,12 @@ def _of_venv(root: Path) -> OwnEnvironment:
     if not home.is_absolute() or base is None:
         _refuse(root, f"its base interpreter is gone from {home}")
     real = Path(os.path.realpath(base))
-    prefix, threads = _prefix(root, real, version)
-    site = root / f"lib/python{_minor(version)}{threads}/site-packages"
+    prefix = _prefix(root, real, version)
+    site = root / f"lib/python{_minor(version)}/site-packages"
     sites = [site]
     if words.get("include-system-site-packages", "").lower() == "true":
-        sites += _system_sites(prefix, _minor(version), threads)
-    return _described(root, real, version, prefix, threads, sites, _shown(root, _OF_A_VENV))
+        sites += _system_sites(prefix, _minor(version))
+    return _described(root, real, version, prefix, sites, _shown(root, _OF_A_VENV))
 
 
 def _of_conda(root: Path) -> OwnEnvironment:
@@ -256,9 +256,9 @@ def _of_conda(root: Path) -> OwnEnvironment:
         _refuse(root, "there is no Python in it (`conda install python` adds one)")
     version = _checked(root, told[1])
     real = Path(os.path.realpath(root / "bin/python"))
-    prefix, threads = _prefix(root, real, version)
-    site = root / f"lib/python{_minor(version)}{threads}/site-packages"
-    return _described(root, real, version, prefix, threads, [site], _seen(root))
+    prefix = _prefix(root, real, version)
+    site = root / f"lib/python{_minor(version)}/site-packages"
+    return _described(root, real, version, prefix, [site], _seen(root))
 
 
 def _described(
@@ -266,19 +266,18 @@ def _described(
     real: Path,
     version: str,
     prefix: Path,
-    threads: str,
     sites: Sequence[Path],
     readonly: Sequence[Path],
 ) -> OwnEnvironment:
     if not sites[0].is_dir() or not _below(Path(os.path.realpath(sites[0])), readonly):
         _refuse(root, f"it has no {sites[0].relative_to(root)}, so another Python made it")
     python = root / "bin/python"
-    target = _LIBRARY.match(Path(os.path.realpath(python)).name)
+    target = _PROGRAM.match(Path(os.path.realpath(python)).name)
     if not python.exists():
         _refuse(root, f"{python} leads nowhere")
     if target is not None and target[1] != _minor(version):
         _refuse(root, f"it is of Python {_minor(version)}, and {python} is Python {target[1]} now")
-    interpreter = Interpreter(str(real), version, f"cpython{threads}", str(prefix), str(prefix))
+    interpreter = Interpreter(str(real), version, "cpython", str(prefix), str(prefix))
     below = [*readonly, *_seen(prefix)]
     links = [link for link in _links(python) if not _below(link, [*below, *_SYSTEM])]
     outside = _outside(sites[0], below)
@@ -297,8 +296,8 @@ def _checked(root: Path, version: str) -> str:
     return version if version.count(".") == 2 else f"{version}.0"
 
 
-def _prefix(root: Path, real: Path, version: str) -> tuple[Path, str]:
-    """Where the base interpreter is installed, and `t` for one without a global lock."""
+def _prefix(root: Path, real: Path, version: str) -> Path:
+    """Where the base interpreter is installed."""
     with open(os.open(real, _OPEN), "rb") as file:
         head = file.read(20)
     machine = _MACHINES.get(platform.machine())
@@ -307,19 +306,15 @@ def _prefix(root: Path, real: Path, version: str) -> tuple[Path, str]:
     if machine is not None and int.from_bytes(head[18:20], "little") != machine:
         _refuse(root, f"its base {real} is for another machine than {platform.machine()}")
     prefix, name = real.parent.parent, f"python{_minor(version)}"
-    found = [
-        threads
-        for folder in ("lib", "lib64")
-        for threads in ("", "t")
-        if (prefix / folder / f"{name}{threads}/os.py").is_file()
-    ]
-    if not found:
+    if real.name == f"{name}t":
+        _refuse(root, f"its base {real} has no global lock, and the kernel's packages need one")
+    if not any((prefix / folder / name / "os.py").is_file() for folder in ("lib", "lib64")):
         _refuse(root, f"its base {real} has no standard library of Python {_minor(version)}")
-    return prefix, found[0]
+    return prefix
 
 
-def _system_sites(prefix: Path, minor: str, threads: str) -> list[Path]:
-    places = [prefix / f"lib/python{minor}{threads}/site-packages"]
+def _system_sites(prefix: Path, minor: str) -> list[Path]:
+    places = [prefix / f"lib/python{minor}/site-packages"]
     if str(prefix) == "/usr":
         places = [Path(f"/usr/local/lib/python{minor}/dist-packages"), *places]
         places.append(Path("/usr/lib/python3/dist-packages"))

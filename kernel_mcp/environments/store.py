@@ -121,11 +121,13 @@ class EnvironmentStore:
             try:
                 await self.interpreters.find(own.minor, progress, fetch=not terms.agent)
             except EnvironmentBuildError as error:
-                base = own.interpreter.executable
+                base = Path(own.interpreter.executable)
+                step = f"`uv python install {own.minor}` brings one."
+                if not base.is_relative_to(own.root):
+                    step += f" Or, if you trust its base, put {base.parent} on the server's PATH."
                 raise EnvironmentBuildError(
                     f"--python {own.root}: nothing that it names is started with rights, so that "
-                    f"kernels need a Python {own.minor} that uv finds, and {error} If its base "
-                    f"{base} is one that you trust, put {Path(base).parent} on the server's PATH."
+                    f"kernels need a Python {own.minor} that uv finds, and {error} {step}"
                 ) from error
             ours = await self.ensure(below, progress, terms)
             return await anyio.to_thread.run_sync(own.above, ours, below.packages)
@@ -193,11 +195,8 @@ class EnvironmentStore:
     def release(self, spec: EnvironmentSpec) -> None:
         """Release this server's lease on the environment of `spec`."""
         below = self._below.pop(spec, spec)
-        if below in self._below.values():
-            return
-        lease = self._leases.pop(below, None)
-        if lease is not None:
-            lease.close()
+        if below not in self._below.values():
+            self._end_lease(below)
 
     async def listed(self, settings: Settings) -> Listed:
         """What the files of these settings list. Raises ConfigError."""
@@ -283,13 +282,18 @@ class EnvironmentStore:
         ready = folders.load(folder, interpreter)
         if ready is None:
             lease.close()
-            self.release(spec)  # its files are gone
+            self._end_lease(spec)  # its files are gone
             return None
         if not terms.agent:
             folders.belongs_to_operator(folder)
-        self.release(spec)
+        self._end_lease(spec)
         self._leases[spec] = lease
         return ready
+
+    def _end_lease(self, spec: EnvironmentSpec) -> None:
+        lease = self._leases.pop(spec, None)
+        if lease is not None:
+            lease.close()
 
     def _own(self, spec: EnvironmentSpec) -> OwnEnvironment | None:
         return own_environment(spec.python, apart=self._apart)

@@ -368,7 +368,7 @@ async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:
 def _interpreters(environ: Mapping[str, str]) -> str:
     """PATH with every Python of pyenv in front of its shims, which refuse inactive versions.
 
-    Without virtual environments: uv would start their Python with its packages.
+    Without virtual environments and those of conda: uv would start their Python with its packages.
     """
     try:
         root = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
@@ -382,6 +382,7 @@ def _interpreters(environ: Mapping[str, str]) -> str:
 def _is_base(programs: str) -> bool:
     try:
         folder = Path(programs)
-        return folder.is_absolute() and not folder.with_name("pyvenv.cfg").exists()
+        marks = (folder.with_name("pyvenv.cfg"), folder.with_name("conda-meta"))
+        return folder.is_absolute() and not any(mark.exists() for mark in marks)
     except OSError:
         return True

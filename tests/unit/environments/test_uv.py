@@ -37,8 +37,10 @@ def test_no_project_brings_an_interpreter(tmp_path: Path) -> None:
     for venv in ("venv", "active"):
         (tmp_path / venv / "bin").mkdir(parents=True)
         (tmp_path / venv / "pyvenv.cfg").touch()
+    (tmp_path / "conda/bin").mkdir(parents=True)
+    (tmp_path / "conda/conda-meta").mkdir()
     environ = {
-        "PATH": f"{tmp_path}/active/bin::.:bin:./bin:/bin",
+        "PATH": f"{tmp_path}/active/bin:{tmp_path}/conda/bin::.:bin:./bin:/bin",
         "PYENV_ROOT": ".pyenv",
         "VIRTUAL_ENV": str(tmp_path / "active"),
         "CONDA_PREFIX": str(tmp_path / "venv"),
