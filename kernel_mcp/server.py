@@ -162,7 +162,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             templates=templates,
             requests=lambda: [session.request for session in manager.sessions],
             variables=network.variables,
-            readonly=network.vault.shown,
+            vault=network.vault,
             listed=await environments.listed(settings),
         )
         spares = _spares(settings, sandbox, run.path)
@@ -407,9 +407,18 @@ def _mask_log(settings: Settings) -> None:
             )
 
 
+def _leave_no_core() -> None:
+    """Have no memory of this process written to disk; 1 counts for programs that take it, too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if hard:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, hard))
+
+
 def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
     """Run the server until it is told to stop; its exit code."""
     _mask_log(settings)
+    if settings.secrets:
+        _leave_no_core()
     _allow_many_files()
     sys.setswitchinterval(SWITCH_S)
     with Barrier("serving") as barrier:

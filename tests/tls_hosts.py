@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from kernel_mcp.network.authority import Authority
+from kernel_mcp.network.secrets import authorities
 
 
 class Services(BaseHTTPRequestHandler):
@@ -128,9 +129,9 @@ def serving(name: str, authority: Authority) -> Iterator[Host]:
 
 
 def trusting(authority: Authority, folder: Path) -> Path:
-    """A file with its certificate, for `SSL_CERT_FILE`."""
+    """A file with its certificate and this machine's, for `SSL_CERT_FILE`."""
     file = folder / "authority.pem"
-    file.write_text(authority.certificate)
+    file.write_text(authorities({}) + authority.certificate)
     return file
 
 

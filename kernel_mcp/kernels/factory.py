@@ -28,6 +28,7 @@ from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
+from kernel_mcp.network.secrets import Vault
 from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import DATA_MODULES, NextStep, Policy, profile_entries
 
@@ -142,18 +143,18 @@ class KernelFactory:
         templates: Templates | None = None,
         requests: Callable[[], Iterable[KernelRequest]] = tuple,
         variables: Mapping[str, str] = MappingProxyType({}),
-        readonly: tuple[Path, ...] = (),
+        vault: Vault | None = None,
         listed: Listed = NOTHING,
     ) -> None:
         """`templates` prepares the server's own environment; `launcher` forks from it.
 
         `requests` lists those of all sessions: other environments may be removed. `variables` are
-        what code of every kernel finds in its environment, `readonly` what it sees of the host, and
+        what code of every kernel finds in its environment, `vault` has whom they trust, and
         `listed` what files of the operator's ask for.
         """
         self._listed = listed
         self._variables = tuple(variables.items())
-        self._readonly = readonly
+        self._vault = vault or Vault()
         self._settings = settings
         self._policy = policy
         self._environments = environments
@@ -174,8 +175,12 @@ class KernelFactory:
         built = self._built.get(spec)
         if built is None or not built.fresh:
             environment = await self._ensure(request, progress)
-            seen = (*environment.readonly, *self._readonly)
-            environment = replace(environment, readonly=seen)
+            if self._vault:
+                environment = replace(
+                    environment,
+                    readonly=(*environment.readonly, *self._vault.shown),
+                    replaced=self._vault.replaced(environment.readonly),
+                )
             spec = self.spec(request)  # the operator's packages may have become fewer
             await compile_guest(environment)
             names = import_names(environment, spec)

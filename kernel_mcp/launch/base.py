@@ -117,6 +117,7 @@ class KernelEnvironment:
     `base` is the interpreter that it was made from, None when unknown. It loads no packages, which
     cannot change it either, so it runs what holds rights. With `support` the environment is the
     operator's, and `base` is that of the support: nothing of the other runs outside a sandbox.
+    `replaced` are files of the host that kernels see in the place of others.
     """
 
     python: Path
@@ -125,6 +126,7 @@ class KernelEnvironment:
     packages: tuple[str, ...] = ()
     base: Path | None = None
     support: Support | None = None
+    replaced: tuple[tuple[Path, Path], ...] = ()
 
     @property
     def root(self) -> Path:

@@ -181,6 +181,7 @@ class LocalLauncher:
                     layers=layers,
                     folders=folders,
                     hosts=self._network.hosts,
+                    replaced=request.environment.replaced,
                 ),
                 identity,
             )

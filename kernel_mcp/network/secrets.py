@@ -218,6 +218,15 @@ class Vault:
         """What kernels have to see of the host."""
         return (self.bundle,) if self else ()
 
+    def replaced(self, folders: Iterable[Path]) -> tuple[tuple[Path, Path], ...]:
+        """The list of certifi in environments, which many programs trust by hand."""
+        return tuple(
+            (bundle, place)
+            for bundle in self.shown
+            for folder in folders
+            for place in folder.glob("lib/python3*/site-packages/certifi/cacert.pem")
+        )
+
     @property
     def variables(self) -> dict[str, str]:
         """What code finds in its environment."""

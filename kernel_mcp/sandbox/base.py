@@ -80,7 +80,8 @@ class SandboxRequest:
     `argv` and `env` are already in guest paths. `readonly` are host paths bound at the same place.
     `inherit` are file descriptors the process keeps. `layers` are host paths bound read-only at
     `GuestPaths.layers`. With `folders.shown` it can make no Unix socket. `hosts` are addresses of
-    its own network, each with its name.
+    its own network, each with its name. `replaced` are files of the host that are seen in the place
+    of others in `readonly`.
     """
 
     argv: Sequence[str]
@@ -93,6 +94,7 @@ class SandboxRequest:
     layers: Sequence[Path] = ()
     folders: Folders = field(default_factory=Folders)
     hosts: tuple[tuple[str, str], ...] = ()
+    replaced: tuple[tuple[Path, Path], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class BwrapSandbox(KernelUsers):
                 *self._system,
                 *mounts.scratch_options("/tmp", request.limits.tmp_bytes, self.features),
                 *mounts.runtime_options(request.readonly),
+                *mounts.replaced_options(request.replaced),
                 *("--ro-bind", self._boot, mounts.BOOT),
                 *("--dev", "/dev"),
                 *mounts.scratch_options("/dev/shm", request.limits.tmp_bytes, self.features),

@@ -183,6 +183,11 @@ def runtime_options(paths: Iterable[Path]) -> list[str]:
     return options
 
 
+def replaced_options(replaced: Iterable[tuple[Path, Path]]) -> list[str]:
+    """Bind files over others that are bound already."""
+    return [word for pair in replaced for word in ("--ro-bind", *map(str, pair))]
+
+
 def layer_options(layers: Iterable[Path]) -> list[str]:
     """Bind package layers read-only at fixed places; what the host adds to them shows at once."""
     options: list[str] = []

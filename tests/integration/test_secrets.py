@@ -123,7 +123,9 @@ async def test_code_uses_a_secret_and_finds_it_nowhere(world: World, way: str) -
     if way.startswith("root") and os.geteuid() != 0:
         pytest.skip("takes root")
     flags = ("--no-template", "--warm", "0") if way.endswith("cold") else ("--warm", "1")
-    command = world.command(*flags, "--network", OTHER, ordinary=way.startswith("ordinary"))
+    command = world.command(
+        *flags, "--allow", "certifi", "--network", OTHER, ordinary=way.startswith("ordinary")
+    )
     async with Client(command) as client:
         agent = Agent(client)
         assert (await told(agent, "[KEY.startswith('kmcp_'), len(KEY)]")) == [True, len(VALUE)]
@@ -131,8 +133,11 @@ async def test_code_uses_a_secret_and_finds_it_nowhere(world: World, way: str) -
         assert found[0] == 200, found
         assert digest_of(f"Bearer {VALUE}") in found[1]
         assert await told(agent, SOUGHT) == []
+        assert await told(agent, TRUSTED) == [True, True]
 
 
+TRUSTED = """[open(__import__("certifi").where()).read() == open(os.environ[each]).read()
+for each in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")]"""
 SOUGHT = """sought(__import__("glob").glob)"""
 """Where code finds the value, which is not in the code either: in what /proc shows, in memory."""
 

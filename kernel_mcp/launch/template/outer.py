@@ -197,6 +197,7 @@ def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> l
     options += mounts.system_options()
     options += mounts.scratch_options("/tmp", TEMPLATE_TMP_BYTES, features)
     options += mounts.runtime_options(environment.readonly)
+    options += mounts.replaced_options(environment.replaced)
     options += ["--ro-bind", str(BOOT_FOLDER), mounts.BOOT, "--dev", "/dev"]
     options += mounts.scratch_options("/dev/shm", TEMPLATE_TMP_BYTES, features)
     # where something covers parts of /proc, a user namespace may not mount another one: no masks,

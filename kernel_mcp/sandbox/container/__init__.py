@@ -318,6 +318,8 @@ class ContainerSandbox(KernelUsers):
             options += mount(top, f"/{top.name}")
         for path in runtime:
             options += mount(path, str(path))
+        for source, target in request.replaced:
+            options += mount(source, str(target))
         for number, layer in enumerate(request.layers):
             options += mount(layer, f"{mounts.LAYERS}/{number}")
         return [*options, *self._folders(request.folders)]
