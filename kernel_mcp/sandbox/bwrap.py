@@ -223,7 +223,7 @@ class BwrapSandbox(KernelUsers):
         return SandboxReport(
             backend=self.name,
             enforced=(
-                "empty network namespace",
+                "a network of its own: the loopback alone",
                 "only the workspace and a private /tmp are writable; the host's files are hidden",
                 "own process, ipc and host name namespaces",
                 user,

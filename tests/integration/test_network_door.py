@@ -192,6 +192,11 @@ async def killed_proxy(notebook: Agent, port: int) -> None:
     """Connections of a session wait while its proxy is replaced."""
     named = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants(os.getpid())}
     (proxy,) = [pid for pid, name in named.items() if name == "kernel-network"]
+    status = Path(f"/proc/{proxy}/status").read_text()
+    assert "CapEff:\t0000000000000000\n" in status
+    if os.geteuid() == 0:
+        (uids,) = [line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")]
+        assert "0" not in uids
     os.kill(proxy, signal.SIGKILL)
     with anyio.fail_after(PATIENCE_S):
         while await fetched(notebook, "less", port) != [True]:  # the first may be cut with it

@@ -162,7 +162,7 @@ def container_report(engine: Engine, *, own_user: bool) -> SandboxReport:
     """The report; `own_user` when each session has a host user id to itself."""
     enforced = [
         f"a container of its own for each kernel ({engine.kind})",
-        "empty network namespace",
+        "a network of its own: the loopback alone",
         "only the workspace and a private /tmp are writable; the host's files are hidden",
         "own process, ipc, cgroup and host name namespaces",
         "a host user id of its own for each session, without capabilities"
