@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import HeaderSecret
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
 from kernel_mcp.launch.network import PORT, Network, Way, opened, places_of
 from kernel_mcp.network.rules import Rules
@@ -106,6 +107,26 @@ def test_what_cannot_be_opened_is_refused_with_words(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         opened(Settings(network=entries), cast(Sandbox, SimpleNamespace(name=sandbox)), Path("/"))
+
+
+def test_a_secret_opens_its_own_host_and_takes_a_sandbox(tmp_path: Path) -> None:
+    secrets = tuple(HeaderSecret("KEY", each, value="x" * 9) for each in ("a.test", "b.test"))
+    settings = Settings(network=("*.test",), secrets=secrets)
+    for name in ("none", "landlock"):
+        with pytest.raises(ConfigError, match="--secret"):
+            opened(settings, cast(Sandbox, SimpleNamespace(name=name)), tmp_path)
+    sandbox = cast(Sandbox, SimpleNamespace(name="bwrap"))
+    assert str(opened(settings, sandbox, tmp_path).rules) == "*.test"
+    alone = opened(Settings(secrets=secrets), sandbox, tmp_path)
+    assert str(alone.rules) == "a.test:443, b.test:443"
+    assert alone.rules_for(("a.test",)).entry_for("a.test", 443) is not None
+    assert "a placeholder for a secret" in alone.words(None)
+    words = alone.words(("b.test",))
+    assert "https://b.test" in words
+    assert "https://a.test" not in words
+    found = alone.variables
+    assert found["KEY"].startswith("kmcp_")
+    assert found["SSL_CERT_FILE"] == str(tmp_path / "authorities.pem")
 
 
 def made(way: Way) -> None:

@@ -6,13 +6,27 @@ import base64
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_mcp.network.secrets import PREFIX, Found, Scan, Secret, forms, placeholder, sought
+from kernel_mcp.config.values import HeaderSecret
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.network.authority import Authority
+from kernel_mcp.network.secrets import (
+    PREFIX,
+    Found,
+    Scan,
+    Secret,
+    Vault,
+    authorities,
+    forms,
+    placeholder,
+    sought,
+)
 
 VALUE = 's3cr/et+v"al&ue\\='
 SECRET = Secret("TOKEN", "api.test", "Authorization", VALUE, placeholder(len(VALUE)))
@@ -107,3 +121,50 @@ def test_the_beginning_of_a_value_is_held_back_until_the_reply_goes_on(
 
 def test_events_that_end_a_line_are_not_held_back() -> None:
     assert Scan(sought([SECRET])).feed(b"data: 1\n\n") == b"data: 1\n\n"
+
+
+def test_a_vault_has_one_placeholder_for_each_name_and_shows_no_value(tmp_path: Path) -> None:
+    given = [
+        HeaderSecret("A", "one.test", value="value-of-a"),
+        HeaderSecret("A", "two.test", "X-Key", "value-of-a"),
+        HeaderSecret("B", "one.test", value="value-of-b"),
+    ]
+    vault = Vault(given, tmp_path)
+    first, second, third = vault.secrets
+    assert first.placeholder == second.placeholder != third.placeholder
+    found = vault.variables
+    assert (found["A"], found["B"]) == (first.placeholder, third.placeholder)
+    assert {found[each] for each in ("SSL_CERT_FILE", "GIT_SSL_CAINFO")} == {str(vault.bundle)}
+    (words,) = vault.words(lambda host: host == "two.test")
+    assert words.startswith("os.environ['A'] is a placeholder for a secret")
+    assert words.endswith("put into X-Key of requests to https://two.test")
+    assert "value-of" not in f"{found}{vault.secrets}{vault.bundle.read_text()}"
+
+
+def test_kernels_trust_this_machines_authorities_and_the_proxys(tmp_path: Path) -> None:
+    own, later = Authority(["api.test"]).certificate, Authority(["api.test"]).certificate
+    vault = Vault([HeaderSecret("A", "api.test", value="value-of-a")], tmp_path)
+    vault.add(own)
+    before = vault.bundle.stat().st_ino
+    vault.add(later)
+    assert vault.bundle.read_text() == authorities({}) + later
+    assert vault.bundle.stat().st_ino == before  # it is seen where it is mounted
+    (tmp_path / "lib/python3.12/site-packages/certifi").mkdir(parents=True)
+    place = tmp_path / "lib/python3.12/site-packages/certifi/cacert.pem"
+    place.touch()
+    assert vault.replaced([tmp_path, Path("/nowhere")]) == ((vault.bundle, place),)
+
+
+def test_the_operator_names_other_authorities(tmp_path: Path) -> None:
+    file = tmp_path / "own.pem"
+    file.write_text(f"Größe: 1\n{Authority(['api.test']).certificate}# end", encoding="utf-8")
+    environ = {"SSL_CERT_FILE": str(file)}
+    assert authorities(environ) == file.read_text(encoding="utf-8")[9:].removesuffix("# end")
+    with pytest.raises(ConfigError, match="no certificates in /nowhere"):
+        authorities({"SSL_CERT_FILE": "/nowhere"})
+
+
+def test_without_secrets_kernels_find_and_see_nothing() -> None:
+    vault = Vault()
+    assert not vault
+    assert (vault.variables, vault.shown, vault.replaced([Path("/")])) == ({}, (), ())

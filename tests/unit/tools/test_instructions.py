@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Refusal, Settings
-from kernel_mcp.config.values import Mount
+from kernel_mcp.config.values import HeaderSecret, Mount
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.select import NoSandbox
@@ -108,3 +108,14 @@ def test_only_tools_that_are_there_are_named() -> None:
         assert tool not in text
     assert "create_session(packages=[...]) opens a session with any package besides" in text
     assert "cannot be added to; info shows it" in instructions(Settings(tools=("core",)), WHOLE)
+
+
+def test_secrets_are_told_with_the_header_and_the_host_that_they_are_for() -> None:
+    secret = HeaderSecret("KEY", "api.test", "X-Key", "hunter2-hunter2")
+    text = instructions(Settings(secrets=(secret,)), WHOLE)
+    assert (
+        "os.environ has placeholders to use as they are, for KEY in X-Key of https://api.test"
+        in text
+    )
+    assert "Network: api.test" in text
+    assert "hunter2" not in text
