@@ -204,6 +204,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             capacity=capacity,
             preparation=CellInstallations(installer),
         )
+        doors.working = lambda: manager.worked
         await stack.enter_async_context(manager.running())
         yield Parts(
             settings=settings,

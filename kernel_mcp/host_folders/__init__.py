@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import os
 import pwd
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import secrets
+from kernel_mcp.linux.safe_tree import open_beneath
 from kernel_specs.landlock import calls
 
 MOST_MOUNTS = 40
@@ -176,7 +179,10 @@ class Shown:
     covers  kinds by path below it; `inodes` are those of what is covered
     mapped  whether kernels of a root server see it with the rights of its owner, by an id-map
     rights  who may read what else, where that is worth a word
-    appeared  what hosts execute of a writable one and was not there at the server's start
+    roots   whether what sessions make there belongs to root, as its owner is
+    numbers  for names of what is set aside
+    appeared  what hosts execute of a writable one and was not there at the server's start, and
+        its new name where it was set aside
     """
 
     mount: Mount
@@ -185,7 +191,9 @@ class Shown:
     inodes: set[tuple[int, int]] = field(default_factory=set)
     mapped: bool = True
     rights: str = ""
-    appeared: list[str] = field(default_factory=list)
+    roots: bool = False
+    numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    appeared: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """For people: where it is, whether it can be changed, and the first of what is covered."""
@@ -195,7 +203,11 @@ class Shown:
             how += f", {_STRICT}"
         covered = self._named("covered", secrets.HIDING) + self._named("fixed", {secrets.FIXED})
         if self.appeared:
-            covered += f"; appeared, and the host may execute it: {', '.join(self.appeared)}"
+            last = list(self.appeared.items())[-_SHOWN:]
+            names = [f"{name} (now {now})" if now else name for name, now in last]
+            covered += f"; appeared, and the host may execute it: {', '.join(names)}"
+        if self.roots:
+            how += ", new files belong to root as the folder does"
         rights = f"; {self.rights}" if self.rights else ""
         return f"{self.mount.guest}{host}: {how}{rights}{covered}"
 
@@ -241,6 +253,26 @@ class Shown:
 
     def _kinds(self, parts: tuple[str, ...]) -> set[str]:
         return {self.covers.get(parts[:end], "") for end in range(1, len(parts) + 1)}
+
+    def fixed_above(self, parts: tuple[str, ...]) -> bool:
+        """Whether a path lies in what no session could have changed."""
+        return secrets.FIXED in self._kinds(parts[:-1])
+
+    def set_aside(self, parts: tuple[str, ...]) -> str:
+        """Rename an entry to what no program looks for, beside it; the new path. Raises OSError."""
+        with self.entered() as root:
+            folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
+        try:
+            for number in self.numbers:
+                name = f"{parts[-1]}.set-aside-{number}"
+                try:
+                    os.lstat(name, dir_fd=folder)
+                except FileNotFoundError:
+                    os.rename(parts[-1], name, src_dir_fd=folder, dst_dir_fd=folder)
+                    break
+        finally:
+            os.close(folder)
+        return "/".join((*parts[:-1], name))
 
     def covers_file(self, info: os.stat_result) -> bool:
         """Whether an open file is covered under any name."""

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -228,6 +229,8 @@ def put(guest: str, path: Parts, kind: str) -> None:
     finally:
         os.close(current)
     try:
+        if stat.S_ISLNK(os.fstat(target).st_mode):
+            return
         tree = _cover_of(kind, target)
         try:
             linux.move_mount(tree, target)

@@ -252,7 +252,9 @@ class Walk:
             kind = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
         if kind not in HIDING and self.found.covers.get(parts) in HIDING:
             kind = self.found.covers[parts]  # what a link of a secret's name leads to
-        if kind == FIXED:
+        if kind == FIXED and stat.S_ISLNK(info.st_mode):
+            self._cover(parts, kind, None)
+        elif kind == FIXED:
             self._fix(parts)
         elif kind is not None and stat.S_ISLNK(info.st_mode):
             self._led_to(parts)
@@ -288,7 +290,10 @@ class Walk:
                 if entry.name == _OF_AN_ENVIRONMENT and self._writable and parts:
                     self._fix(parts)
                 kind = self._kind(path, mode)
-                if kind == FIXED and not entry.is_symlink():
+                if entry.is_symlink() and kind not in HIDING:
+                    if self._kind(path, stat.S_IFLNK) == FIXED:
+                        self._cover(path, FIXED, None)
+                elif kind == FIXED:
                     self._fix(path)
                 if kind not in HIDING:
                     if folder:
@@ -303,8 +308,10 @@ class Walk:
         kind = self._own.get(parts) or secret(parts, mode)
         if kind is None and stat.S_ISREG(mode) and judged_by_content(parts):
             kind = FILE if self._strict or holds_credentials(self._root, parts) else None
-        if kind is None and self._writable and executed(parts, folder=stat.S_ISDIR(mode)):
-            return FIXED
+        if kind is None and self._writable:
+            folder, link = stat.S_ISDIR(mode), stat.S_ISLNK(mode)
+            if executed(parts, folder=folder) or (link and executed(parts, folder=True)):
+                return FIXED
         return kind
 
     def _fix(self, parts: Parts) -> None:

@@ -19,7 +19,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
 from kernel_mcp.host_folders import Shown, within
-from kernel_mcp.host_folders.secrets import FIXED, KEPT
+from kernel_mcp.host_folders.secrets import FIXED, KEPT, Parts, executed
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
@@ -36,6 +36,8 @@ BEGIN_S = 60.0
 ANSWER_S = 10.0
 ALL = -1
 """The version before all covers."""
+MOST_TOLD = 200
+"""Of what appears below one mount: code can make any number."""
 KEEPER = "kernel_mcp.host_folders.keeper"
 
 logger = logging.getLogger(__name__)
@@ -78,6 +80,8 @@ class Doors:
         self._maps: dict[tuple[int, ...], int] = {}
         self._control: socket.socket | None = None
         self._undo = ExitStack()
+        self.working: Callable[[], bool] = lambda: False
+        """Whether code runs in a session, or did just now."""
 
     def __bool__(self) -> bool:
         return bool(self.shown)
@@ -212,6 +216,7 @@ class Doors:
                 "to a user (chown) if that is not what you want.",
                 shown.mount,
             )
+            shown.roots = True
         try:
             os.close(await self._mapped(shown, Identity(1, 1)))
         except NotMapped as reason:
@@ -377,9 +382,11 @@ class Doors:
             shown = self.shown[message["mount"]]
             if message["anew"]:
                 shown.covers.clear()
-            elif message["version"]:
-                self._note_new(shown, message["covers"])
-            shown.covers.update({tuple(path): kind for path, kind in message["covers"]})
+            covers = {tuple(path): kind for path, kind in message["covers"]}
+            if message["version"] and not message["anew"]:
+                for parts in self._note_new(shown, covers):
+                    del covers[parts]
+            shown.covers.update(covers)
             shown.inodes.difference_update((device, inode) for device, inode in message["gone"])
             shown.inodes.update((device, inode) for device, inode in message["inodes"])
             self.version = max(self.version, message["version"])
@@ -392,19 +399,37 @@ class Doors:
             else:
                 linux.close_all(fds)
 
-    def _note_new(self, shown: Shown, covers: Sequence[tuple[Sequence[str], str]]) -> None:
-        """Tell of what programs of the host execute and was not there when sessions began."""
-        for path, kind in covers:
-            name = "/".join(path)
-            if kind == FIXED and tuple(path) not in shown.covers and name not in shown.appeared:
-                shown.appeared.append(name)
-                self._tell("appeared", {"mount": str(shown.mount), "path": name})
-                logger.warning(
-                    "--mount %s: %s has appeared, which programs of the host execute or take "
-                    "commands from. Unless you made it, a session did: look into it first.",
-                    shown.mount,
-                    name,
-                )
+    def _note_new(self, shown: Shown, covers: Mapping[Parts, str]) -> list[Parts]:
+        """See to what programs of the host execute and was not there when sessions began.
+
+        While code runs it is set aside, which this returns.
+        """
+        aside = []
+        for parts, kind in covers.items():
+            wanted = kind == FIXED or (shown.mount.writable and executed(parts, folder=False))
+            if not wanted or parts in shown.covers or shown.fixed_above(parts):
+                continue
+            name, now = "/".join(parts), ""
+            if self.working():
+                with contextlib.suppress(OSError):  # in a folder closed to us
+                    now = shown.set_aside(parts)
+                    aside.append(parts)
+                if not now and not os.path.lexists(shown.mount.host.joinpath(*parts)):
+                    aside.append(parts)  # gone already, so that it will be new again
+            if name in shown.appeared or len(shown.appeared) >= MOST_TOLD:
+                continue
+            shown.appeared[name] = now
+            self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
+            logger.warning(
+                "--mount %s: %s has appeared, which programs of the host execute or take "
+                "commands from. %s",
+                shown.mount,
+                name,
+                f"As code ran in a session it was renamed to {now}: if it is yours, rename it back."
+                if now
+                else "Unless you made it, a session did: look into it first.",
+            )
+        return aside
 
     def _on_end(self) -> None:
         assert self._control is not None
@@ -458,6 +483,7 @@ def as_folder(shown: Shown, source: Path) -> Folder:
         ("/".join(path), kind)
         for path, kind in sorted(shown.covers.items())
         if not shown.hides(path[:-1])  # it was found before the folder that it is in
+        if not shown.mount.host.joinpath(*path).is_symlink()
     )
     mount = shown.mount
     return Folder(source, mount.guest, mount.writable, covers, is_folder=not shown.single)

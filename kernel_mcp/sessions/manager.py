@@ -31,6 +31,8 @@ from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+JUST_NOW_S = 0.5
+"""In which what code has done on the disk is heard of, on a busy machine too."""
 CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 """What a session can be called; `--workspace` may have a folder of that name."""
@@ -127,6 +129,12 @@ class SessionManager:
     def sessions(self) -> list[Session]:
         """Every open session, oldest first."""
         return list(self._sessions.values())
+
+    @property
+    def worked(self) -> bool:
+        """Whether code runs in any session, or did `JUST_NOW_S` ago."""
+        last = self._clock() - JUST_NOW_S
+        return any(each.state == "busy" or each.last_used > last for each in self.sessions)
 
     def owned_by(self, caller: Caller) -> list[Session]:
         """The caller's own sessions, oldest first."""

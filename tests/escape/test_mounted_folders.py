@@ -579,6 +579,32 @@ print(json.dumps(done))
 """
 
 
+PLANTS = """
+import json, os
+os.chdir(ROOT)
+done = {}
+def attempt(name, work):
+    for _ in range(20):
+        try:
+            work()
+        except OSError:
+            pass  # it has been set aside meanwhile
+    done[name] = "tried"
+def write(path, text="planted"):
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "w") as file:
+        file.write(text)
+attempt("ordinary", lambda: write("fresh/plain.txt", "ordinary"))
+attempt("repository", lambda: (write("repo/.git/config"), write("repo/.git/hooks/post-checkout")))
+attempt("claude", lambda: write(".claude/settings.json"))
+attempt("tasks", lambda: write(".vscode/tasks.json"))
+attempt("envrc", lambda: write(".envrc"))
+attempt("renamed", lambda: (write("sh/prepared"), os.rename("sh/prepared", "sh/.bashrc")))
+attempt("link", lambda: (os.makedirs("link", exist_ok=True), os.symlink("../fresh", "link/.git")))
+print(json.dumps(done))
+"""
+
+
 @where_owners_write
 async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project: Project) -> None:
     for name in (".mcp.json", "nested/repo/.git/HEAD", ".venv/bin/python", ".venv/pyvenv.cfg"):
@@ -613,18 +639,32 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
             assert not path.exists() or path.stat().st_mode & 0o6000 == 0
         # secrets are covered here, too, also when a folder above them was moved by code
         assert SECRET not in json.dumps(await notebook.run(reading(project)))
-        # what the host makes later stays as it is, too
+        # nor where there was nothing before
+        done = await notebook.run(f"ROOT = {str(project.root)!r}\n{PLANTS}")
+        assert set(done.values()) == {"tried"}, done
+        absent = ("repo/.git", "link/.git", ".claude", ".vscode", ".envrc", "sh/.bashrc")
+        with anyio.fail_after(PATIENCE_S):
+            while found := [name for name in absent if os.path.lexists(project.root / name)]:
+                told = (await notebook.agent.call("info")).data["mounts"][0]
+                assert "appeared" in told, found
+        if way not in UNSPACED:  # where nothing can be made beside what is covered
+            assert (project.root / "fresh" / "plain.txt").read_text() == "ordinary"
+            told = (await notebook.agent.call("info")).data["mounts"][0]
+            assert "repo/.git (now repo/.git.set-aside-1)" in told
+        # what the host makes while no code runs stays as it is, and is kept from code
+        with anyio.fail_after(PATIENCE_S):
+            while (await notebook.agent.call("list_sessions")).data["sessions"][-1]["idle_s"] < 1:
+                pass
         project.write("later/.git/hooks/post-commit", "original")
         project.own()
-        plant = f"open({str(project.root / 'later/.git/hooks/post-commit')!r}, 'w').write('x')"
-        with anyio.fail_after(PATIENCE_S):
-            answer = await notebook.agent.run(plant, session=notebook.session)
-            while not re.search("Read-only|Permission denied", answer.text):
-                answer = await notebook.agent.run(plant, session=notebook.session)
         with anyio.fail_after(PATIENCE_S):
             told = [""]
             while "later/.git" not in told[0].partition("appeared")[2]:
                 told = (await notebook.agent.call("info")).data["mounts"]
+        plant = f"open({str(project.root / 'later/.git/hooks/post-commit')!r}, 'w').write('x')"
+        answer = await notebook.agent.run(plant, session=notebook.session)
+        assert re.search("Read-only|Permission denied", answer.text)
+        assert (project.root / "later/.git/hooks/post-commit").read_text() == "original"
 
 
 async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Project) -> None:
