@@ -404,7 +404,8 @@ class Way:
             signal.pidfd_send_signal(pidfd, 0)  # the number still means this kernel
             words = [str(namespace), str(way), json.dumps(self.places)]
             argv = bare_program("kernel_mcp.network.inside", *words)
-            done = await anyio.run_process(argv, check=False, pass_fds=(namespace, way))
+            env = {"LANG": "C.UTF-8"}  # none of the server's: it enters the kernel's namespaces
+            done = await anyio.run_process(argv, check=False, env=env, pass_fds=(namespace, way))
         if done.returncode != 0:
             said = (done.stderr or b"").decode("utf-8", "replace").strip().splitlines()[-1:]
             raise LaunchError(
