@@ -125,7 +125,13 @@ def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
     if settings.max_sessions < 1:
         raise ConfigError("max-sessions 0: a server needs room for at least one session")
     known = []
+    secret = {each.name for each in settings.secrets}
     for each in settings.variables:
+        if each.name in secret:
+            raise ConfigError(
+                f"--env {each.name}, --secret {each.name}: code would read what it is to use "
+                "without reading it; leave one of the two out"
+            )
         if each.value is None and each.name not in environ:
             raise ConfigError(
                 f"--env {each.name}: the server has no such variable; set it where the server is "

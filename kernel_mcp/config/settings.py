@@ -315,7 +315,7 @@ class Settings:
         "secret", header_secrets, _PLACES, "NAME@HOST[:HEADER]", "none",
         "let code use the server's environment variable NAME in that header (`Authorization`) of "
         "HTTPS requests to HOST, which it may then connect to, and never read it: it sees a "
-        "placeholder, which a proxy replaces; repeatable",
+        "placeholder, which a proxy replaces; a comma list, repeatable",
         value=(),
     )
     workspace: Path | None = _flag(

@@ -374,11 +374,11 @@ class HeaderSecret:
 
 
 def header_secrets(given: object) -> tuple[HeaderSecret, ...]:
-    """`NAME@HOST[:HEADER]`, one or a list, without their values."""
+    """`NAME@HOST[:HEADER]` in comma lists, without their values."""
     found = [given] if isinstance(given, str) else given
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
         raise ValueError("expected NAME@HOST[:HEADER], such as API_KEY@api.example.com")
-    return tuple(_header_secret(each.strip()) for each in found)
+    return tuple(_header_secret(text.strip()) for each in found for text in each.split(","))
 
 
 def _header_secret(text: str) -> HeaderSecret:

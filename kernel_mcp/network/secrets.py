@@ -19,6 +19,8 @@ from kernel_mcp.errors import ConfigError
 
 PREFIX = "kmcp_"
 """What all placeholders begin with; nothing in them is changed by URLs, JSON or quotes."""
+_HEAD = 8
+"""First bytes of a form that a beginning of it is looked for by; no form is shorter."""
 _LETTERS = string.ascii_letters + string.digits
 
 Headers = list[tuple[bytes, bytes]]
@@ -130,13 +132,14 @@ class Scan:
 
 def _overlap(text: bytes, form: bytes) -> int:
     """How many last bytes of `text` may be the first of `form`, and not all of it."""
-    # the first byte of a form, found from the left: the longest beginning comes first
-    start = text.find(form[0], max(0, len(text) - len(form) + 1))
+    head = form[:_HEAD]
+    # found from the left, the longest beginning comes first; what code sends makes few candidates
+    start = text.find(head, max(0, len(text) - len(form) + 1))
     while start >= 0:
         if form.startswith(text[start:]):
             return len(text) - start
-        start = text.find(form[0], start + 1)
-    return 0
+        start = text.find(head, start + 1)
+    return next((n for n in range(len(head) - 1, 0, -1) if text.endswith(head[:n])), 0)
 
 
 def sought(found: Iterable[Secret]) -> list[tuple[str, bytes]]:

@@ -403,6 +403,8 @@ def test_values_of_secrets_leave_the_environment_for_the_settings(
     assert "hunter2" not in repr(settings)
     with pytest.raises(ConfigError, match="no variable TRIAL_KEY; set it where"):
         settings_from(flags)
+    with pytest.raises(ConfigError, match="leave one of the two out"):
+        settings_from({**flags, "env": ["TRIAL_KEY=other"]})
     monkeypatch.setenv("TRIAL_KEY", "short")
     with pytest.raises(ConfigError, match="has 5 characters"):
         settings_from(flags)

@@ -212,7 +212,7 @@ def test_groups_are_a_list_with_the_first_among_them() -> None:
 
 def test_secrets_name_a_variable_a_host_and_a_header() -> None:
     assert header_secrets("KEY@Api.Example.com.") == (HeaderSecret("KEY", "api.example.com"),)
-    assert header_secrets(["A@h.test:X-Key", "B@h.test"]) == (
+    assert header_secrets(["A@h.test:X-Key, B@h.test"]) == (
         HeaderSecret("A", "h.test", "X-Key"),
         HeaderSecret("B", "h.test", "Authorization"),
     )
