@@ -12,7 +12,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -242,6 +243,9 @@ class EnvironmentSpec:
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 """Bytes of a RECORD; the largest known has some 2 MiB."""
+MAX_HEAD_BYTES = 256 * 1024
+"""Bytes of METADATA that are read: requirements are before the description."""
+_NEED = re.compile(r"^Requires-Dist:\s*(.*\S)", re.MULTILINE)
 _SUFFIXES = (".py", ".so", ".pyd")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -296,6 +300,20 @@ def installed_versions(site_packages: Path) -> tuple[str, ...]:
         f"{name}=={folder.stem.rpartition('-')[2]}"
         for name, folder in sorted(_distributions(site_packages).items())
     )
+
+
+def installed_needs(site_packages: Path) -> Iterator[Requirement]:
+    """What distributions need of others, as far as it can be read."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for folder in _distributions(site_packages).values():
+        with suppress(OSError), open(os.open(folder / "METADATA", _OPEN), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                continue
+            head, _, _ = file.read(MAX_HEAD_BYTES).partition(b"\n\n")
+            for text in _NEED.findall(head.decode(errors="replace")):
+                with suppress(InvalidRequirement):
+                    yield Requirement(text)
 
 
 def _distributions(site_packages: Path) -> dict[str, Path]:

@@ -18,17 +18,17 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, Mount
+from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, Mount, parse_entry
 from kernel_mcp.environments.build import BASE_PACKAGES
 from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.metadata import (
     installed_modules,
+    installed_needs,
     installed_versions,
     normalised,
 )
@@ -106,21 +106,15 @@ class OwnEnvironment:
             or not each.specifier.contains(found[each.name], prereleases=True)
         )
 
-    def _clashes(
-        self, theirs: Mapping[str, str], ours: Mapping[str, str], needs: Iterable[Requirement]
-    ) -> bool:
-        """Whether ours, or the kernel, would not work with versions of theirs."""
-        for name in _KERNELS_OWN:
-            if name in theirs and _major(theirs[name]) != _major(ours.get(name, "")):
-                return True
+    def _needs(self, needs: Iterable[Requirement], there: Mapping[str, str]) -> dict[str, bool]:
+        """Those of `needs` that name what is `there`, and whether that meets them."""
         version = self.interpreter.version
         here = {"extra": "", "python_version": self.minor, "python_full_version": version}
-        return any(
-            not need.specifier.contains(theirs[name], prereleases=True)
+        return {
+            f"{name}{need.specifier}": need.specifier.contains(there[name], prereleases=True)
             for need in needs
-            if (name := normalised(need.name)) in theirs
-            and (need.marker is None or need.marker.evaluate(here))
-        )
+            if (name := normalised(need.name)) in there and _applies(need, here)
+        }
 
     def above(self, ours: KernelEnvironment, wanted: Iterable[Requirement]) -> KernelEnvironment:
         """What kernels run in: this, with an environment of ours behind it, or before; blocks.
@@ -130,8 +124,16 @@ class OwnEnvironment:
         """
         site = _site_of(ours)
         theirs, added = self.versions(), versions(ours.packages)
-        first = self._clashes(theirs, added, [*wanted, *_needs(site)])
+        base = [parse_entry(each) for each in BASE_PACKAGES]
+        met = self._needs([*base, *wanted, *installed_needs(site)], theirs)
+        untried = any(
+            name in theirs and _major(theirs[name]) != _major(added.get(name, ""))
+            for name in _KERNELS_OWN
+        )
+        first = untried or not all(met.values())
         packages = {**theirs, **added} if first else {**added, **theirs}
+        among = [need for place in self.sites for need in installed_needs(place)]
+        kept = self._needs(among, packages)
         modules: dict[str, tuple[str, ...]] = {}
         for place in (*reversed(self.sites), site) if first else (site, *reversed(self.sites)):
             modules |= installed_modules(place)
@@ -155,6 +157,7 @@ class OwnEnvironment:
                 modules=modules,
                 replaced=replaced,
                 outside=self.outside,
+                needs=tuple(need for need, holds in kept.items() if holds),
                 compiled=_compiled(self.sites[0]),
             ),
         )
@@ -428,13 +431,11 @@ def _listed(folder: Path) -> set[str]:
     return {name for name in names if name.isidentifier() and name.isascii()}
 
 
-def _needs(site: Path) -> Iterator[Requirement]:
-    """What packages of ours need of others."""
-    from packaging.requirements import Requirement
-
-    yield from map(Requirement, BASE_PACKAGES)
-    for info in site.glob("*.dist-info"):
-        yield from map(Requirement, Distribution.at(info).requires or ())
+def _applies(need: Requirement, here: Mapping[str, str]) -> bool:
+    try:
+        return need.marker is None or need.marker.evaluate(dict(here))
+    except ValueError:  # a comparison without meaning
+        return False
 
 
 def _site_of(ours: KernelEnvironment) -> Path:

@@ -91,6 +91,7 @@ class Support:
     modules   top-level modules by package
     replaced  versions that code sees instead of those of the environment, in words
     outside   what is elsewhere, by package or `.pth` file
+    needs     what its packages need of each other, as far as they have it
     compiled  whether packages have bytecode
     """
 
@@ -102,6 +103,7 @@ class Support:
     modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     replaced: Mapping[str, str] = field(default_factory=dict, compare=False)
     outside: Mapping[str, Outside] = field(default_factory=dict, compare=False)
+    needs: tuple[str, ...] = field(default=(), compare=False)
     compiled: bool = field(default=True, compare=False)
 
     @property

@@ -170,6 +170,7 @@ class Installer:
         earlier = [each for each in present.requested if each.name not in names]
         own = self._factory.spec(session.request).packages
         pins = [f"{name}=={present.versions[name]}" for name in PINNED if name in present.versions]
+        kept = environment.support.needs if environment.support is not None else ()
         named = names | {each.name for each in (*own, *earlier)}
         opened = ConfinedPip.opened(
             self._workshop,
@@ -185,7 +186,7 @@ class Installer:
                     wanted=[*BASE_PACKAGES, *implied, *map(str, (*own, *earlier, *asked))],
                     earlier=[str(each) for each in earlier],
                     present=present.versions,
-                    constraints=[*pins, *self.rules.constraints],
+                    constraints=[*pins, *self.rules.constraints, *kept],
                     excludes=sorted(set(LEFT_OUT) - named),
                     progress=progress,
                 )
@@ -195,7 +196,10 @@ class Installer:
                 resolved = await resolve(along)
             except InstallError as error:
                 if not any(name in str(error) for name in along):
-                    raise
+                    if not kept:
+                        raise
+                    what = f"What packages of {environment.root} need of each other counts too."
+                    raise InstallError(f"{error}\n{what}") from error
                 resolved = await resolve(())
             differing = {
                 name: version

@@ -260,9 +260,12 @@ def test_what_the_kernel_needs_comes_behind_packages_that_it_works_with(
     project: Path, tmp_path: Path
 ) -> None:
     add(project / ".venv", "traitlets", "5.9")
-    add(project / ".venv", "pandas", "2.0")
+    add(project / ".venv", "numpy", "1.26")
+    needs = ("numpy<2", "numpy>=9", "numpy>5; python_version<'3'", "!", "numpy; os_name~='x'")
+    add(project / ".venv", "pandas", "2.0", *needs)
     found = read(project / ".venv").above(ours(tmp_path / "ours"), ())
     assert found.support is not None
+    assert {"numpy<2", "tornado>=6.4"} >= set(found.support.needs) >= {"numpy<2"}
     assert not found.support.first
     assert {"traitlets==5.9", "pandas==2.0", "ipykernel==7.1.0"} <= set(found.packages)
     assert found.support.modules["pandas"] == ("pandas",)
