@@ -29,7 +29,7 @@ from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
-from kernel_mcp.host_folders import shown_folders
+from kernel_mcp.host_folders import shown_folders, usable_devices
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import mark_of
 from kernel_mcp.launch.cold import LocalLauncher
@@ -112,6 +112,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             audit.note,
             shows=sandbox.shows,
             fixed=own.fixed if own is not None else (),
+            devices=usable_devices(settings.devices, run.path, sandbox.name),
         )
         stack.push_async_callback(doors.aclose)
         await doors.open()
@@ -245,6 +246,7 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
         "mounts": [str(mount) for mount in settings.mounts],
         "network": list(settings.network),
         "secrets": list(map(str, settings.secrets)),
+        "devices": list(map(str, settings.devices)),
         "variables": [each.name for each in settings.variables],
     }
     audit.note("server_start", facts)

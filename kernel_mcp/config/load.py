@@ -35,6 +35,7 @@ from kernel_mcp.config.values import (
     Mount,
     Variable,
     close_to,
+    devices,
     entries,
     header_secrets,
     hosts,
@@ -57,7 +58,7 @@ MAX_VARIABLES = 16 * 1024
 MAX_SHOWN = 100
 """Characters of a key or a value in an error, which is one line."""
 
-_LISTS = (entries, header_secrets, hosts, mounts, places, variables)
+_LISTS = (devices, entries, header_secrets, hosts, mounts, places, variables)
 """Readers of settings that may be given more than once."""
 HELP = ("-h", "--help", "help")
 OTHERS = "The other flags of the server are taken too, and change nothing here."
@@ -91,7 +92,10 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:
-    limits = Limits(**{name: value for name, value in values.items() if name in _LIMITS})
+    limits = Limits(
+        address_space=not values.get("devices"),
+        **{name: value for name, value in values.items() if name in _LIMITS},
+    )
     rest = {name: value for name, value in values.items() if name not in _LIMITS}
     settings = replace(Settings(limits=limits), **rest)
     most = settings.max_timeout_s
@@ -264,6 +268,8 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
         return str(base / str(value))
     if option.read is places and isinstance(value, tuple):
         return tuple(place if "://" in place else str(base / place) for place in value)
+    if option.read is devices and isinstance(value, tuple):
+        return tuple(Path(os.path.normpath(base / each.expanduser())) for each in value)
     if option.read is mounts and isinstance(value, tuple):
         return tuple(_placed(each, base) for each in value)
     return base / value.expanduser() if isinstance(value, Path) else value

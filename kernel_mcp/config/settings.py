@@ -28,6 +28,7 @@ from kernel_mcp.config.values import (
     choice,
     choices_in_order,
     count,
+    devices,
     duration,
     entries,
     fewer_hosts,
@@ -137,6 +138,7 @@ class Limits:
 
     tmp_bytes       /tmp and /dev/shm, each (part of memory)
     open_files      file descriptors of one process
+    address_space   whether a process is limited, too: drivers map more than there is memory
     """
 
     memory_bytes: int = _flag(
@@ -168,6 +170,7 @@ class Limits:
     )
     tmp_bytes: int = 512 * MIB
     open_files: int = 4096
+    address_space: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,12 @@ class Settings:
         "addresses, on ports 80 and 443; `HOST:PORT` for any protocol, as of a database; a comma "
         "list, repeatable. A session may ask for less",
         narrows=fewer_hosts,
+    )
+    devices: tuple[Path, ...] = _flag(
+        "device", devices, _USE, "PATH", "none",
+        "let code use this character device of the host, such as a GPU's; memory is limited by the "
+        "control group alone then; repeatable",
+        value=(),
     )
     variables: tuple[Variable, ...] = _flag(
         "env", variables, _USE, "NAME[=VALUE]", "none",

@@ -278,6 +278,14 @@ def hosts(given: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
+def devices(given: object) -> tuple[Path, ...]:
+    """Paths of device files, one or a list; the caller makes them absolute."""
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, (list, tuple)):
+        raise ValueError("expected a device such as /dev/kvm")
+    return tuple(map(path, found))
+
+
 LEAST_MASKED = 6
 """Characters of a value that outputs can be rid of: a shorter one is a part of ordinary text."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

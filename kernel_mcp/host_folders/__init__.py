@@ -168,6 +168,118 @@ def _homes() -> set[str]:
     return {os.path.realpath(home) for home in found if home.startswith("/") and home != "/"}
 
 
+# Devices that the operator lets code use. Their drivers are the host's: those are refused that show
+# or change what belongs to others, whatever name they have.
+_PLAIN = {(1, minor) for minor in (3, 5, 7, 8, 9)}
+"""null, zero, full, random and urandom, which every kernel has."""
+_REFUSED_MAJORS = {
+    1: "memory or the log of the host",
+    4: "a terminal",
+    5: "a terminal",
+    7: "the screen of a console",
+    13: "keyboards and pointers of the host",
+    21: "a disk of the host",
+    162: "a disk of the host",
+    202: "registers of the processors",
+    203: "registers of the processors",
+    **dict.fromkeys(range(136, 144), "a terminal"),
+}
+_REFUSED_CLASSES = {
+    "tty": "a terminal",
+    "vc": "the screen of a console",
+    "mem": "memory or the log of the host",
+    "input": "keyboards and pointers of the host",
+    "hidraw": "keyboards and pointers of the host",
+    **dict.fromkeys(("bsg", "scsi_generic", "nvme", "nvme-generic", "raw"), "a disk of the host"),
+    **dict.fromkeys(("mtd", "watchdog", "msr", "cpuid"), "hardware that the host runs on"),
+}
+_REFUSED_NAMES = {
+    **dict.fromkeys(("loop-control", "mapper/control", "btrfs-control"), "disks of the host"),
+    **dict.fromkeys(("uinput", "uhid"), "keyboards and pointers of the host"),
+    **dict.fromkeys(("autofs", "cuse", "snapshot", "userfaultfd"), "a part of the host's kernel"),
+    **dict.fromkeys(("mcelog", "nvram", "vga_arbiter"), "hardware that the host runs on"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A character device that kernels find at `guest`.
+
+    source  the node that is bound: for a root server's kernels a copy that their users may open
+    rights  what limits its use, in words; empty where kernels may do what the server may
+    """
+
+    source: Path
+    guest: str
+    rights: str = ""
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.guest}{self.rights and ': '}{self.rights}"
+
+
+def usable_devices(paths: Iterable[Path], folder: Path, sandbox: str) -> tuple[Device, ...]:
+    """The devices of `--device`; `folder` is one of the server's own. Raises ConfigError."""
+    found = []
+    for number, path in enumerate(dict.fromkeys(paths)):
+        if reason := _unfit_device(path):
+            raise ConfigError(f"--device {path}: {reason}")
+        device = _opened_to_kernels(path, folder / f"device-{number}", sandbox)
+        if device.rights:
+            logger.warning("--device %s.", device)
+        found.append(device)
+    return tuple(found)
+
+
+def _unfit_device(path: Path) -> str:
+    """Why a path is no device for kernels; empty when it is."""
+    try:
+        info = path.lstat()
+    except OSError as reason:
+        return f"it cannot be had: {reason.strerror}"
+    if stat.S_ISLNK(info.st_mode) or path.resolve() != path:
+        return f"it is a link, or below one: name the device itself, {path.resolve()}"
+    if stat.S_ISBLK(info.st_mode):
+        return "it is a block device: show its files with --mount"
+    if not stat.S_ISCHR(info.st_mode):
+        return "it is no device; --mount shows files and folders"
+    if not path.is_relative_to("/dev"):
+        return "it lies outside of /dev, where kernels would not look for a device"
+    number = (os.major(info.st_rdev), os.minor(info.st_rdev))
+    if number in _PLAIN:
+        return ""
+    facts = Path("/sys/dev/char", "{}:{}".format(*number))
+    kind = (facts / "subsystem").resolve().name
+    with contextlib.suppress(OSError):
+        for line in (facts / "uevent").read_text().splitlines():
+            name = line.removeprefix("DEVNAME=")
+            if name != line and name in _REFUSED_NAMES:
+                return f"it is {_REFUSED_NAMES[name]}, which no session may use"
+    what = _REFUSED_MAJORS.get(number[0]) or _REFUSED_CLASSES.get(kind)
+    return f"it is {what}, which no session may use" if what else ""
+
+
+def _opened_to_kernels(path: Path, copy: Path, sandbox: str) -> Device:
+    """How kernels get at a device with the rights of this server. Raises ConfigError."""
+    info = path.lstat()
+    everyone = info.st_mode & 0o006 == 0o006
+    if everyone or (os.geteuid() != 0 and os.access(path, os.R_OK | os.W_OK)):
+        return Device(path, str(path))
+    rights = f"code has the rights of every user, and its mode is {stat.S_IMODE(info.st_mode):04o}"
+    if os.geteuid() != 0:
+        return Device(path, str(path), "this server's user may not read and write it")
+    try:
+        if sandbox not in ("bwrap", "container") or os.statvfs(copy.parent).f_flag & os.ST_NODEV:
+            return Device(path, str(path), rights)
+        os.mknod(copy, 0o600 | stat.S_IFCHR, info.st_rdev)
+        copy.chmod(0o666)  # the folder that it is in is the server's alone
+    except PermissionError:  # root without CAP_MKNOD, as in containers
+        return Device(path, str(path), rights)
+    except OSError as reason:
+        raise ConfigError(f"--device {path}: no copy of it can be made: {reason}") from reason
+    return Device(copy, str(path))
+
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

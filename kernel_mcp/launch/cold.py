@@ -48,7 +48,7 @@ class LocalLauncher:
         self._resources = resources or ResourceManager()
         self._inspector = inspector or Inspector(sandbox)
         self._sandbox = sandbox
-        self._doors = doors or Doors()
+        self._doors = Doors() if doors is None else doors
         self._runs = runs
         self._start_timeout_s = start_timeout_s
 
@@ -182,6 +182,7 @@ class LocalLauncher:
                     folders=folders,
                     hosts=self._network.hosts,
                     replaced=request.environment.replaced,
+                    devices=self._doors.devices,
                 ),
                 identity,
             )

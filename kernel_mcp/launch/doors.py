@@ -18,7 +18,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
-from kernel_mcp.host_folders import Shown, within
+from kernel_mcp.host_folders import Device, Shown, within
 from kernel_mcp.host_folders.secrets import FIXED, KEPT, Parts, executed
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
@@ -58,13 +58,15 @@ class Doors:
         *,
         shows: str = BY_TREES,
         fixed: Sequence[Path] = (),
+        devices: tuple[Device, ...] = (),
     ) -> None:
         """`folder` is one of the server's own, which has to exist; `tell` takes audit events.
 
         `shows` is a sandbox's way of showing folders. What is `fixed` stays read-only below
-        writable mounts.
+        writable mounts. `devices` are in the /dev of every kernel.
         """
         self._tell = tell
+        self.devices = devices
         self.by_rules = shows == BY_RULES
         """Whether kernels see the host's own files, as far as Landlock lets them."""
         self._shows = shows
@@ -89,7 +91,7 @@ class Doors:
     @property
     def writable(self) -> frozenset[str]:
         """Mounts that kernels may write to, as /proc/PID/mountinfo has them."""
-        return frozenset(
+        return frozenset(_listed(each.guest) for each in self.devices) | frozenset(
             _listed("/".join((each.mount.guest, *path)))
             for each in self.shown
             if each.mount.writable

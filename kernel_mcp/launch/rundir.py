@@ -131,7 +131,7 @@ def boot_content(
         "version": BOOT_VERSION,
         "policy": request.policy.to_json(),
         "limits": {
-            "memory_bytes": limits.memory_bytes,
+            "memory_bytes": limits.memory_bytes if limits.address_space else 0,
             "cpus": math.ceil(limits.cpus),
             "pids": limits.pids if guest.own_process_count else 0,
             "open_files": limits.open_files,
@@ -161,12 +161,13 @@ def ceilings(request: LaunchRequest, guest: GuestPaths) -> dict[str, int]:
     """The limits that the boot file has a kernel set, by the names of /proc/PID/limits."""
     limits = request.limits
     memory = limits.memory_bytes + confine.ADDRESS_SPACE_OVERHEAD + confine.MEMORY_RESERVE
+    bounded = limits.memory_bytes and limits.address_space
     wanted = {
         "Max processes": limits.pids if guest.own_process_count else 0,
         "Max open files": limits.open_files,
         "Max file size": limits.disk_bytes,
-        "Max address space": memory + confine.RESERVED_ADDRESSES if limits.memory_bytes else 0,
-        "Max data size": memory if limits.memory_bytes else 0,
+        "Max address space": memory + confine.RESERVED_ADDRESSES if bounded else 0,
+        "Max data size": memory if bounded else 0,
         "Max pending signals": confine.PENDING_SIGNALS,
         "Max msgqueue size": confine.MESSAGE_QUEUE_BYTES,
     }

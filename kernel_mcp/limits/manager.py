@@ -211,7 +211,8 @@ class ResourceManager:
         none = f"no cgroup: {self._refusal}"
         if limits.memory_bytes:
             means = self._by("memory") or f"a watchdog ({none})"
-            found.append(f"memory {format_bytes(limits.memory_bytes)} by RLIMIT_AS and {means}")
+            how = f"RLIMIT_AS and {means}" if limits.address_space else f"{means} alone (--device)"
+            found.append(f"memory {format_bytes(limits.memory_bytes)} by {how}")
         if limits.pids:
             means = self._by("pids") or f"RLIMIT_NPROC ({none})"
             found.append(f"{limits.pids} processes and threads by {means}")

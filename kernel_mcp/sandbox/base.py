@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import kernel_specs
 from kernel_mcp.config.settings import Limits, Settings
+from kernel_mcp.host_folders import Device
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.mounts import Folders
 
@@ -81,7 +82,7 @@ class SandboxRequest:
     `inherit` are file descriptors the process keeps. `layers` are host paths bound read-only at
     `GuestPaths.layers`. With `folders.shown` it can make no Unix socket. `hosts` are addresses of
     its own network, each with its name. `replaced` are files of the host that are seen in the place
-    of others in `readonly`.
+    of others in `readonly`; `devices` are in its /dev.
     """
 
     argv: Sequence[str]
@@ -95,6 +96,7 @@ class SandboxRequest:
     folders: Folders = field(default_factory=Folders)
     hosts: tuple[tuple[str, str], ...] = ()
     replaced: tuple[tuple[Path, Path], ...] = ()
+    devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class BwrapSandbox(KernelUsers):
             options += ["--bind", str(request.sockets), mounts.SOCKETS]
             options += mounts.layer_options(request.layers)
             options += mounts.folder_options(request.folders)
+            options += mounts.device_options(request.devices)
             options += _READ_ONLY
             filtering = self._sealed_filter if request.folders.shown else self.filter
             options += ["--seccomp", passed.file(filtering)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.host_folders import Device
 from kernel_mcp.host_folders.secrets import HIDING, KEPT
 from kernel_mcp.linux.process import bare_program
 
@@ -212,6 +213,17 @@ def folder_options(folders: Folders) -> list[str]:
         options += [bind, str(folder.source), folder.guest]
         for source, target, writable in folders.covers(folder):
             options += ["--bind" if writable else "--ro-bind", source, target]
+    return options
+
+
+def device_options(devices: Iterable[Device]) -> list[str]:
+    """Bind devices, after the /dev that they come into."""
+    options: list[str] = []
+    for device in devices:
+        for parent in _parents(device.guest):
+            if parent != "/dev":
+                options += ["--perms", "0755", "--dir", parent]
+        options += ["--dev-bind", str(device.source), device.guest]
     return options
 
 

@@ -66,6 +66,8 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
     `missing` are packages of the operator's that are known to be missing.
     """
     lines = [HOW, _imports(settings), _packages(settings), _files(settings, sandbox)]
+    if settings.devices:
+        lines.append(f"Devices of the host: {_listed([*map(str, settings.devices)])}.")
     if settings.variables:
         names = _listed([each.name for each in settings.variables])
         lines.append(f"Environment: os.environ has {names}; outputs show no value of them.")

@@ -155,6 +155,7 @@ class ServerInfo(Told):
     workspace: str = Field(description="The kernel's working folder, as code sees it")
     mounts: list[str] = Field(description="What code sees of the host, and what is covered in it")
     network: str = Field(description="Where code of the session may connect")
+    devices: list[str] = Field(description="Devices of the host that code may use")
     variables: list[str] = Field(
         description="Names in os.environ from the operator; values are masked in outputs"
     )

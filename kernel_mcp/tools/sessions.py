@@ -330,6 +330,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         sandbox_enforces=list(report.enforced),
         mounts=services.doors.words or ([NO_EFFECT] if settings.mounts else []),
         network=services.network.words(request.network) if settings.confined else UNLIMITED,
+        devices=list(map(str, services.doors.devices)),
         variables=[str(each) for each in settings.variables],
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,

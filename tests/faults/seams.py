@@ -286,6 +286,7 @@ SEAMS = frozenset(
         "os.lstat",
         "os.memfd_create",
         "os.mkdir",
+        "os.mknod",
         "os.open",
         "os.pidfd_open",
         "os.pipe",

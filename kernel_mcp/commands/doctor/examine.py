@@ -36,7 +36,7 @@ from kernel_mcp.errors import (
     LaunchError,
     SandboxUnavailable,
 )
-from kernel_mcp.host_folders import shown_folders
+from kernel_mcp.host_folders import shown_folders, usable_devices
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import LocalLauncher
@@ -173,6 +173,7 @@ async def examine(
         stack.push_async_callback(doors.aclose)
         shown = doors.shown
         found += [*refused, *(Check(f"folder {one.mount.guest}", True, str(one)) for one in shown)]
+        found += [Check(f"device {one.guest}", True, str(one)) for one in doors.devices]
         network, problems = await _network(settings, sandbox, runs.path)
         stack.push_async_callback(network.aclose)
         found += problems
@@ -202,17 +203,19 @@ async def examine(
 async def _opened(
     settings: Settings, sandbox: Sandbox, runs: RunDirectory
 ) -> tuple[Doors, list[Check]]:
-    """The mounted folders as a server would have them, and why it would not start with them."""
+    """Folders and devices as a server would have them, and why it would not start with them."""
     doors = Doors()
     try:
         shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
         own = await anyio.to_thread.run_sync(own_environment, settings.python)
         fixed = own.fixed if own is not None else ()
-        doors = Doors(shown, runs.path, shows=sandbox.shows, fixed=fixed)
+        devices = usable_devices(settings.devices, runs.path, sandbox.name)
+        doors = Doors(shown, runs.path, shows=sandbox.shows, fixed=fixed, devices=devices)
         await doors.open()
     except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
         await doors.aclose()
-        return Doors(), [Check("mounted folders", False, str(refusal), "change --mount")]
+        remedy = "change --mount or --device"
+        return Doors(), [Check("folders and devices", False, str(refusal), remedy)]
     return doors, []
 
 

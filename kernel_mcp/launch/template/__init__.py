@@ -98,7 +98,7 @@ class TemplateLauncher:
         self._sandbox = sandbox
         self._runs = runs
         self._cold = cold
-        self._doors = doors or Doors()
+        self._doors = Doors() if doors is None else doors
         self._network = network or Network()
         mounts = tuple(each.mount for each in self._doors.shown)
         self._shared = outer.Shared(
@@ -108,6 +108,7 @@ class TemplateLauncher:
             self._doors.marks,
             self._network.hosts,
             variables,
+            self._doors.devices,
         )
         self._prover = Prover(sandbox, runs, self._inspector, self._start, self._shared.places)
         self._most = templates

@@ -20,7 +20,7 @@ import anyio
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
-from kernel_mcp.host_folders import within
+from kernel_mcp.host_folders import Device, within
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template.process import TemplateProcess
@@ -79,6 +79,7 @@ class Shared:
     mark: Callable[[], object] = lambda: None
     hosts: tuple[tuple[str, str], ...] = ()
     variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    devices: tuple[Device, ...] = ()
 
     def inside(self, path: Path) -> str:
         """Where the template of an unprivileged server sees `path`. Raises LaunchError."""
@@ -199,6 +200,7 @@ def _options(environment: KernelEnvironment, shared: Shared, *, root: bool) -> l
     options += mounts.runtime_options(environment.readonly)
     options += mounts.replaced_options(environment.replaced)
     options += ["--ro-bind", str(BOOT_FOLDER), mounts.BOOT, "--dev", "/dev"]
+    options += mounts.device_options(shared.devices)
     options += mounts.scratch_options("/dev/shm", TEMPLATE_TMP_BYTES, features)
     # where something covers parts of /proc, a user namespace may not mount another one: no masks,
     # and as root no --proc either, which makes parts of it read-only by mounts

@@ -312,6 +312,8 @@ class ContainerSandbox(KernelUsers):
             *mount(request.workspace, mounts.WORKSPACE, writable=True),
             *mount(request.sockets, mounts.SOCKETS, writable=True),
         ]
+        for device in request.devices:
+            options += ["--device", f"{device.source}:{device.guest}:rw"]
         for file in self._etc.account_files(user, request.hosts):
             options += mount(file, f"/etc/{file.name}")
         for top in self._etc.way_to(runtime, request.folders.shown):

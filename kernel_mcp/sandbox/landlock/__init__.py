@@ -30,6 +30,7 @@ from kernel_mcp.sandbox.base import (
     SandboxRequest,
 )
 from kernel_mcp.sandbox.landlock.rules import (
+    DEVICE,
     RUN,
     WRITE,
     Access,
@@ -192,6 +193,8 @@ class LandlockSandbox(KernelUsers):
             rules = Ruleset() if mounted < 0 else Ruleset(os.dup(mounted))
             passed.add(rules.fd)
             allow_system(rules)
+            for device in request.devices:
+                rules.allow(device.guest, DEVICE)
             allow_required(rules, (*request.readonly, self._boot), RUN)
             allow_required(rules, (request.workspace, request.sockets, scratch), WRITE)
             # import looks for the package by listing the folder it is in
@@ -256,7 +259,7 @@ def resource_limits(limits: Limits, identity: Identity | None) -> dict[int, tupl
         found[resource.RLIMIT_NOFILE] = limits.open_files
     if limits.disk_bytes and limits.tmp_bytes:
         found[resource.RLIMIT_FSIZE] = max(limits.disk_bytes, limits.tmp_bytes)
-    if limits.memory_bytes:
+    if limits.memory_bytes and limits.address_space:
         most = limits.memory_bytes + ADDRESS_SPACE_RESERVE
         found[resource.RLIMIT_DATA] = found[resource.RLIMIT_AS] = most
     if limits.pids:

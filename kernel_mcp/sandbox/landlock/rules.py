@@ -162,6 +162,8 @@ _DEVICES = {
     "/dev/urandom": Access.READ_FILE,
     "/dev/zero": Access.READ_FILE | Access.WRITE_FILE,
 }
+DEVICE = Access.READ_FILE | Access.WRITE_FILE | Access.IOCTL_DEV
+"""On a device that the operator names."""
 _TOO_MUCH = (
     *("/", "/boot", "/dev", "/etc", "/home", "/media", "/mnt", "/opt", "/proc", "/root", "/run"),
     *("/srv", "/sys", "/tmp", "/var", "/var/tmp"),

@@ -99,6 +99,7 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
 OPERATORS_ALONE = {
     "mount": '["/srv"]',
     "env": '["SECRET=x"]',
+    "device": '["/dev/null"]',
     "secret": '["TOKEN@evil.example"]',
     "requirements": '"requirements.txt"',
     "project": '"."',

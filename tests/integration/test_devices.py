@@ -1,0 +1,107 @@
+"""Devices of the host that the operator opens to code."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mcp import StdioServerParameters
+from mcp.client import Client
+
+from tests.integration import containers
+from tests.integration.agent import Agent, command
+from tests.integration.unprivileged import USER, as_ordinary_user
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes device files, as root alone may"),
+]
+
+
+@pytest.fixture
+def zero() -> Iterator[Path]:
+    """A node of its own for what /dev/zero is, which root alone may open."""
+    path = Path(f"/dev/kmtest-{os.getpid()}")
+    os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    path.chmod(0o600)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+USE = """
+import mmap, os, resource
+fd = os.open({path!r}, os.O_RDWR)
+print(os.read(fd, 3), os.write(fd, b"x"), len(mmap.mmap(fd, 4096)))
+print(resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_DATA)[0])
+print(sorted(set(os.listdir("/dev")) - set({known!r})))
+"""
+KNOWN = [
+    *("null", "zero", "full", "random", "urandom", "tty", "stdin", "stdout", "stderr", "fd"),
+    *("shm", "pts", "ptmx", "core", "console", "mqueue"),
+]
+
+
+@pytest.mark.parametrize("how", ["warm", "forked", "cold", "ordinary", "ordinary cold"])
+async def test_code_reads_and_writes_it_in_every_kernel(zero: Path, how: str) -> None:
+    more = {"warm": ("--warm", "1"), "forked": ("--warm", "0")}.get(how, ("--no-template",))
+    flags = ("--device", str(zero), "--allow", "*", *more)
+    server = command(*flags)
+    if how.startswith("ordinary"):
+        os.chown(zero, USER, USER)
+        flags = flags if how.endswith("cold") else flags[:-1]
+        words = as_ordinary_user([sys.executable, "-m", "kernel_mcp", *flags])
+        server = StdioServerParameters(command=words[0], args=words[1:], env={}, cwd="/")
+    async with Client(server) as client:
+        notebook = Agent(client)
+        code = USE.format(path=str(zero), known=KNOWN)
+        for session in ("", (await notebook.call("create_session")).data["session"]):
+            answer = await notebook.run(code, session=session)
+            free = resource.RLIM_INFINITY
+            expected = [r"b'\x00\x00\x00' 1 4096", f"{free} {free}", f"['{zero.name}']"]
+            assert answer.text.splitlines() == expected
+        info = (await notebook.call("info")).data
+        assert info["devices"] == [str(zero)]
+        assert any("alone (--device)" in each for each in info["sandbox_enforces"])
+        assert f"Devices of the host: {zero}" in (client.instructions or "")
+        taken = "x = bytearray(1 << 30); x[::4096] = b'1' * len(x[::4096]); y = bytes(x) * 3"
+        killed = await notebook.run(taken)
+        assert killed.status in ("killed", "error")
+        assert "memory" in killed.text.lower()
+
+
+async def test_the_device_keeps_its_mode_and_owner_on_the_host(zero: Path) -> None:
+    async with Client(command("--device", str(zero), "--warm", "0")) as client:
+        notebook = Agent(client)
+        code = f"import os; os.chmod({str(zero)!r}, 0o777)"
+        assert (await notebook.run(code)).status == "error"
+    info = zero.stat()
+    assert (stat.S_IMODE(info.st_mode), info.st_uid) == (0o600, 0)
+
+
+async def test_landlock_gives_it_with_the_rights_of_its_mode(zero: Path) -> None:
+    flags = ("--device", str(zero), "--sandbox", "landlock")
+    read = f"import os; os.read(os.open({str(zero)!r}, os.O_RDWR), 3)"
+    async with Client(command(*flags)) as client:
+        answer = await Agent(client).run(read)
+        assert "PermissionError" in answer.text
+        devices = (await Agent(client).call("info")).data["devices"]
+        assert devices == [f"{zero}: code has the rights of every user, and its mode is 0600"]
+    zero.chmod(0o666)
+    async with Client(command(*flags)) as client:
+        assert (await Agent(client).run(read)).text == r"b'\x00\x00\x00'"
+
+
+async def test_a_container_has_it(zero: Path) -> None:
+    engine = containers.detect("podman").engine
+    flags = ("--device", str(zero), "--sandbox", "container", "--container-image", containers.IMAGE)
+    runtime = ("--container-runtime", engine.runtime) if engine.runtime else ()
+    async with Client(command(*flags, *runtime)) as client:
+        read = f"import os; os.read(os.open({str(zero)!r}, os.O_RDWR), 3)"
+        assert (await Agent(client).run(read)).text == r"b'\x00\x00\x00'"
