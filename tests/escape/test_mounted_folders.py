@@ -287,6 +287,8 @@ async def test_a_folder_shows_its_data_and_none_of_its_secrets(way: str, project
 
 @with_mounts
 async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project: Project) -> None:
+    project.write("edited/.git/config", "[core]\n")
+    project.own()
     async with opened(way, "--mount", str(project.root)) as notebook:
         project.write(".env", SECRET)
         project.write(".git/config", GIT_CONFIG)
@@ -298,6 +300,8 @@ async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project
         (project.root / "again").hardlink_to(project.root / ".env")
         project.write("fresh/.aws/credentials", SECRET)
         project.write("plain/.git/config", GIT_CONFIG)
+        with (project.root / "edited/.git/config").open("a") as file:  # in place
+            file.write(GIT_CONFIG)
         project.own()
         with anyio.fail_after(PATIENCE_S):
             while SECRET in json.dumps(found := await notebook.run(reading(project))):
