@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.clients.node import installed
+from tests.integration.unprivileged import USER, as_ordinary_user
 
 pytestmark = pytest.mark.full
 
@@ -153,6 +156,9 @@ class Cli:
 
     programs: Path
     folder: Path
+    flags: Sequence[str] = ("--allow", "numpy,pandas,matplotlib", "--allow-install", "*")
+    ordinary: bool = False
+    project: Path | None = None
 
     def run(self, *calls: Call, **environ: str) -> list[Seen]:
         """What the model sees of its calls."""
@@ -171,12 +177,15 @@ class Cli:
 
     def _run(self, url: str, environ: dict[str, str]) -> None:
         root = Path(__file__).parents[2]
-        flags = ["--allow", "numpy,pandas,matplotlib", "--allow-install", "*"]
         kept = {key: value for key, value in os.environ.items() if key.startswith(("UV_", "XDG_"))}
         kept.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+        words = [sys.executable, "-m", "kernel_mcp", *self.flags]
+        if self.ordinary:
+            variables = [f"{key}={value}" for key, value in kept.items() if key[:3] == "UV_"]
+            words = as_ordinary_user(["env", *variables, *words])
         server = {
-            "command": sys.executable,
-            "args": ["-m", "kernel_mcp", *flags],
+            "command": words[0],
+            "args": words[1:],
             "env": {**kept, "PYTHONPATH": str(root)},
         }
         config = self.folder / "servers.json"
@@ -185,7 +194,7 @@ class Cli:
         options = ["--strict-mcp-config", "--allowedTools", PREFIX.rstrip("_")]
         done = subprocess.run(
             [*command, *options, "--model", "claude-sonnet-4-5"],
-            cwd=self.folder,
+            cwd=self.project or self.folder,
             env={
                 **os.environ,
                 "PATH": f"{self.programs}:{os.environ['PATH']}",
@@ -279,3 +288,49 @@ def test_a_call_that_it_gives_up_stops_its_cell_and_the_next_answer_says_so(clau
     assert later.text == "41"
     assert "KeyboardInterrupt" in shown.text
     assert not started.failed
+
+
+@pytest.fixture
+def project() -> Iterator[Path]:
+    """A folder of an ordinary user with a table that only that user may read."""
+    above = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="project-"))
+    above.chmod(0o755)
+    folder = above / "project"
+    folder.mkdir()
+    (folder / "sales.csv").write_text("city,sold\nBonn,3\nUlm,4\nBonn,5\n")
+    (folder / "sales.csv").chmod(0o600)
+    (folder / ".env").write_text("TOKEN=secret-of-the-host")
+    if os.geteuid() == 0:
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, USER, USER)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(above)
+
+
+@pytest.mark.parametrize("ordinary", [False, True], ids=["the server's own user", "ordinary user"])
+def test_an_analysis_of_files_at_their_own_paths_which_it_cannot_change_until_that_is_allowed(
+    programs: Path, tmp_path: Path, project: Path, *, ordinary: bool
+) -> None:
+    place = str(project)
+    flags = ("--allow", "pandas,pyarrow", "--mount")
+    read = f"import pandas as pd\nP = {place!r}\nsales = pd.read_csv(P + '/sales.csv')"
+    save = "sales.to_parquet(P + '/sales.parquet')"
+
+    def run(mount: str, *cells: str) -> list[Seen]:
+        cli = Cli(programs, tmp_path, (*flags, mount), ordinary, project)
+        return cli.run(*(("execute", {"code": cell, "wait": 280}) for cell in cells))
+
+    # `.` is where Claude Code runs; the words that make another user begin elsewhere
+    here = place if ordinary else "."
+    seen = run(here, f"{read}\nsales.groupby('city').sold.sum()['Bonn']", save)
+    assert "8" in seen[0].text, seen[0]
+    assert "Read-only file system" in seen[1].text
+    assert sorted(path.name for path in project.iterdir()) == [".env", "sales.csv"]
+    seen = run(f"{place}:rw", read, f"{save}\nopen(P + '/.env').read()")
+    assert "secret" not in seen[1].text
+    made, owner = (project / "sales.parquet").stat(), project.stat()
+    assert (made.st_uid, made.st_gid) == (owner.st_uid, owner.st_gid)
+    seen = run(here, f"{read}\npd.read_parquet(P + '/sales.parquet').sold.sum()")
+    assert "12" in seen[0].text, seen[0]
