@@ -444,7 +444,7 @@ class Doors:
 
 
 _COMMON_READ = "only what every user may read"
-_ALL_READ = "all that is not covered, whoever it belongs to"
+_ALL_READ = "sessions read all in it that is not covered, whoever it belongs to"
 _BY_DOCKER = (
     "by docker, whose containers this user cannot enter: secrets that appear or are replaced while "
     "sessions run are not covered in these, unless the mount is strict"
