@@ -159,7 +159,7 @@ SOUGHT = """sought(__import__("glob").glob)"""
 
 
 async def test_replies_redirects_and_other_places_do_not_give_it_away(
-    world: World, tmp_path: Path
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log, state = tmp_path / "audit.jsonl", Path(tempfile.mkdtemp(dir="/var/tmp", prefix="st-"))
     flags = ("--network", OTHER, "--audit-log", str(log), "--state-dir", str(state), "--warm", "0")
@@ -172,7 +172,7 @@ async def test_replies_redirects_and_other_places_do_not_give_it_away(
             held = [each for each in state.rglob("*") if each.is_file() and not each.is_symlink()]
             assert [each for each in held if PLAIN in each.read_bytes()] == []
             check_processes()
-        assert VALUE not in outputs
+        assert VALUE not in outputs + capfd.readouterr().err
         assert VALUE not in log.read_text()
         events = [json.loads(line) for line in log.read_text().splitlines()]
         assert [each["secrets"] for each in events if each["event"] == "server_start"] == [
