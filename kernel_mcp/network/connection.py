@@ -204,12 +204,12 @@ class Connection:
         if now > self._watch.until:
             seconds, _, words = _LIMITS[self._phase]
             self.cut(Refused(f"{words} in {seconds:g} s", 504, "failed"))
+            self._watch.within(2 * _LINGER_S)  # a cancellation may be lost (Python 3.10, wait_for)
 
     def cut(self, refusal: Refused) -> None:
         """End it, for a reason."""
-        if self._cut is None:
-            self._cut = refusal
-            self.task.cancel()
+        self._cut = self._cut or refusal
+        self.task.cancel()
 
     async def _run(self) -> None:
         refusal: Refused | None = None
@@ -217,6 +217,7 @@ class Connection:
             with Barrier("connecting for a session", str(self._listener.number)):
                 refusal = await self._serve()
         finally:
+            refusal = refusal or self._cut
             self._client.close()
             if self._host is not None:
                 self._host.close()
