@@ -110,7 +110,14 @@ class TemplateLauncher:
             variables,
             self._doors.devices,
         )
-        self._prover = Prover(sandbox, runs, self._inspector, self._start, self._shared.places)
+        self._prover = Prover(
+            sandbox,
+            runs,
+            self._inspector,
+            self._start,
+            self._shared.places,
+            self._doors.writable,
+        )
         self._most = templates
         self._fork_slots = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}

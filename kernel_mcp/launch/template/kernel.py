@@ -135,8 +135,11 @@ class Prover:
         inspector: Inspector,
         start: Start,
         folders: Sequence[str],
+        writable: frozenset[str] = frozenset(),
     ) -> None:
+        """`writable` are mounts of all templates that kernels may write to."""
         self._folders = folders
+        self._writable = writable
         self._sandbox = sandbox
         self._runs = runs
         self._inspector = inspector
@@ -182,7 +185,12 @@ class Prover:
             await process.ready(channel, READY_S)
             namespaces = self._inspector.lineage(process.pid)
             self._inspector.inspect(
-                process.pid, process.pidfd, identity, forked=True, others=namespaces
+                process.pid,
+                process.pidfd,
+                identity,
+                forked=True,
+                others=namespaces,
+                writable=self._writable,
             ).forget()
             checks = _required(probe, channel.said, self._sandbox.report().unpromised)
             template.proof.take(checks, namespaces)
