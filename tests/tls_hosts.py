@@ -80,6 +80,14 @@ class Services(BaseHTTPRequestHandler):
                 self._answer(b"x" * 200_000 + plain + b"y" * 10)
             case "gzip":
                 self._answer(gzip.compress(given.encode()), Content_Encoding="gzip")
+            case "twice":
+                self.send_response(200)
+                for coding in ("gzip", "identity"):
+                    self.send_header("Content-Encoding", coding)
+                packed = gzip.compress(given.encode())
+                self.send_header("Content-Length", str(len(packed)))
+                self.end_headers()
+                self.wfile.write(packed)
             case "base64":
                 self._answer(base64.b64encode(b"some text before " + plain + b" and after"))
             case "split":

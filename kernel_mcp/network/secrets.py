@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import html
 import json
 import re
 import secrets
@@ -19,8 +20,17 @@ from kernel_mcp.errors import ConfigError
 
 PREFIX = "kmcp_"
 """What all placeholders begin with; nothing in them is changed by URLs, JSON or quotes."""
-_HEAD = 8
-"""First bytes of a form that a beginning of it is looked for by; no form is shorter."""
+_SHOWN = bytes(range(0x20, 0x7F))
+"""What values and all forms of them consist of."""
+_LONGEST = 6
+"""Characters of a form for one of its value: `\\u002b`."""
+_KEPT_IN_URLS = ("", "/", "*", "$&+=:@", "!'()*", "!'()*;,/?:@&=+$#", "!$%&'()*+,/:;=@[\\]|")
+"""Beside letters, digits and `-._~`: RFC 3986, Python, forms of WHATWG and Java (which escape `~`,
+too), paths of Go, encodeURIComponent, encodeURI, and paths of WHATWG.
+"""
+_ESCAPED_IN_JSON = ("", "<>&", "<>&'\"", "<>&'\"+`", "<>&'=")
+"""As `\\u0026`, by who writes JSON for HTML: none, Go and Rails, PHP, .NET, Gson."""
+_HTML = frozenset("".join(_ESCAPED_IN_JSON))
 _LETTERS = string.ascii_letters + string.digits
 
 Headers = list[tuple[bytes, bytes]]
@@ -73,17 +83,18 @@ def placeholder(length: int, taken: Iterable[str] = ()) -> str:
 
 
 def forms(value: str) -> tuple[bytes, ...]:
-    """What hosts commonly make of a value: literal, for URLs, for JSON, in base64 of any text."""
+    """What hosts commonly make of a value: literal, for URLs, JSON, HTML, in base64 of any text."""
     plain = value.encode()
-    quoted = [quote(value, safe=safe) for safe in ("", "/")]
+    texts = {value, html.escape(value, quote=False), html.escape(value)}
+    for kept in _KEPT_IN_URLS:
+        quoted = quote(value, safe=kept)
+        for each in (quoted, quoted.replace("~", "%7E")):
+            texts |= {each, _lower_escapes(each), each.replace("%20", "+")}
     in_json = json.dumps(value)[1:-1]
-    found = {
-        plain,
-        *(each.encode() for each in quoted),
-        *(_lower_escapes(each).encode() for each in quoted),
-        in_json.encode(),
-        in_json.replace("/", "\\/").encode(),
-    }
+    texts.add(in_json.replace("/", "\\/"))
+    for escaped in _ESCAPED_IN_JSON if set(value) & _HTML else ("",):
+        texts |= {_escaped(in_json, escaped, "\\u%04x"), _escaped(in_json, escaped, "\\u%04X")}
+    found = {each.encode() for each in texts}
     for before in range(3):
         bits = 8 * (before + len(plain))
         encoded = base64.b64encode(bytes(before) + plain)
@@ -91,6 +102,12 @@ def forms(value: str) -> tuple[bytes, ...]:
         part = encoded[-(-8 * before // 6) : bits // 6]
         found |= {part, part.translate(bytes.maketrans(b"+/", b"-_"))}
     return tuple(sorted(found))
+
+
+def _escaped(text: str, characters: str, form: str) -> str:
+    if '"' in characters:
+        text = text.replace('\\"', '"')
+    return "".join(form % ord(each) if each in characters else each for each in text)
 
 
 def _lower_escapes(text: str) -> str:
@@ -103,14 +120,19 @@ class Found(Exception):
 
 
 class Scan:
-    """Searches one reply as it comes; what may be the beginning of a value is held back.
+    """Searches one reply as it comes; the end of it is held back until the reply goes on.
 
+    How much is held back tells nothing of a value but its length: what a client sees of it, by
+    the sizes of TLS records or by time, would otherwise say whether the host's last bytes, which
+    code may have put there, are the beginning of one. It is all since the last character that no
+    value has, as one that ends a line, and no more than any form of the longest value.
     `feed` returns what can be passed on. Both methods raise Found.
     """
 
-    def __init__(self, sought: Sequence[tuple[str, bytes]]) -> None:
-        """`sought` are forms, each after the name of its secret."""
+    def __init__(self, sought: Sequence[tuple[str, bytes]], most: int) -> None:
+        """`sought` are forms, each after the name of its secret; `most` as `most_held` has it."""
         self._sought = sought
+        self._most = most
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -120,9 +142,10 @@ class Scan:
             if form in text:
                 self._held = b""
                 raise Found(name)
-        kept = max((_overlap(text, form) for _, form in self._sought), default=0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+        last = text[max(0, len(text) - self._most) :]
+        passed = len(text) - len(last) + len(last.rstrip(_SHOWN))
+        self._held = text[passed:]
+        return text[:passed]
 
     def end(self) -> bytes:
         """What was held back of a reply that has ended."""
@@ -130,16 +153,9 @@ class Scan:
         return held
 
 
-def _overlap(text: bytes, form: bytes) -> int:
-    """How many last bytes of `text` may be the first of `form`, and not all of it."""
-    head = form[:_HEAD]
-    # found from the left, the longest beginning comes first; what code sends makes few candidates
-    start = text.find(head, max(0, len(text) - len(form) + 1))
-    while start >= 0:
-        if form.startswith(text[start:]):
-            return len(text) - start
-        start = text.find(head, start + 1)
-    return next((n for n in range(len(head) - 1, 0, -1) if text.endswith(head[:n])), 0)
+def most_held(found: Iterable[Secret]) -> int:
+    """How much a `Scan` for these holds back at most: bytes, by the length of values alone."""
+    return max((_LONGEST * len(each.value) - 1 for each in found), default=0)
 
 
 def sought(found: Iterable[Secret]) -> list[tuple[str, bytes]]:

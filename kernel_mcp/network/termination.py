@@ -20,7 +20,7 @@ from anyio.abc import ByteStream
 from anyio.streams.tls import TLSStream
 
 from kernel_mcp.network.authority import Authority
-from kernel_mcp.network.secrets import Found, Headers, Scan, Secret, sought
+from kernel_mcp.network.secrets import Found, Headers, Scan, Secret, most_held, sought
 
 WHOLE_BYTES = 64 * 1024
 """A reply that tells it is no longer than this is searched before any of it is passed on."""
@@ -31,6 +31,7 @@ _HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connection", b"te", b"upgrade"}
 )
 """What is between two neighbours only (RFC 9110, 7.6.1)."""
+_PARTS = frozenset({b"range", b"if-range", b"request-range"})
 _NOT_ASKED = _HOP_BY_HOP | {b"accept-encoding", b"expect"}
 
 _LOST = (
@@ -144,6 +145,9 @@ class Termination:
     trust: ssl.SSLContext
     withheld: Callable[[str], None]
 
+    def __post_init__(self) -> None:
+        self._sought = sought(self.secrets)
+
     async def run(self, session: Link, outside: Link, first: bytes = b"") -> None:
         """Pass requests of one connection until either end closes; then both are closed.
 
@@ -227,7 +231,7 @@ class Termination:
         headers = [(name, text) for name, text in given if name.lower() not in _NOT_ASKED]
         filled = [(name, self._fill(name, text)) for name, text in headers]
         if filled != headers:  # a part of a reply may hold a part of the value
-            filled = [each for each in filled if each[0].lower() not in (b"range", b"if-range")]
+            filled = [each for each in filled if each[0].lower() not in _PARTS]
         filled.append((b"Accept-Encoding", b"identity"))
         return h11.Request(method=request.method, target=request.target, headers=filled)
 
@@ -238,8 +242,7 @@ class Termination:
 
     async def _reply(self, request: h11.Request, client: Speech, host: Speech) -> None:
         """Pass a reply on. Raises Refused as long as nothing of it was."""
-        found = sought(self.secrets)
-        scan = Scan(found)
+        scan = Scan(self._sought, most_held(self.secrets))
         sent = False
         left = float("inf")
         try:
@@ -250,7 +253,7 @@ class Termination:
                 raise Refused(HTTPStatus.BAD_GATEWAY, f"{self.host} closed and has not answered")
             left = _length(response)
             whole = left <= WHOLE_BYTES
-            waiting: list[h11.Event] = [self._checked(request, response, found)]
+            waiting: list[h11.Event] = [self._checked(request, response)]
             event: Event = response
             while not isinstance(event, h11.EndOfMessage):
                 event = await host.receive()
@@ -260,7 +263,7 @@ class Termination:
                         continue
                 elif isinstance(event, h11.EndOfMessage):
                     trailers: Headers = event.headers.raw_items()
-                    _search(trailers, b"", found)
+                    self._search(trailers)
                     waiting.append(h11.Data(data=scan.end()))
                     waiting.append(h11.EndOfMessage(headers=trailers))
                 else:
@@ -285,14 +288,13 @@ class Termination:
             words = f"{self.host} does not answer in proper HTTP: {error}"
             raise Refused(HTTPStatus.BAD_GATEWAY, words) from None
 
-    def _checked(
-        self, request: h11.Request, response: h11.Response, found: Sequence[tuple[str, bytes]]
-    ) -> h11.Response:
+    def _checked(self, request: h11.Request, response: h11.Response) -> h11.Response:
         """A reply's head as the session gets it. Raises Refused, Found."""
         headers: Headers = response.headers.raw_items()
-        _search(headers, bytes(response.reason), found)
+        self._search(headers, bytes(response.reason))
         named = dict(response.headers)
-        coding = named.get(b"content-encoding", b"").decode("latin-1").strip().lower()
+        codings = [text for name, text in response.headers if name == b"content-encoding"]
+        coding = b", ".join(codings).decode("latin-1").strip().lower()
         bare = request.method == b"HEAD" or response.status_code in (204, 304)
         if coding not in ("", "identity") and not bare:
             raise Refused(
@@ -308,6 +310,11 @@ class Termination:
         return h11.Response(
             status_code=response.status_code, headers=headers, reason=response.reason
         )
+
+    def _search(self, headers: Headers, reason: bytes = b"") -> None:
+        """Raise Found for what is in a head or in trailers."""
+        texts = [reason, *(part for each in headers for part in each)]
+        Scan(self._sought, 0).feed(b"\n".join(texts))
 
 
 async def _unless(
@@ -348,11 +355,6 @@ async def _upload(client: Speech, host: Speech) -> None:
             await anyio.sleep_forever()
     if await client.more():  # the next request
         await anyio.sleep_forever()
-
-
-def _search(headers: Headers, reason: bytes, found: Sequence[tuple[str, bytes]]) -> None:
-    """Raise Found for what is in a head or in trailers."""
-    Scan(found).feed(b"\n".join([reason, *(part for each in headers for part in each)]))
 
 
 def _length(response: h11.Response) -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import html
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -23,7 +26,7 @@ from kernel_mcp.network.secrets import (
     Secret,
     Vault,
     authorities,
-    forms,
+    most_held,
     placeholder,
     sought,
 )
@@ -31,6 +34,13 @@ from kernel_mcp.network.secrets import (
 VALUE = 's3cr/et+v"al&ue\\='
 SECRET = Secret("TOKEN", "api.test", "Authorization", VALUE, placeholder(len(VALUE)))
 HELD = SECRET.placeholder.encode()
+
+
+def tokens(length: int) -> st.SearchStrategy[str]:
+    return st.text(
+        st.characters(min_codepoint=33, max_codepoint=126), min_size=length, max_size=length
+    )
+
 
 values = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=60)
 
@@ -67,7 +77,8 @@ def test_other_headers_keep_the_placeholder() -> None:
 
 
 def scanned(pieces: Sequence[bytes], value: str) -> bytes:
-    scan = Scan([("TOKEN", form) for form in forms(value)])
+    secret = replace(SECRET, value=value)
+    scan = Scan(sought([secret]), most_held([secret]))
     return b"".join([*(scan.feed(piece) for piece in pieces), scan.end()])
 
 
@@ -76,11 +87,27 @@ def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
     return [data[start:end] for start, end in itertools.pairwise(marks)]
 
 
+def javascript(value: str, kept: str) -> bytes:
+    return quote(value, safe=kept).encode()
+
+
 FORMS = [
     lambda value, *_: value.encode(),
     lambda value, *_: quote(value).encode(),
     lambda value, *_: quote_plus(value).encode(),
     lambda value, *_: json.dumps(value).encode(),
+    lambda value, *_: javascript(value, "-_.!~*'()"),
+    lambda value, *_: javascript(value, "-_.!~*'();,/?:@&=+$#"),
+    lambda value, *_: quote(value, safe="*").replace("~", "%7E").encode(),
+    lambda value, *_: (
+        json.dumps(value)
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+        .encode()
+    ),
+    lambda value, *_: json.dumps(value).replace("/", "\\/").encode(),
+    lambda value, *_: html.escape(value).encode(),
     lambda value, before, after: base64.b64encode(before + value.encode() + after),
     lambda value, before, after: base64.urlsafe_b64encode(before + value.encode() + after),
 ]
@@ -108,11 +135,31 @@ def test_other_replies_pass_unchanged(value: str, data: bytes, places: list[int]
     assert scanned(cut(data, places), value) == data
 
 
+@given(
+    values=st.integers(8, 60).flatmap(lambda n: st.lists(tokens(n), min_size=2, max_size=2)),
+    data=st.lists(st.binary(max_size=40), max_size=8),
+    begun=st.integers(0, 59),
+)
+def test_what_is_held_back_tells_nothing_of_the_value(
+    values: list[str], data: list[bytes], begun: int
+) -> None:
+    """Code may have the host send the beginning of any guess, and see when it gets what."""
+    own, other = (replace(SECRET, value=value) for value in values)
+    guess = own.value[: min(begun, len(own.value) - 1)].encode()
+    passed = []
+    for secret in (own, other):
+        scan = Scan(sought([secret]), most_held([secret]))
+        with contextlib.suppress(Found):
+            passed.append([scan.feed(piece) for piece in (*data, guess, b"\n", guess)])
+    assert passed[1:] == passed[:-1]
+
+
 @given(value=values, end=st.integers(1, 59), places=st.lists(st.integers(0, 99), max_size=9))
 def test_the_beginning_of_a_value_is_held_back_until_the_reply_goes_on(
     value: str, end: int, places: list[int]
 ) -> None:
-    scan = Scan([("TOKEN", value.encode())])
+    secret = replace(SECRET, value=value)
+    scan = Scan(sought([secret]), most_held([secret]))
     begun = value[: min(end, len(value) - 1)].encode()
     passed = b"".join(scan.feed(piece) for piece in cut(b"\n\n" + begun, places))
     assert passed == b"\n\n"
@@ -120,7 +167,7 @@ def test_the_beginning_of_a_value_is_held_back_until_the_reply_goes_on(
 
 
 def test_events_that_end_a_line_are_not_held_back() -> None:
-    assert Scan(sought([SECRET])).feed(b"data: 1\n\n") == b"data: 1\n\n"
+    assert Scan(sought([SECRET]), most_held([SECRET])).feed(b"data: 1\n\n") == b"data: 1\n\n"
 
 
 def test_a_vault_has_one_placeholder_for_each_name_and_shows_no_value(tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def test_hosts_are_asked_for_nothing_compressed_and_for_whole_replies(world: Wor
         ("/base64", "held the value of TOKEN"),
         ("/header", "held the value of TOKEN"),
         ("/gzip", "compressed (gzip)"),
+        ("/twice", "compressed (gzip, identity)"),
     ],
 )
 def test_a_reply_that_tells_the_value_is_replaced_by_words(
