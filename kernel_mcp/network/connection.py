@@ -307,8 +307,6 @@ class Connection:
 
     async def _plain_tunnel(self, host: str, port: int, rest: bytes) -> None:
         """Requests of plain HTTP within a CONNECT, as some clients make them for websockets."""
-        if port == TLS_PORT:
-            raise Refused(f"{host}:{port} is for TLS, and what came is none")
         self._check_plain(host, port)
         wire, self._host = self._host, None
         within = Within(host, port, 80)
@@ -345,6 +343,9 @@ class Connection:
         )
 
     def _check_plain(self, host: str, port: int) -> None:
+        """Refuse what is not in TLS where it has to be, unless the operator has named the place."""
+        if port == TLS_PORT and not self._listener.entry_for(host, port).exact:
+            raise Refused(f"{host}:{port} is for TLS, and what came is none")
         if self._ending(host, port, self._withhold) is not None:
             raise Refused(f"there is a secret for {host}, which takes TLS: use https://{host}")
 

@@ -338,6 +338,9 @@ async def test_what_is_no_tls_goes_through_no_tunnel(networks: Networks) -> None
         assert b" 403 web.test:443 is for TLS" in await reader.read()
         writer.close()
         assert (await networks.told(number))["verdict"] == "refused"
+    _, said = await got(port, "http://web.test:443/")
+    assert " 403 web.test:443 is for TLS" in said
+    assert (await networks.told(number))["verdict"] == "refused"
     async with serving(networks, (PUBLIC, 80), web):
         status, reader, writer = await tunnelled(port, "web.test:80")
         writer.write(b"GET / HTTP/1.1\r\nHost: web.test\r\n\r\n")
