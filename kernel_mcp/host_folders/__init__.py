@@ -18,7 +18,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import secrets
-from kernel_mcp.linux.safe_tree import open_beneath
+from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_specs.landlock import calls
 
 MOST_MOUNTS = 40
@@ -325,7 +325,7 @@ class Shown:
 
     def _named(self, word: str, kinds: Collection[str]) -> str:
         paths = [path for path, kind in self.covers.items() if kind in kinds]
-        names = ["/".join(path) for path in sorted(paths, key=len)]
+        names = [secrets.readable(path) for path in sorted(paths, key=len)]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"; {word}: {', '.join(names[:_SHOWN])}{more}" if names else ""
 
@@ -371,7 +371,10 @@ class Shown:
         return secrets.FIXED in self._kinds(parts[:-1])
 
     def set_aside(self, parts: tuple[str, ...]) -> str:
-        """Rename an entry to what no program looks for, beside it; the new path. Raises OSError."""
+        """Rename an entry to what no program looks for, beside it; the new path, for people.
+
+        Raises OSError.
+        """
         with self.entered() as root:
             folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
         try:
@@ -384,7 +387,7 @@ class Shown:
                     break
         finally:
             os.close(folder)
-        return "/".join((*parts[:-1], name))
+        return secrets.readable((*parts[:-1], name))
 
     def covers_file(self, info: os.stat_result) -> bool:
         """Whether an open file is covered under any name."""
@@ -396,8 +399,7 @@ class Shown:
     def entered(self) -> Iterator[int]:
         """A descriptor of it, or of the folder that a single file is in. Raises OSError."""
         host = self.mount.host.parent if self.single else self.mount.host
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        root = os.open(host, flags)
+        root = open_place(host)
         try:
             yield root
         finally:
@@ -408,13 +410,19 @@ class Shown:
 def acting_as_owner(path: Path) -> Iterator[None]:
     """Have this thread of a root server use files as the owner of `path` (setfsuid(2)).
 
+    No part of it may be a link.
+
     Nothing for other servers. For few calls: Python's own library may be closed to that user.
     Raises OSError.
     """
     if os.geteuid() != 0:
         yield
         return
-    info = path.stat()
+    place = open_place(path)
+    try:
+        info = os.fstat(place)
+    finally:
+        os.close(place)
     uid, gid = info.st_uid, info.st_gid
     _libc.setfsgid(ctypes.c_uint(gid))
     _libc.setfsuid(ctypes.c_uint(uid))

@@ -22,7 +22,7 @@ from kernel_specs.template import linux
 BLANK = "/run/blank"
 """Where every sandbox with mounts has an empty `file` and an empty `folder`."""
 Work = tuple[str, Parts, str]
-"""A mount, a path below it, and the kind of its cover."""
+"""A mount, a path below it, and the kind of its cover; without a path DEVICE:INODE of the mount."""
 _MOST_WORK, _MOST_NAMESPACES = 100, 50
 """Of one message to a helper."""
 _PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -209,10 +209,27 @@ def cover_in(namespaces: Sequence[int], work: Sequence[Work]) -> Iterator[str]:
 
 def _tried(guest: str, path: Parts, kind: str) -> list[str]:
     try:
-        put(guest, path, kind)
+        if path:
+            put(guest, path, kind)
+        else:
+            _check_place(guest, kind)
     except OSError as reason:
         return [f"{'/'.join(path)}: {reason}"]
     return []
+
+
+def _check_place(guest: str, wanted: str) -> None:
+    """Raise OSError unless this is what the mount shows here.
+
+    Who starts a sandbox may name the folder by a path, in which code could have put a link.
+    """
+    fd = os.open(guest, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        info = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if f"{info.st_dev}:{info.st_ino}" != wanted:
+        raise OSError(f"{guest} was replaced on the host while the kernel started: try again")
 
 
 def put(guest: str, path: Parts, kind: str) -> None:

@@ -29,12 +29,13 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.entering import Entering, Sandbox, Work
 from kernel_mcp.host_folders.secrets import Parts
-from kernel_mcp.linux.safe_tree import open_beneath
+from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_specs.landlock import calls
 from kernel_specs.template import linux
 
@@ -88,7 +89,8 @@ class Ground:
     def _fresh(self) -> secrets.Walk:
         if self._root >= 0:
             os.close(self._root)
-        self._root = os.open(self.host, os.O_PATH | os.O_CLOEXEC)
+        self._root = -1
+        self._root = open_place(Path(self.host))
         return secrets.Walk(
             self._root,
             own=self._own,
@@ -97,6 +99,12 @@ class Ground:
             strict=self._strict,
             visit=lambda parts, fd: self._watches.add(self, parts, fd),
         )
+
+    @property
+    def place(self) -> Work:
+        """What sandboxes have to have at its place."""
+        info = os.fstat(self._root)
+        return self.guest, (), f"{info.st_dev}:{info.st_ino}"
 
     @property
     def is_folder(self) -> bool:
@@ -302,15 +310,16 @@ class Keeper:
             os.close(ruleset)
 
     def _since(self, version: int) -> list[Work]:
-        """What has been covered after a version, below 0 all of it; outer folders come first."""
+        """The places, and what was covered after a version, below 0 all; outer folders first."""
+        places = [each.place for each in self._grounds]
         if version < 0:
-            return [
+            return places + [
                 _work(each, path)
                 for each in self._grounds
                 for path in sorted(each.walk.found.covers)
             ]
         missed = [place for place, covered in self._log.items() if covered > version]
-        return [_work(self._grounds[number], path) for number, path in missed]
+        return places + [_work(self._grounds[number], path) for number, path in missed]
 
     def _begin(self, number: int, mounts: Sequence[dict[str, Any]]) -> None:
         for index, data in enumerate(mounts):

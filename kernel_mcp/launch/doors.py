@@ -19,12 +19,13 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
 from kernel_mcp.host_folders import Device, Shown, within
-from kernel_mcp.host_folders.secrets import FIXED, KEPT, Parts, executed
+from kernel_mcp.host_folders.secrets import FIXED, KEPT, Parts, executed, readable
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
+from kernel_mcp.linux.safe_tree import open_place
 from kernel_mcp.sandbox.base import BY_BINDS, BY_RULES, BY_TREES, SandboxCommand
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
@@ -282,7 +283,7 @@ class Doors:
         return trees
 
     async def _mapped(self, shown: Shown, identity: Identity) -> int:
-        handle = os.open(shown.mount.host, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = open_place(shown.mount.host)
         try:
             info = os.fstat(handle)
             tree = linux.open_tree(handle)
@@ -411,7 +412,7 @@ class Doors:
             wanted = kind == FIXED or (shown.mount.writable and executed(parts, folder=False))
             if not wanted or parts in shown.covers or shown.fixed_above(parts):
                 continue
-            name, now = "/".join(parts), ""
+            name, now = readable(parts), ""
             if self.working():
                 with contextlib.suppress(OSError):  # in a folder closed to us
                     now = shown.set_aside(parts)
@@ -463,11 +464,15 @@ _GONE = (
 def _place(path: Path) -> tuple[int, int]:
     """Device and inode. Raises LaunchError for what is gone."""
     try:
-        info = path.stat()
+        fd = open_place(path)
     except OSError as reason:
         raise LaunchError(f"--mount {path}: it cannot be shown any more: {reason.strerror}") from (
             reason
         )
+    try:
+        info = os.fstat(fd)
+    finally:
+        os.close(fd)
     return info.st_dev, info.st_ino
 
 

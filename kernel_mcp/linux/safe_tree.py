@@ -66,6 +66,21 @@ def open_beneath(
             os.close(current)
 
 
+def open_place(path: Path) -> int:
+    """What is at an absolute path that no link is a part of, as it is (O_PATH). Raises OSError."""
+    current = os.open("/", _PATH_ONLY)
+    for name in path.parts[1:]:
+        try:
+            deeper = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
+        finally:
+            os.close(current)
+        current = deeper
+    if stat.S_ISLNK(os.fstat(current).st_mode):
+        os.close(current)
+        raise OSError(errno.ELOOP, "a symbolic link is there now", str(path))
+    return current
+
+
 def _chunks(names: Sequence[bytes]) -> Iterator[list[bytes]]:
     chunk: list[bytes] = []
     length = 0

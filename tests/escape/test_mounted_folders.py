@@ -46,6 +46,7 @@ class Project:
         self.write(".git/hooks/post-commit", "#!/bin/sh\n")
         self.write("plain/.git/config", "[core]\n\tbare = false\n")
         self.write("real", SECRET)
+        self.write(os.fsdecode(b"odd\xff\nname") + "/.env", SECRET)
         (root / ".env.link").symlink_to("real")
         (root / "hard").hardlink_to(root / ".env")
         (root / "out").symlink_to("/etc")
@@ -257,7 +258,7 @@ async def test_a_folder_shows_its_data_and_none_of_its_secrets(way: str, project
             "os.chdir(R)\n"
             "for name, work in (('cwd', lambda: open('.env').read()),\n"
             "                   ('above', lambda: os.listdir('..')),\n"
-            "                   ('table', lambda: open('/proc/mounts').read())):\n"
+            "                   ('table', lambda: open('/proc/mounts', errors='replace').read())):\n"
             "    try: found[name] = work()\n"
             "    except OSError as error: found[name] = error.strerror\n"
             "print(json.dumps(found))"
@@ -701,6 +702,38 @@ async def test_a_folder_made_anew_is_what_later_sessions_see(way: str, project: 
             while SECRET in json.dumps(found := await other.run(reading(project))):
                 pass
         assert "sub/.env" in found
+
+
+async def test_a_link_that_code_put_in_the_place_of_a_mount_is_not_followed(
+    way: str, project: Project
+) -> None:
+    victim = project.root.parent / "victim"
+    (victim / "b").mkdir(parents=True)
+    (victim / "b" / "loot").write_text(SECRET)
+    for name in ("a/b/data", "s/data"):
+        project.write(name, "shown")
+    project.own()
+    root = str(project.root)
+    # seen at two places, one of them writable, and below a folder that can be moved away
+    flags = ("--mount", f"{root}:/all:rw", "--mount", f"{root}/s:/s", "--mount", f"{root}/a/b:/b")
+    async with opened(way, *flags) as notebook:
+        agent = notebook.agent
+        await notebook.run(
+            "import os\nos.chdir('/all')\nos.rename('s', 'was')\nos.symlink('../victim/b', 's')\n"
+            "os.rename('a', 'old')\nos.symlink('../victim', 'a')\nprint(1)"
+        )
+        made = (await agent.call("create_session")).data["session"]
+        for place in ("/s/loot", "/b/loot"):
+            assert SECRET not in (await agent.call("read_file", path=place)).text
+            answer = await agent.run(f"open({place!r}).read()", session=made)
+            assert SECRET not in answer.text
+            assert "cannot be shown any more" in answer.text
+        (project.root / "s").unlink()
+        (project.root / "was").rename(project.root / "s")
+        (project.root / "a").unlink()
+        (project.root / "old").rename(project.root / "a")
+        other = Notebook(agent, (await agent.call("create_session")).data["session"])
+        assert await other.run("import json; print(json.dumps(open('/s/data').read()))") == "shown"
 
 
 async def test_without_its_keeper_a_server_starts_no_kernel(project: Project) -> None:
