@@ -27,7 +27,7 @@ from kernel_specs.template import linux
 if TYPE_CHECKING:
     from kernel_mcp.network.termination import Termination
 
-Ending: TypeAlias = "Callable[[str, int, Callable[[str], None]], Termination | None]"
+Ending: TypeAlias = "Callable[[str, int, Callable[[str, str], None]], Termination | None]"
 """What ends TLS to a host and port in the proxy, None for most hosts; as `Terminations.of`."""
 
 TLS_PORT, TLS_HANDSHAKE = 443, 22
@@ -349,8 +349,8 @@ class Connection:
         if self._ending(host, port, self._withhold) is not None:
             raise Refused(f"there is a secret for {host}, which takes TLS: use https://{host}")
 
-    def _withhold(self, name: str) -> None:
-        self._withheld = Refused(f"a reply held the value of the secret {name} and was cut off")
+    def _withhold(self, words: str, verdict: str) -> None:
+        self._withheld = self._withheld or Refused(words, 502, verdict)
 
     async def _reached_plainly(self, host: str, port: int) -> Wire:
         """As `_reached`, for requests that anyone on the way can read."""

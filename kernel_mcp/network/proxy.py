@@ -161,9 +161,11 @@ class Proxy:
         self._terminations = Terminations([Secret(*each) for each in secrets], trust)
         self._tell({"certificate": self._terminations.certificate})
 
-    def _ending(self, host: str, port: int, withheld: Callable[[str], None]) -> Termination | None:
+    def _ending(
+        self, host: str, port: int, refused: Callable[[str, str], None]
+    ) -> Termination | None:
         found = self._terminations
-        return None if found is None else found.of(host, port, withheld)
+        return None if found is None else found.of(host, port, refused)
 
     def _listener(self, message: Mapping[str, Any], fds: Sequence[int]) -> Listener:
         """What a message means; its descriptor is taken. Raises OSError, ValueError and such."""

@@ -135,7 +135,7 @@ class Termination:
     """What serves connections of sessions to `host`, and keeps `secrets` out of the replies.
 
     serving    makes TLS as the host; `trust` verifies the real one
-    withheld   is told the name of a secret that a reply held
+    refused    is told what was not passed on, in words, and `refused` or `failed`
     """
 
     host: str
@@ -143,7 +143,7 @@ class Termination:
     secrets: Sequence[Secret]
     serving: ssl.SSLContext
     trust: ssl.SSLContext
-    withheld: Callable[[str], None]
+    refused: Callable[[str, str], None]
 
     def __post_init__(self) -> None:
         self._sought = sought(self.secrets)
@@ -161,10 +161,15 @@ class Termination:
             outside.close()
 
     async def _run(self, session: ByteStream, outside: ByteStream) -> None:
-        with anyio.fail_after(HANDSHAKE_S):
-            inner = await TLSStream.wrap(
-                session, server_side=True, ssl_context=self.serving, standard_compatible=False
-            )
+        try:
+            with anyio.fail_after(HANDSHAKE_S):
+                inner = await TLSStream.wrap(
+                    session, server_side=True, ssl_context=self.serving, standard_compatible=False
+                )
+        except (TimeoutError, *_LOST) as reason:
+            why = f"the session makes no TLS connection to {self.host}: {_said(reason)}"
+            self.refused(why, "failed")
+            return
         client = Speech(inner, h11.SERVER)
         try:
             with anyio.fail_after(HANDSHAKE_S):
@@ -176,11 +181,13 @@ class Termination:
                     standard_compatible=False,
                 )
         except (TimeoutError, *_LOST) as reason:
-            why = f"{self.host} makes no TLS connection: {reason or type(reason).__name__}"
+            why = f"{self.host} makes no TLS connection: {_said(reason)}"
             if isinstance(reason, ssl.SSLCertVerificationError):
                 why = f"{self.host} is not who it says it is: {reason.verify_message}"
+            refusal = Refused(HTTPStatus.BAD_GATEWAY, why)
+            self._tell(refusal)
             await client.receive()
-            await _answer(client, Refused(HTTPStatus.BAD_GATEWAY, why))
+            await _answer(client, refusal)
             return
         host = Speech(outer, h11.CLIENT)
         while await self._exchange(client, host):
@@ -196,13 +203,21 @@ class Termination:
             await host.send(self._filled(request))
             await _unless(lambda: self._reply(request, client, host), lambda: _upload(client, host))
         except h11.RemoteProtocolError as error:
-            status = HTTPStatus(error.error_status_hint)
-            await _answer(client, Refused(status, f"this is no proper HTTP: {error}"))
+            refusal = Refused(
+                HTTPStatus(error.error_status_hint), f"this is no proper HTTP: {error}"
+            )
+            self._tell(refusal)
+            await _answer(client, refusal)
             return False
         except Refused as refusal:
+            self._tell(refusal)
             await _answer(client, refusal)
             return False
         return host.again and client.again
+
+    def _tell(self, refusal: Refused) -> None:
+        failed = refusal.status is HTTPStatus.BAD_GATEWAY
+        self.refused(str(refusal), "failed" if failed else "refused")
 
     def _filled(self, request: h11.Request) -> h11.Request:
         """A request as the host gets it. Raises Refused."""
@@ -273,7 +288,8 @@ class Termination:
                 await client.send(*waiting)
                 waiting = []
         except Found as secret:
-            self.withheld(str(secret))
+            words = f"a reply held the value of the secret {secret} and was cut off"
+            self.refused(words, "refused")
             words = (
                 f"a reply of {self.host} held the value of {secret}, which code does not get to "
                 "see, and was cut off"
@@ -357,6 +373,10 @@ async def _upload(client: Speech, host: Speech) -> None:
         await anyio.sleep_forever()
 
 
+def _said(reason: Exception) -> str:
+    return str(reason) or type(reason).__name__
+
+
 def _length(response: h11.Response) -> float:
     """Bytes that a reply says it has; infinite where it does not."""
     named = dict(response.headers)
@@ -398,13 +418,13 @@ class Terminations:
         """What kernels have to trust, as PEM."""
         return self._authority.certificate
 
-    def of(self, host: str, port: int, withheld: Callable[[str], None]) -> Termination | None:
+    def of(self, host: str, port: int, refused: Callable[[str, str], None]) -> Termination | None:
         """That of connections to `host`; None where there is no secret for it."""
         secrets = [each for each in self._secrets if each.host == host]
         if not secrets:
             return None
         serving = self._authority.context(host)
-        return Termination(host, port, secrets, serving, self._trust, withheld)
+        return Termination(host, port, secrets, serving, self._trust, refused)
 
 
 def preload() -> None:

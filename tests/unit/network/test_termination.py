@@ -54,24 +54,28 @@ class World:
     authority: Authority
     trust: ssl.SSLContext
     loop: asyncio.AbstractEventLoop
-    withheld: list[str]
+    refused: list[tuple[str, str]]
+
+    def refuse(self, words: str, verdict: str) -> None:
+        self.refused.append((verdict, words))
 
     @contextlib.contextmanager
-    def connected(self) -> Iterator[HTTPSConnection]:
+    def connected(self, trusted: str = "") -> Iterator[HTTPSConnection]:
         """A client of Python's own with a connection through a termination."""
         ours, theirs = socketpair()
         outside = socket()
         outside.connect(("127.0.0.1", self.host.port))
         termination = Termination(
-            NAME, 443, [SECRET], self.authority.context(NAME), self.trust, self.withheld.append
+            NAME, 443, [SECRET], self.authority.context(NAME), self.trust, self.refuse
         )
         running = asyncio.run_coroutine_threadsafe(
             termination.run(Link(theirs), Link(outside)), self.loop
         )
-        context = ssl.create_default_context(cadata=self.authority.certificate)
+        context = ssl.create_default_context(cadata=trusted or self.authority.certificate)
         client = HTTPSConnection(NAME, context=context)
-        client.sock = context.wrap_socket(ours, server_hostname=NAME)
+        client.sock = ours
         try:
+            client.sock = context.wrap_socket(ours, server_hostname=NAME)
             yield client
         finally:
             client.close()
@@ -142,12 +146,16 @@ def test_hosts_are_asked_for_nothing_compressed_and_for_whole_replies(world: Wor
 def test_a_reply_that_tells_the_value_is_replaced_by_words(
     world: World, path: str, words: str
 ) -> None:
-    world.withheld.clear()
+    world.refused.clear()
     response, body = world.get(path)
     assert response.status == 502
     assert words in body.decode()
     assert VALUE not in body.decode() + str(response.headers)
-    assert world.withheld == (["TOKEN"] if "held" in words else [])
+    verdict, told = world.refused[0]
+    assert (verdict, "compressed" in told or "secret TOKEN" in told) == (
+        "refused" if "held" in words else "failed",
+        True,
+    )
 
 
 @pytest.mark.parametrize("path", ["/large", "/split", "/trailer"])
@@ -203,14 +211,23 @@ def test_requests_that_could_carry_it_elsewhere_are_refused_in_words(
         response.begin()
         assert (response.status, words in response.read().decode()) == (status, True)
     assert len(world.host.seen) == before
+    assert words in world.refused[-1][1]
 
 
 def test_a_host_that_cannot_prove_its_name_gets_nothing(world: World) -> None:
     before = len(world.host.seen)
-    stranger = World(
-        world.host, world.authority, ssl.create_default_context(), world.loop, world.withheld
-    )
+    stranger = World(world.host, world.authority, ssl.create_default_context(), world.loop, [])
     response, body = stranger.get("/length")
     assert response.status == 502
     assert "api.test is not who it says it is" in body.decode()
+    assert [verdict for verdict, _ in stranger.refused] == ["failed"]
     assert len(world.host.seen) == before
+
+
+def test_a_session_that_does_not_trust_the_proxy_is_told_of(world: World) -> None:
+    stranger = Authority([NAME]).certificate
+    with pytest.raises(ssl.SSLCertVerificationError), world.connected(trusted=stranger):
+        pass
+    verdict, words = world.refused[-1]
+    assert verdict == "failed"
+    assert words.startswith(f"the session makes no TLS connection to {NAME}: ")
