@@ -175,6 +175,7 @@ _TRUSTING = (
     *("GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
 )
 """Variables by which programs find the authorities that they trust."""
+_CERTIFI = ("lib", "python3*", "site-packages", "certifi", "cacert.pem")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
@@ -238,13 +239,18 @@ class Vault:
         return (self.bundle,) if self else ()
 
     def replaced(self, folders: Iterable[Path]) -> tuple[tuple[Path, Path], ...]:
-        """The list of certifi in environments, which many programs trust by hand."""
-        return tuple(
-            (bundle, place)
-            for bundle in self.shown
+        """The list of certifi in environments, or in parts of them, which many programs trust.
+
+        Each once, as folders may lie in one another, and none that a link leads to.
+        """
+        found = (
+            place
             for folder in folders
-            for place in folder.glob("lib/python3*/site-packages/certifi/cacert.pem")
+            for start in range(len(_CERTIFI))
+            for place in folder.glob("/".join(_CERTIFI[start:]))
+            if place.resolve() == folder.resolve() / place.relative_to(folder)
         )
+        return tuple((bundle, place) for bundle in self.shown for place in dict.fromkeys(found))
 
     @property
     def variables(self) -> dict[str, str]:

@@ -199,7 +199,11 @@ def test_kernels_trust_this_machines_authorities_and_the_proxys(tmp_path: Path) 
     (tmp_path / "lib/python3.12/site-packages/certifi").mkdir(parents=True)
     place = tmp_path / "lib/python3.12/site-packages/certifi/cacert.pem"
     place.touch()
-    assert vault.replaced([tmp_path, Path("/nowhere")]) == ((vault.bundle, place),)
+    parts = [tmp_path / "lib", place.parents[1], place, tmp_path]
+    assert vault.replaced([tmp_path, *parts, Path("/nowhere")]) == ((vault.bundle, place),)
+    place.unlink()
+    place.symlink_to("/etc/hostname")
+    assert vault.replaced([tmp_path, *parts]) == ()
 
 
 def test_the_operator_names_other_authorities(tmp_path: Path) -> None:
