@@ -39,6 +39,7 @@ from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
+from kernel_mcp.linux.process import import_nothing_from, own_places
 from kernel_mcp.output.text import Masks
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
@@ -111,10 +112,11 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             run.path,
             audit.note,
             shows=sandbox.shows,
-            fixed=own.fixed if own is not None else (),
+            fixed=(*own_places(), *settings.obeyed, *(own.fixed if own is not None else ())),
             devices=usable_devices(settings.devices, run.path, sandbox.name),
         )
         stack.push_async_callback(doors.aclose)
+        import_nothing_from([each.mount.host for each in doors.shown if each.mount.writable])
         await doors.open()
         network = opened(settings, sandbox, run.path, partial(audit.note, "network"))
         stack.push_async_callback(network.aclose)

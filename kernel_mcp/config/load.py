@@ -88,7 +88,8 @@ def load(flags: Mapping[str, str | list[str]], environ: Mapping[str, str], cwd: 
     if not file:
         found, refusal = _discovered(cwd, values)
         values = {**found, **values}
-    return _checked(replace(_settings(values), refusal=refusal), environ)
+    named = cwd / Path(str(file)).expanduser() if file else None
+    return _checked(replace(_settings(values), refusal=refusal, file=named), environ)
 
 
 def _settings(values: Mapping[str, Any]) -> Settings:

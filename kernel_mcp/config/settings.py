@@ -9,6 +9,7 @@ the keys of TOML files and the table of flags in the README, which
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import sys
@@ -199,7 +200,8 @@ class Settings:
     """Everything the operator decides; built by `load` from flags, environment and TOML.
 
     Bytes, seconds and counts of 0 lift the limit where the help says so; an idle time of infinity
-    is `never`. `refusal` is what a file in the current folder wanted and did not get.
+    is `never`. `file` is that of `--config`, `refusal` what a file in the current folder wanted and
+    did not get.
     """
 
     allow: tuple[str, ...] = _flag(
@@ -412,7 +414,14 @@ class Settings:
         "log-level", choice(*LOG_LEVELS), _SERVER, "|".join(LOG_LEVELS), "warning",
         "what goes to stderr",
     )
+    file: Path | None = None
     refusal: Refusal | None = None
+
+    @property
+    def obeyed(self) -> tuple[Path, ...]:
+        """Files of the operator's that servers run, or take doors from."""
+        given = [path for path in (self.file, self.uv) if path is not None]
+        return tuple(Path(os.path.realpath(path)) for path in given)
 
     @property
     def environ(self) -> tuple[tuple[str, str], ...]:

@@ -144,8 +144,9 @@ class Doors:
             around = [path for path in self._fixed if each.mount.host.is_relative_to(path)]
             if each.mount.writable and around:
                 raise ConfigError(
-                    f"--mount {each.mount}: kernels run what is in {around[0]} (--python), so that "
-                    "sessions may not change it. Mount it read-only, or take another environment."
+                    f"--mount {each.mount}: this server or its kernels run what is in {around[0]}, "
+                    "so that sessions may not change it. Mount it read-only, or have the server "
+                    "and the environment of --python elsewhere."
                 )
         (self.blank / "folder").mkdir(parents=True)
         (self.blank / "file").touch()

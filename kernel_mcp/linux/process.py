@@ -129,19 +129,53 @@ def own_module(module: str, *arguments: str) -> list[str]:
 
 
 _BARE = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from importlib import import_module; "
-    "sys.exit(import_module(sys.argv.pop(1)).main(sys.argv[1:]))"
+    "import sys; from importlib import import_module; argv = sys.argv; "
+    "sys.path.insert(0, argv.pop(1)); import kernel_mcp, kernel_specs; "
+    "sys.path[:] = [*sys.path[1:], *filter(None, argv.pop(1).split(':'))]; "
+    "sys.exit(import_module(argv.pop(1)).main(argv[1:]))"
 )
+_LIBRARIES = ("site-packages", "dist-packages")
+_REQUIRED = "anyio"
+"""What is wherever the packages that this project requires are."""
 
 
 def bare_program(module: str, *arguments: str, packages: bool = False) -> list[str]:
     """The command that calls `main` of a module of this project.
 
-    Without `packages` there is the standard library alone, which starts sooner.
+    Without `packages` there is the standard library alone, which starts sooner. No namesake of
+    other modules beside this project's folders is taken, nor what `.pth` files name.
     """
     folder = str(Path(__file__).parents[2])
-    options = ["-I", "-B"] if packages else ["-I", "-S", "-B"]
-    return [sys.executable, *options, "-c", _BARE, folder, module, *arguments]
+    libraries = ":".join(_libraries()) if packages else ""
+    words = ["-I", "-S", "-B", "-c", _BARE, folder, libraries, module]
+    return [sys.executable, *words, *arguments]
+
+
+def own_places() -> tuple[Path, ...]:
+    """What this process and the programs that it starts run: no session may change it."""
+    folder = Path(__file__).parents[2]
+    found = [folder / "kernel_mcp", folder / "kernel_specs"]
+    found += map(Path, (sys.prefix, sys.base_prefix, *_libraries()))
+    return tuple(dict.fromkeys(Path(os.path.realpath(each)) for each in found))
+
+
+def import_nothing_from(folders: Sequence[Path]) -> None:
+    """Take what is in `folders` off the places that modules come from, but for `own_places`."""
+    own = own_places()
+
+    def changing(place: str) -> bool:
+        real = Path(os.path.realpath(place))
+        kept = any(real.is_relative_to(each) for each in own)
+        return not kept and any(real.is_relative_to(each) for each in folders)
+
+    sys.path[:] = [place for place in sys.path if not changing(place)]
+
+
+def _libraries() -> list[str]:
+    """Where packages are installed."""
+    return [
+        place for place in sys.path if place.endswith(_LIBRARIES) or Path(place, _REQUIRED).is_dir()
+    ]
 
 
 # Signals: supervisors block SIGINT or SIGTERM, shells ignore SIGINT for background jobs. Kernels

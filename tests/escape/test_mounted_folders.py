@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,9 @@ class Notebook:
 
 
 @asynccontextmanager
-async def opened(way: str, *flags: str) -> AsyncIterator[Notebook]:
+async def opened(
+    way: str, *flags: str, env: Mapping[str, str] | None = None, cwd: str = ""
+) -> AsyncIterator[Notebook]:
     """A session of a server of that kind of user, started in that way."""
     start = ("--allow", "*", *flags, "--warm", "0")
     if way.endswith("cold"):
@@ -140,9 +142,11 @@ async def opened(way: str, *flags: str) -> AsyncIterator[Notebook]:
         start += ("--sandbox", "container", "--container-engine", options.engine)
         start += ("--container-image", options.image)
         start += ("--container-runtime", options.runtime) if options.runtime else ()
-    wanted = command(*start)
+    wanted = command(*start, env=dict(env or {}))
+    wanted.cwd = cwd or wanted.cwd
     if way.startswith("ordinary"):
-        words = as_ordinary_user([sys.executable, "-m", "kernel_mcp", *start])
+        given = [f"{name}={value}" for name, value in (env or {}).items()]
+        words = as_ordinary_user(["env", *given, sys.executable, "-m", "kernel_mcp", *start])
         wanted = StdioServerParameters(command=words[0], args=words[1:], env={}, cwd="/")
     async with Client(wanted) as client:
         agent = Agent(client)

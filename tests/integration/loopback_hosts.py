@@ -15,6 +15,7 @@ from typing import Any
 
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network import proxy, tunnel
+from tests.integration.unprivileged import REPOSITORY
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +39,10 @@ def main(argv: Sequence[str]) -> int:
 def _program(ports: str, module: str, *words: str, packages: bool = False) -> list[str]:
     if module != "kernel_mcp.network.proxy":
         return bare_program(module, *words, packages=packages)
-    return bare_program("tests.integration.loopback_hosts", *words, ports, packages=packages)
+    argv = bare_program("tests.integration.loopback_hosts", *words, ports, packages=packages)
+    found = argv.index("tests.integration.loopback_hosts") - 1
+    argv[found] += f":{REPOSITORY}"
+    return argv
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
-from kernel_mcp.linux.process import find_program
+from kernel_mcp.linux.process import find_program, own_places
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy, profile_entries, profile_in_words
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
@@ -208,7 +208,7 @@ async def _opened(
     try:
         shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
         own = await anyio.to_thread.run_sync(own_environment, settings.python)
-        fixed = own.fixed if own is not None else ()
+        fixed = (*own_places(), *settings.obeyed, *(own.fixed if own is not None else ()))
         devices = usable_devices(settings.devices, runs.path, sandbox.name)
         doors = Doors(shown, runs.path, shows=sandbox.shows, fixed=fixed, devices=devices)
         await doors.open()

@@ -48,9 +48,9 @@ def _own_folders() -> tuple[str, ...]:
 
 
 @attack("anyone")
-def write_anywhere_outside_of_the_own_folders(_: Target) -> list[str]:
+def write_anywhere_outside_of_the_own_folders(target: Target) -> list[str]:
     """By opening: nothing is changed."""
-    own = _own_folders()
+    own = (*_own_folders(), *target.opened)
     found: list[str] = []
     for path, mode in _walk("/", (*PROGRAMS, *own)):
         unnamed = os.O_TMPFILE if stat.S_ISDIR(mode) else 0
@@ -130,7 +130,7 @@ def look_into_any_process_that_is_not_ones_own(_: Target) -> list[str]:
 
 
 @attack()
-def open_any_device_of_the_machine(_: Target) -> list[str]:
+def open_any_device_of_the_machine(target: Target) -> list[str]:
     """Also those that cannot be listed. Not tried outside: opening some has effects."""
     harmless = {"null", "zero", "full", "random", "urandom", "tty", "ptmx"}
     names = {
@@ -139,6 +139,7 @@ def open_any_device_of_the_machine(_: Target) -> list[str]:
         *("cpu_dma_latency", "snapshot", "btrfs-control", "vsock", "console", "nvram", "mcelog"),
     }
     names |= {path.removeprefix("/dev/") for path, _ in _walk("/dev", ("/dev/pts", "/dev/shm"))}
+    harmless |= {path.removeprefix("/dev/") for path in target.opened}
     found = []
     for name in names - harmless:
         path = Path("/dev", name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ class Target:
     pid           a process of the host's user that waits for its end
     numbers       system call numbers by name
     limits        what this process was confined to
+    opened        folders and devices that the operator lets code change
     """
 
     marker: str
@@ -38,6 +39,7 @@ class Target:
     interpreter: str
     numbers: dict[str, int]
     limits: dict[str, int]
+    opened: list[str] = field(default_factory=list)
 
 
 Run: TypeAlias = Callable[[Target], Any]

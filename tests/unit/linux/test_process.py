@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.linux.process import find_program, foreign_environment, own_module
+from kernel_mcp.linux.process import (
+    find_program,
+    foreign_environment,
+    import_nothing_from,
+    own_module,
+    own_places,
+)
 
 
 def planted(folder: Path, name: str) -> Path:
@@ -139,3 +145,18 @@ def test_a_variable_that_was_taken_is_in_no_environment_any_more(first: bool) ->
         [sys.executable, "-c", TAKEN], env=environ, capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
+
+
+def test_modules_come_from_nowhere_that_can_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing, other = str(tmp_path / "src"), str(tmp_path.with_name("other"))
+    libraries = [each for each in sys.path if each.endswith("site-packages")]
+    monkeypatch.setattr(sys, "path", [changing, *sys.path, other])
+    before = list(sys.path)
+    # a mount that holds the environment of this server does not cost it its packages
+    import_nothing_from([tmp_path, Path(sys.prefix).parent])
+    assert {*before} - {*sys.path} <= {changing, str(Path(sys.prefix).parent)}
+    assert changing not in sys.path
+    assert {other, *libraries} <= {*sys.path}
+    assert {Path(sys.prefix), Path(sys.base_prefix).resolve()} <= {*own_places()}
