@@ -72,12 +72,10 @@ class Veil:
         """Take an event."""
         masks = self._masks
         if isinstance(event, Stream):
-            text = self._kept[event.name] + event.text
-            end = masks.settled(text)
-            self._kept[event.name] = text[end:]
-            if not end:
+            shown, self._kept[event.name] = masks.taken(self._kept[event.name] + event.text)
+            if not shown:
                 return
-            event = Stream(event.name, masks.masked(text[:end]))
+            event = Stream(event.name, shown)
         else:
             self.lift()
         if isinstance(event, Display):

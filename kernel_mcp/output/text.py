@@ -122,20 +122,22 @@ class Masks:
         for name, value in values:
             for form in _forms(value.strip()):
                 found.setdefault(form, f"[{name} masked]")
+        found |= {word: word for word in found.values()}  # which stay, whatever is in them
         self._words = sorted(found.items(), key=lambda pair: -len(pair[0]))
 
     def __bool__(self) -> bool:
         return bool(self._words)
 
     def masked(self, text: str) -> str:
-        """`text` without the values."""
-        for form, word in self._words:
-            if form in text:
-                text = text.replace(form, word)
-        if "…" in text and self._words:
-            *heads, last = text.split("…")
-            text = "…".join([*map(self._without_end, heads), last])
-        return text
+        """`text` without the values; of those that overlap, the first. `PREFIX` stays."""
+        if text.startswith(PREFIX) and self._words:
+            return PREFIX + self.masked(text[len(PREFIX) :])
+        parts: list[str] = []
+        done = 0
+        for start, end, word in self._found(text):
+            parts += [text[done:start], word]
+            done = end
+        return self._without_beginnings("".join([*parts, text[done:]]) if parts else text)
 
     def anywhere(self, value: Any, but: Container[str] = (), *, keys: bool = False) -> Any:
         """A JSON value without them; what is below the keys in `but` stays as it is."""
@@ -152,42 +154,74 @@ class Masks:
             }
         return value
 
-    def settled(self, text: str) -> int:
-        """How much of the beginning of a text can be masked now, whatever follows it."""
-        end = self._beginning(text)[0]
-        while True:
-            for form, _ in self._words:
-                start = text.find(form, max(0, end - len(form) + 1), end + len(form) - 1)
-                if 0 <= start < end:
-                    end = start
-                    break
-            else:
-                return end
+    def taken(self, text: str) -> tuple[str, str]:
+        """What can be masked now, masked; and the end, which may be the beginning of a value.
+
+        That is shorter than the longest value, whatever a text is made of.
+        """
+        parts: list[str] = []
+        done, waits = 0, self._beginning(text, 0)
+        for start, end, word in self._found(text):
+            if waits <= start:
+                break
+            parts += [text[done:start], word]
+            done = end
+            if waits < end:
+                waits = self._beginning(text, end)
+        parts.append(text[done:waits])
+        return self._without_beginnings("".join(parts)), text[waits:]
 
     def pieces(self, pieces: Iterable[str]) -> Iterator[str]:
         """A text that comes in pieces, without the values that lie across them."""
         kept = ""
         for piece in pieces:
-            text = kept + piece
-            end = self.settled(text)
-            kept = text[end:]
-            yield self.masked(text[:end])
+            shown, kept = self.taken(kept + piece)
+            yield shown
         yield self.masked(kept)
 
-    def _beginning(self, text: str) -> tuple[int, str]:
-        """Where a value begins that the end of a text cuts off, and the word for it."""
-        found, what = len(text), ""
-        for form, word in self._words:
-            start = max(0, len(text) - len(form) + 1)
-            while 0 <= (start := text.find(form[0], start, found)) < found:
-                if form.startswith(text[start:]):
-                    found, what = start, word
-                start += 1
-        return found, what
+    def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """Start, end and word of each value, from left to right; of two at one place the longer."""
+        places = [(text.find(form), form, word) for form, word in self._words]
+        places = [each for each in places if each[0] >= 0]
+        while places:
+            start, form, word = min(places, key=lambda place: (place[0], -len(place[1])))
+            end = start + len(form)
+            yield start, end, word
+            places = [
+                (there, form, word)
+                for at, form, word in places
+                if (there := at if at >= end else text.find(form, end)) >= 0
+            ]
 
-    def _without_end(self, text: str) -> str:
-        start, word = self._beginning(text)
-        return text if len(text) - start < LEAST_MASKED else text[:start] + word
+    def _beginning(self, text: str, first: int) -> int:
+        """Where at `first` or behind it a value begins that the end of a text cuts off."""
+        found = len(text)
+        for form, word in self._words:
+            start = max(first, len(text) - len(form) + 1) if form != word else found
+            while 0 <= (start := text.find(form[0], start, found)) < found:
+                # long values may begin at every place: a few characters say no at most of them
+                few = text[start : start + LEAST_MASKED]
+                if form.startswith(few) and form.startswith(text[start:]):
+                    found = start
+                start += 1
+        return found
+
+    def _without_beginnings(self, text: str) -> str:
+        """`text` without beginnings of values that were cut off, of `LEAST_MASKED` and more."""
+        if "…" not in text:
+            return text
+        for form, word in self._words:
+            start, few = 0, form[:LEAST_MASKED]
+            parts: list[str] = []
+            done = 0
+            while (start := text.find(few, start)) >= 0:
+                cut_at = text.find("…", start, start + len(form))
+                if cut_at >= start + LEAST_MASKED and form.startswith(text[start:cut_at]):
+                    parts += [text[done:start], word]
+                    done = cut_at
+                start += 1
+            text = "".join([*parts, text[done:]]) if parts else text
+        return text
 
 
 def _forms(value: str) -> set[str]:

@@ -30,7 +30,7 @@ from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.network import Network
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import guarded
+from kernel_mcp.output.text import Masks, guarded
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import ScriptReader, listed
 from kernel_mcp.policy import profile_entries, profile_in_force
@@ -40,6 +40,7 @@ from kernel_mcp.sessions.losses import Receipt, Reply, RequestId
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.tools.arguments import CheckedTool
+from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.tools.results import finished, refusal
 
 MOST_BYTES = 2000
@@ -260,11 +261,13 @@ def progress_of(ctx: AnyContext) -> ProgressCallback | None:
     if "progress_token" not in (ctx.request_context.meta or {}):
         return None
     count = 0
+    server = ctx.mcp_server
+    masks = server.masks if isinstance(server, ResourceServer) else Masks()
 
     async def report(text: str) -> None:
         nonlocal count
         count += 1
-        await ctx.report_progress(count, message=guarded(clean(text)))
+        await ctx.report_progress(count, message=masks.masked(guarded(clean(text))))
 
     return report
 

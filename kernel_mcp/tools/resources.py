@@ -31,7 +31,7 @@ from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
 from kernel_mcp.tools.arguments import no_such_tool
-from kernel_mcp.tools.results import masked, refusal, with_remarks
+from kernel_mcp.tools.results import masked, masked_document, refusal, with_remarks
 
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
@@ -139,7 +139,7 @@ class ResourceServer(MCPServer[Any]):
 
         No answer and no text has what `masks` hide.
         """
-        self._masks = masks or Masks()
+        self.masks = masks or Masks()
         self._remarks = remarks
         state = RequestStateSecurity(codec=NoRequestState())
         super().__init__(*args, tools=list(tools), request_state_security=state, **kwargs)
@@ -156,8 +156,8 @@ class ResourceServer(MCPServer[Any]):
             answer = await super().call_tool(name, arguments, context)
         if isinstance(answer, CallToolResult):
             answer = with_remarks(answer, self._remarks())
-            if self._masks:
-                answer = masked(answer, self._masks)
+            if self.masks:
+                answer = masked(answer, self.masks)
         return answer
 
     async def get_prompt(self, name: str, *_: Any, **__: Any) -> NoReturn:
@@ -180,7 +180,10 @@ class ResourceServer(MCPServer[Any]):
             if isinstance(content, str) and mime != NOTEBOOK_MIME:
                 content = guarded_lines(content)
             if isinstance(content, str):
-                content = self._masks.masked(content)
+                match = _URI.fullmatch(str(uri))
+                own = match is not None and (match["record"] or match["notebook"])
+                hide = masked_document if own else Masks.masked
+                content = hide(self.masks, content)
         except (SessionNotFound, InputError) as error:
             raise ResourceNotFoundError(guarded(str(error))) from error
         except (ResourceError, ResourceNotFoundError):

@@ -6,6 +6,7 @@ one. The answer of every tool carries what its session has to tell and no delive
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
@@ -37,6 +38,8 @@ FAILED_OUTPUT_CHARS = 7500
 """Output in such an answer; the rest is for notices and links."""
 _HANDLES = ("session", "status", "phase", "state")
 """Fields that clients work with."""
+_FURNITURE = (*_HANDLES, "cell_type", "output_type", "name", "mimetype")
+"""The same of documents, notebooks among them."""
 OMISSION_CHARS = 60
 """Room for the line that stands for what is left out."""
 
@@ -256,19 +259,36 @@ def with_remarks(result: CallToolResult, remarks: Sequence[str]) -> CallToolResu
 
 def masked(result: CallToolResult, masks: Masks) -> CallToolResult:
     """A whole answer without what `masks` hide; of links only the names, and no handle."""
+    structured = result.structured_content
     content: list[ContentBlock] = []
     for block in result.content:
         if isinstance(block, TextContent):
-            block = block.model_copy(update={"text": masks.masked(block.text)})
+            document = structured is not None and not isinstance(block, NoticeContent)
+            hide = partial(masked_document, but=_HANDLES, indent=2) if document else Masks.masked
+            block = block.model_copy(update={"text": hide(masks, block.text)})
         elif isinstance(block, ResourceLink):
             block = block.model_copy(update={"name": masks.masked(block.name)})
         content.append(block)
     changes = {
         "content": content,
-        "structured_content": masks.anywhere(result.structured_content, _HANDLES),
+        "structured_content": masks.anywhere(structured, _HANDLES),
         "meta": masks.anywhere(result.meta, _HANDLES),
     }
     return result.model_copy(update=changes)
+
+
+def masked_document(
+    masks: Masks, text: str, *, but: Container[str] = _FURNITURE, indent: int = 1
+) -> str:
+    """JSON of this server without what `masks` hide; its keys stay, and what is below `but`."""
+    shown = masks.masked(text)
+    if shown == text:
+        return text
+    try:
+        value = masks.anywhere(json.loads(text), but)
+    except (ValueError, RecursionError):
+        return shown
+    return json.dumps(value, indent=indent, ensure_ascii=False)
 
 
 def refusal(error: KernelMcpError) -> CallToolResult:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +171,67 @@ async def look_everywhere(client: Client, state: Path) -> None:
     files = [*own_files(state)]
     assert files
     assert not [path for path in files if values_in(path.read_bytes().decode("latin-1"))]
-    command_lines = [
-        (path / "cmdline").read_text()
-        for path in Path("/proc").glob("[0-9]*")
-        if parent_of(int(path.name)) == os.getpid()
-    ]
+    command_lines = [(path / "cmdline").read_text() for path in servers()]
     assert any("QUOTED=***" in line for line in command_lines)
     assert not [line for line in command_lines if values_in(line)]
+    said: list[str | None] = []
+    coloured = "t = os.environ['MODEL_TOKEN']\nprint(t[:5] + '\\x1b[31m' + t[5:])"
+    answer = await notebook.run(coloured, on_progress=lambda *told: said.append(told[2]))
+    assert [told for told in said if told and "masked]" in told]
+    assert not values_in([said, answer.result.model_dump_json()])
+
+
+COMMON = {
+    "PLACE": "/workspace",
+    "SERVER": "kernel-mcp",
+    "WORD": "session",
+    "KIND": "output_type",
+    "STREAM": "stdout",
+    "OTHER": "masked",
+}
+
+
+async def test_values_that_are_common_words_leave_answers_whole() -> None:
+    flags = [word for name in COMMON for word in ("--env", name)]
+    async with Client(command(*flags, "--warm", "0", env=COMMON)) as client:
+        notebook = Agent(client)
+        answer = await notebook.run("import os\nprint(os.getcwd(), 'masked')")
+        assert answer.text == "[PLACE masked] [OTHER masked]"
+        handle = answer.cell["session"]
+        listed = await notebook.call("list_sessions")
+        assert json.loads(listed.text)["sessions"][0]["session"] == handle
+        record = await client.read_resource(f"kernel://{handle}/cells/1.json")
+        assert json.loads(record.contents[0].text)["stdout"] == f"{answer.text}\n"  # type: ignore[union-attr]
+        book = await client.read_resource(f"kernel://{handle}/notebook")
+        cell = json.loads(book.contents[0].text)["cells"][0]  # type: ignore[union-attr]
+        assert cell["outputs"][0]["output_type"] == "stream"
+        assert cell["outputs"][0]["name"] == "stdout"
+        assert "'[OTHER masked]'" in cell["source"]
+        written = await notebook.call("export_notebook")
+        assert written.text.startswith("[kernel-mcp] ")
+
+
+async def test_code_that_knows_a_value_keeps_the_server_no_busier_than_others() -> None:
+    value = "-----BEGIN " + "q8a7" * 300 + "-----"
+    chain = "import os, sys\nfor _ in range(300): sys.stdout.write(os.environ['KEY'][:-5] * 50)"
+    async with Client(command("--env", "KEY", "--warm", "0", env={"KEY": value})) as client:
+        notebook = Agent(client)
+        await notebook.run("1")
+        before = server_seconds()
+        answer = await notebook.run(chain)
+        assert answer.status == "ok"
+        assert server_seconds() - before < 5  # quadratic once, while all sessions waited
+
+
+def servers() -> Iterator[Path]:
+    """The folders in /proc of this process's children; others may end meanwhile."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(ProcessLookupError):
+            if parent_of(int(path.name)) == os.getpid():
+                yield path
+
+
+def server_seconds() -> float:
+    """Processor seconds of this process's servers."""
+    times = [(path / "stat").read_text().rpartition(")")[2].split() for path in servers()]
+    return sum(int(each[11]) + int(each[12]) for each in times) / os.sysconf("SC_CLK_TCK")

@@ -304,3 +304,26 @@ def test_a_value_whose_end_begins_another_is_masked_across_pieces() -> None:
     masks = Masks([("A", "xxxxab-cd"), ("B", "cd-yyyyyy")])
     assert "".join(masks.pieces(["xxxxab-cd", "-zzz"])) == "[A masked]-zzz"
     assert "".join(masks.pieces(["xxxxab-cd", "-yyyyyy"])) == "[A masked]-yyyyyy"
+
+
+def test_no_text_makes_more_wait_than_a_value_is_long() -> None:
+    masks = Masks([("PEM", "-----BEGIN-----\nxyz\n-----END-----"), ("X", "xxxxxxxx")])
+    for text in ("-----BEGIN-----\nxyz\n-----END" * 2000, "-" * 50_000, "x" * 50_001):
+        shown, rest = masks.taken(text)
+        assert len(rest) < 40
+        assert masks.taken(shown + rest)[1] == rest
+
+
+def test_values_that_are_in_the_words_for_others_do_not_change_those() -> None:
+    masks = Masks([("TOKEN", "secret-value"), ("WORD", "masked"), ("OTHER", "value-of")])
+    shown = masks.masked("secret-value masked")
+    assert shown == "[TOKEN masked] [WORD masked]"
+    assert masks.masked(shown) == shown
+    assert masks.masked("secret-value-of") == "[TOKEN masked]-of"
+
+
+def test_many_marks_of_cut_text_are_looked_at_once() -> None:
+    text = "secret…" * 20_000
+    before = time.process_time()
+    assert MASKS.masked(text) == "[LONGER masked]…" * 20_000
+    assert time.process_time() - before < 5
