@@ -245,6 +245,8 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024
 """Bytes of a RECORD; the largest known has some 2 MiB."""
 MAX_HEAD_BYTES = 256 * 1024
 """Bytes of METADATA that are read: requirements are before the description."""
+MOST_FOLDERS = 64
+"""Above one module of a package; looking for the outermost takes their square."""
 _NEED = re.compile(r"^Requires-Dist:\s*(.*\S)", re.MULTILINE)
 _SUFFIXES = (".py", ".so", ".pyd")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -312,7 +314,7 @@ def installed_needs(site_packages: Path) -> Iterator[Requirement]:
                 continue
             head, _, _ = file.read(MAX_HEAD_BYTES).partition(b"\n\n")
             for text in _NEED.findall(head.decode(errors="replace")):
-                with suppress(InvalidRequirement):
+                with suppress(InvalidRequirement, ValueError, RecursionError):
                     yield Requirement(text)
 
 
@@ -357,7 +359,9 @@ def _modules(record: Path) -> set[str]:
 
 
 def _is_code(file: PurePosixPath) -> bool:
-    return file.suffix in _SUFFIXES and not file.is_absolute() and ".." not in file.parts
+    parts = file.parts
+    known = file.suffix in _SUFFIXES and len(parts) <= MOST_FOLDERS
+    return known and not file.is_absolute() and ".." not in parts
 
 
 def _top(file: PurePosixPath, packages: set[PurePosixPath]) -> tuple[str, ...]:

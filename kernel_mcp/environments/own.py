@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 _VENV, _CONDA = "pyvenv.cfg", "conda-meta"
 _OF_A_VENV = (_VENV, "bin", "include", "lib", "lib64", "libexec", "share", "ssl")
 """Of a virtual environment: it may be the folder of a project, and `pip.conf` in it holds keys."""
+_OF_A_BASE = ("bin", "include", "lib", "lib64", "libexec", "openssl", "ssl")
+"""Of a base, which `pyvenv.cfg` names: a Python may be installed into a home folder, or lie in a
+project so that its folder be shown. What is in `share` is no Python's need, and in `~/.local` of
+others."""
 _HIDDEN = frozenset((_CONDA, "conda-bld", "condabin", "envs", "etc", "pkgs", "shell"))
 """Of a conda environment: others, and what its variables are set by."""
 _SYSTEM = (Path("/usr"), Path("/bin"))
@@ -110,11 +114,14 @@ class OwnEnvironment:
         """Those of `needs` that name what is `there`, and whether that meets them."""
         version = self.interpreter.version
         here = {"extra": "", "python_version": self.minor, "python_full_version": version}
-        return {
-            f"{name}{need.specifier}": need.specifier.contains(there[name], prereleases=True)
-            for need in needs
-            if (name := normalised(need.name)) in there and _applies(need, here)
-        }
+        found: dict[str, bool] = {}
+        for need in needs:
+            name = normalised(need.name)
+            with suppress(ValueError):  # a number of more digits than Python reads
+                if name in there and _applies(need, here):
+                    met = need.specifier.contains(there[name], prereleases=True)
+                    found[f"{name}{need.specifier}"] = met
+        return found
 
     def above(self, ours: KernelEnvironment, wanted: Iterable[Requirement]) -> KernelEnvironment:
         """What kernels run in: this, with an environment of ours behind it, or before; blocks.
@@ -275,13 +282,16 @@ def _described(
     if not sites[0].is_dir() or not _below(Path(os.path.realpath(sites[0])), readonly):
         _refuse(root, f"it has no {sites[0].relative_to(root)}, so another Python made it")
     python = root / "bin/python"
-    target = _PROGRAM.match(Path(os.path.realpath(python)).name)
+    program = Path(os.path.realpath(python))
+    target = _PROGRAM.match(program.name)
     if not python.exists():
         _refuse(root, f"{python} leads nowhere")
     if target is not None and target[1] != _minor(version):
         _refuse(root, f"it is of Python {_minor(version)}, and {python} is Python {target[1]} now")
     interpreter = Interpreter(str(real), version, "cpython", str(prefix), str(prefix))
     below = [*readonly, *_seen(prefix)]
+    if not program.is_file() or not _below(program, [*below, *_SYSTEM]):
+        _refuse(root, f"{python} leads to {program}, which is neither in it nor in its base")
     links = [link for link in _links(python) if not _below(link, [*below, *_SYSTEM])]
     outside = _outside(sites[0], below)
     if len(outside) > _MOST_OUTSIDE:
@@ -326,16 +336,19 @@ def _system_sites(prefix: Path, minor: str) -> list[Path]:
 
 def _seen(prefix: Path) -> list[Path]:
     """What of a Python's folder is seen: of one of conda, not its settings and environments."""
-    if not (prefix / _CONDA).is_dir():
+    if _below(prefix, _SYSTEM):
         return [prefix]
+    if not (prefix / _CONDA).is_dir():
+        return _shown(prefix, _OF_A_BASE)
     names = sorted(entry.name for entry in prefix.iterdir())
     return _shown(prefix, [each for each in names if each not in _HIDDEN and each[0] != "."])
 
 
 def _shown(root: Path, names: Iterable[str]) -> list[Path]:
-    """Those of `names` that are there, without links to elsewhere."""
-    found = [root / name for name in names if (root / name).exists()]
-    return [path for path in found if Path(os.path.realpath(path)).is_relative_to(root)]
+    """Those of `names` that are there, without links to what is not among them."""
+    found = {root / name: Path(os.path.realpath(root / name)) for name in names}
+    own = [path for path, real in found.items() if path == real and path.exists()]
+    return [path for path, real in found.items() if path.exists() and _below(real, own)]
 
 
 def _links(path: Path) -> Iterator[Path]:
@@ -349,11 +362,16 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def _named(prefix: Path, links: Iterable[Path]) -> list[Path]:
-    """Links to a program as they are; where they are in a folder that is one to `prefix`, that."""
-    found = []
+    """Links to a program as they are; where they are in a folder that is one to `prefix`, what is
+    seen of that.
+    """
+    found: list[Path] = []
     for link in links:
         parent = link.parent.parent
-        found.append(parent if Path(os.path.realpath(parent)) == prefix else link)
+        if Path(os.path.realpath(parent)) == prefix:
+            found += [parent / path.relative_to(prefix) for path in _seen(prefix)]
+        else:
+            found.append(link)
     return found
 
 
@@ -390,7 +408,7 @@ def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
     """What is imported from elsewhere, by the package or the `.pth` file that says so."""
     found: dict[str, Outside] = {}
     for info in sorted(site.glob("*.dist-info")):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             told = json.loads(_text(info / "direct_url.json"))
             place = urlsplit(told["url"])
             if told["dir_info"]["editable"] and place.scheme == "file":
@@ -434,7 +452,7 @@ def _listed(folder: Path) -> set[str]:
 def _applies(need: Requirement, here: Mapping[str, str]) -> bool:
     try:
         return need.marker is None or need.marker.evaluate(dict(here))
-    except ValueError:  # a comparison without meaning
+    except ValueError:  # a comparison without meaning, or a number that is none
         return False
 
 

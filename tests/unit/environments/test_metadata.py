@@ -160,3 +160,11 @@ def test_anything_but_a_name_is_refused(entry: str) -> None:
 def test_no_row_of_the_table_says_the_obvious() -> None:
     same = [name for name, dist in DISTRIBUTIONS.items() if name.replace("_", "-") == dist]
     assert same == []
+
+
+def test_modules_below_very_many_folders_are_passed_over(tmp_path: Path) -> None:
+    info = tmp_path / "x-1.0.dist-info"
+    info.mkdir()
+    deep = "".join(f"{'a/' * 3000}m{number}.py,,\n" for number in range(300))
+    (info / "RECORD").write_text(f"{deep}x/__init__.py,,\n")
+    assert installed_modules(tmp_path) == {"x": ("x",)}

@@ -117,7 +117,7 @@ def test_names_of_folders_that_begin_with_a_dot_are_paths() -> None:
 def test_only_the_environment_and_its_base_are_shown(project: Path) -> None:
     shown = read(project / ".venv").readonly
     assert project / ".venv/lib" in shown
-    assert BASE in shown
+    assert BASE / "lib" in shown
     secrets = (project / "secret.txt", project / ".venv/pip.conf")
     assert not any(secret.is_relative_to(path) for secret in secrets for path in shown)
 
@@ -183,6 +183,57 @@ def test_a_base_without_a_standard_library_shows_nothing(project: Path, tmp_path
     base.write_bytes(Path(os.path.realpath(sys.executable)).read_bytes()[:64])
     rewrite(project / ".venv", "home", f"home = {base.parent}")
     assert "no standard library" in refusal(project / ".venv")
+
+
+def test_a_base_that_lies_in_a_project_shows_no_more_than_a_python_has(project: Path) -> None:
+    """A repository cannot have its folder shown, with the keys that its user keeps there."""
+    base = project / f"bin/python{MINOR}"
+    base.parent.mkdir()
+    base.write_bytes(Path(os.path.realpath(sys.executable)).read_bytes()[:64])
+    library = project / f"lib/python{MINOR}"
+    library.mkdir(parents=True)
+    (library / "os.py").write_text("")
+    (project / ".env").write_text("KEY=1")
+    (project / "share/keyrings").mkdir(parents=True)
+    (project / "include").symlink_to(".")
+    root = project / ".venv"
+    (root / "bin/python").unlink()
+    (root / "bin/python").symlink_to(base)
+    rewrite(root, "home", f"home = {base.parent}")
+    shown = read(root).readonly
+    assert project / "bin" in shown
+    assert project / "lib" in shown
+    assert not any(path in (project, project / "share", project / "include") for path in shown)
+
+
+def test_a_program_that_leads_to_files_of_others_does_not_show_them(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/id").write_text("secret")
+    root = project / ".venv"
+    for key in (tmp_path / "keys", tmp_path / "keys/id"):
+        (root / "hop").unlink(missing_ok=True)
+        (root / "hop").symlink_to(key)
+        (root / "bin/python").unlink()
+        (root / "bin/python").symlink_to(root / "hop")
+        assert "neither in it nor in its base" in refusal(root)
+
+
+@pytest.mark.parametrize(
+    "needs",
+    ["y; " + "(" * 20_000, "y>=" + "9" * 6000, "y; python_version > '" + "9" * 6000 + "'"],
+    ids=["deep", "digits", "marker"],
+)
+def test_what_cannot_be_read_of_a_package_is_passed_over(
+    project: Path, tmp_path: Path, needs: str
+) -> None:
+    info = add(project / ".venv", "x", "1.0", needs, "y>=1")
+    (info / "direct_url.json").write_text("[" * 60_000)
+    add(project / ".venv", "y", "1.0")
+    above = read(project / ".venv").above(ours(tmp_path / "ours", "ipykernel==7.0"), ())
+    assert above.support is not None
+    assert "y>=1" in above.support.needs
 
 
 def test_packages_that_kernels_of_a_root_server_may_not_read_are_refused(project: Path) -> None:
@@ -369,11 +420,12 @@ async def test_the_store_puts_ours_below_and_starts_nothing_of_theirs(
 
 
 @pytest.mark.parametrize("name", ["share", "include"])
+@pytest.mark.parametrize("to", ["keys", "project/.venv"])
 def test_links_out_of_the_environment_show_nothing(
-    project: Path, tmp_path: Path, name: str
+    project: Path, tmp_path: Path, name: str, to: str
 ) -> None:
-    keys = tmp_path / "keys"
-    keys.mkdir()
+    keys = tmp_path / to
+    keys.mkdir(exist_ok=True)
     root = project / ".venv"
     shutil.rmtree(root / name, ignore_errors=True)
     (root / name).symlink_to(keys)
