@@ -88,6 +88,15 @@ class Services(BaseHTTPRequestHandler):
                 self.send_header("Content-Length", str(len(packed)))
                 self.end_headers()
                 self.wfile.write(packed)
+            case "malformed":
+                texts = {
+                    "header": f"X Given: {given}\r\nContent-Length: 0\r\n\r\n",
+                    "value": f"X-Given: \0{given}\r\nContent-Length: 0\r\n\r\n",
+                    "chunk": f"Transfer-Encoding: chunked\r\n\r\n{given}\r\n0\r\n\r\n",
+                }
+                place = self.path.partition("?")[2]
+                start = f"HTTP/1.1 2x {given}\r\n" if place == "status" else "HTTP/1.1 200 OK\r\n"
+                self.wfile.write((start + texts.get(place, "\r\n")).encode())
             case "base64":
                 self._answer(base64.b64encode(b"some text before " + plain + b" and after"))
             case "split":

@@ -7,6 +7,7 @@ for, as replies could not be searched then.
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -301,7 +302,7 @@ class Termination:
         except h11.RemoteProtocolError as error:
             if sent:
                 raise anyio.EndOfStream from None
-            words = f"{self.host} does not answer in proper HTTP: {error}"
+            words = f"{self.host} does not answer in proper HTTP: {_unquoted(error)}"
             raise Refused(HTTPStatus.BAD_GATEWAY, words) from None
 
     def _checked(self, request: h11.Request, response: h11.Response) -> h11.Response:
@@ -371,6 +372,11 @@ async def _upload(client: Speech, host: Speech) -> None:
             await anyio.sleep_forever()
     if await client.more():  # the next request
         await anyio.sleep_forever()
+
+
+def _unquoted(error: h11.RemoteProtocolError) -> str:
+    """Why h11 takes no reply, without the bytes of it that it quotes: nobody has searched those."""
+    return re.split(r":? *(?:bytearray\()?b['\"]", str(error), maxsplit=1)[0]
 
 
 def _said(reason: Exception) -> str:
