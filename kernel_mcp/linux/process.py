@@ -137,6 +137,8 @@ _BARE = (
 _LIBRARIES = ("site-packages", "dist-packages")
 _REQUIRED = "anyio"
 """What is wherever the packages that this project requires are."""
+_OBEYED = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_CONFIG_FILE", "NETRC")
+"""Variables of files that say whom to trust, and where packages come from."""
 
 
 def bare_program(module: str, *arguments: str, packages: bool = False) -> list[str]:
@@ -152,10 +154,11 @@ def bare_program(module: str, *arguments: str, packages: bool = False) -> list[s
 
 
 def own_places() -> tuple[Path, ...]:
-    """What this process and the programs that it starts run: no session may change it."""
+    """What this process and the programs that it starts run or obey: no session may change it."""
     folder = Path(__file__).parents[2]
     found = [folder / "kernel_mcp", folder / "kernel_specs"]
     found += map(Path, (sys.prefix, sys.base_prefix, *_libraries()))
+    found += [Path(os.environ[name]) for name in _OBEYED if os.environ.get(name)]
     return tuple(dict.fromkeys(Path(os.path.realpath(each)) for each in found))
 
 

@@ -246,7 +246,7 @@ class Vault:
         found = (
             place
             for folder in folders
-            for start in range(len(_CERTIFI))
+            for start in range(len(_CERTIFI) - 1)
             for place in folder.glob("/".join(_CERTIFI[start:]))
             if place.resolve() == folder.resolve() / place.relative_to(folder)
         )

@@ -42,6 +42,7 @@ pytestmark = [
 ]
 
 LIMITS = ("--memory", "256M", "--pids", "40", "--disk", "64M")
+BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 STATED = {"list_the_home_folder mounted", "list_another_sessions_workspace mounted"}
 """Under Landlock names in covered folders can be listed."""
 RUN = """
@@ -177,10 +178,10 @@ def attempt(name, work):
 def write(path):
     with open(path, "a") as file:
         file.write("# changed")
-for path in ("kernel_mcp/network/proxy.py", "kernel_specs/selftest.py", "my.toml"):
+for path in ("kernel_mcp/network/proxy.py", "kernel_specs/selftest.py", "my.toml", "trust.pem"):
     attempt(path, lambda: write(f"{ROOT}/{path}"))
 attempt("new", lambda: write(f"{ROOT}/kernel_mcp/linux/new.py"))
-for name in ("kernel_mcp", "kernel_specs", "my.toml"):
+for name in ("kernel_mcp", "kernel_specs", "my.toml", "trust.pem"):
     attempt(f"rename {name}", lambda: os.rename(f"{ROOT}/{name}", f"{ROOT}/moved"))
 for name in ("json", "socket", "sitecustomize", "usercustomize", "bcrypt", "socksio"):
     with open(f"{ROOT}/{name}.py", "w") as file:
@@ -197,13 +198,20 @@ async def test_a_writable_mount_with_the_server_in_it_changes_nothing_that_runs(
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(REPOSITORY / name, root / name, ignore=ignored)
         (root / "my.toml").write_text('memory = "400M"\n')
+        bundle = next(path for path in map(Path, BUNDLES) if path.exists())
+        shutil.copy(bundle, root / "trust.pem")
         subprocess.run(["chown", "-R", f"{USER}:{USER}", folder], check=True)
         root.chmod(0o755)
         flags = ("--mount", f"{root}:rw", "--config", str(root / "my.toml"))
         env = {"PYTHONPATH": folder, "API_TOKEN": "a-token-of-the-host"}
+        env["SSL_CERT_FILE"] = str(root / "trust.pem")
         doors = ("--network", "example.com", "--secret", "API_TOKEN@api.example.com")
         async with opened(way, *flags, *doors, env=env, cwd="/") as notebook:
             assert await notebook.run(f"ROOT = {folder!r}\n{PLANT}") == []
+            for name in ("kernel_mcp/new.py", "kernel_specs/selftest.py", "my.toml", "trust.pem"):
+                given = {"path": str(root / name), "content": "changed"}
+                told = await notebook.agent.refused("write_file", **given)
+                assert "read-only" in told, told
             for session in ("next", "another"):
                 await notebook.agent.call("create_session", name=session)
                 assert (await notebook.agent.run("1", session=session)).status == "ok"
