@@ -87,6 +87,10 @@ def opened(
         logger.warning("--network has no effect with --sandbox none: code may connect anywhere")
         return Network()
     vault = Vault(settings.secrets, folder, os.environ)
+    if len(json.dumps(_message_of(vault))) > linux.PACKET_BYTES:
+        raise ConfigError(
+            "--secret: all values together have some 60 KB at most; name fewer of them"
+        )
     return Network(rules, vault=vault, sandbox=sandbox, tell=tell)
 
 
@@ -268,8 +272,7 @@ class Network:
             with open(trust, "w+", encoding="ascii") as file:
                 file.write(self.vault.trust)
                 file.seek(0)
-                message = {"secrets": [each.to_json() for each in self.vault.secrets]}
-                linux.send(self._control, message, [file.fileno()])
+                linux.send(self._control, _message_of(self.vault), [file.fileno()])
 
     def _start(self) -> None:
         self._again = None
@@ -438,6 +441,10 @@ class Way:
         self._made.clear()
         while self._given:
             self._network.take_back(self._given.pop())
+
+
+def _message_of(vault: Vault) -> dict[str, Any]:
+    return {"secrets": [each.to_json() for each in vault.secrets]}
 
 
 def _namespace_of(sock: socket.socket | None) -> int | None:

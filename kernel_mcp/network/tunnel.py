@@ -285,9 +285,13 @@ class Dialer:
     async def _resolved(self, host: str, port: int, resolving: asyncio.Semaphore) -> list[Address]:
         """All addresses of a name. One that takes long keeps its place among `resolving`."""
         await resolving.acquire()
-        answer = self._loop.run_in_executor(
-            self._pool, socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM
-        )
+        try:
+            answer = self._loop.run_in_executor(
+                self._pool, socket.getaddrinfo, host, port, 0, socket.SOCK_STREAM
+            )
+        except RuntimeError as reason:  # no thread can be started
+            resolving.release()
+            raise Refused(f"{host} cannot be resolved now: {reason}", 503, "failed") from None
 
         def over(done: asyncio.Future[Any]) -> None:
             resolving.release()

@@ -116,6 +116,15 @@ async def test_what_cannot_be_resolved_or_reached_says_so(
     with pytest.raises(Refused, match="not known"):
         await dialled(Dialled(), "a.test")
 
+    def no_thread(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    dialer, resolving = Dialled(), asyncio.Semaphore(1)
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", no_thread)
+    for _ in range(2):  # it has kept no place for ever
+        with pytest.raises(Refused, match="cannot be resolved now"):
+            await dialer.connect(ANY, "a.test", 443, resolving)
+
 
 async def test_a_session_with_much_to_pass_leaves_turns_to_others() -> None:
     loop = asyncio.get_running_loop()
