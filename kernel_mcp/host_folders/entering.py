@@ -9,24 +9,45 @@ import select
 import signal
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.linux.safe_tree import open_beneath
 from kernel_specs.template import linux
 
+T = TypeVar("T")
 BLANK = "/run/blank"
 """Where every sandbox with mounts has an empty `file` and an empty `folder`."""
 Work = tuple[str, Parts, str]
 """A mount, a path below it, and the kind of its cover; without a path DEVICE:INODE of the mount."""
-_MOST_WORK, _MOST_NAMESPACES = 100, 50
+_MOST_NAMESPACES = 50
 """Of one message to a helper."""
 _PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NS_GET_USERNS = 0xB701  # <linux/nsfs.h>
+
+
+def weight(path: Parts) -> int:
+    """The most bytes that a path takes in a message, and what goes with it."""
+    return 6 * sum(map(len, path)) + 4 * len(path) + 100
+
+
+def parts_of(items: Sequence[T], weigh: Callable[[T], int]) -> Iterator[list[T]]:
+    """These in lists that each fit into a message."""
+    part: list[T] = []
+    total = 0
+    for item in items:
+        heavy = weigh(item)
+        if part and total + heavy > linux.PACKET_BYTES // 2:
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += heavy
+    if part:
+        yield part
 
 
 @dataclass(frozen=True)
@@ -107,8 +128,7 @@ class Entering:
                 groups.setdefault(helper, []).append(held)
             else:
                 failed.append((held, helper))
-        for first in range(0, len(work), _MOST_WORK):
-            part = work[first : first + _MOST_WORK]
+        for part in parts_of(work, lambda each: weight(each[1])):
             for helper, group in groups.items():
                 helper.send([each.namespace for each in group], part)
             for helper, group in groups.items():

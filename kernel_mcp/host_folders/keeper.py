@@ -33,18 +33,25 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kernel_mcp.host_folders import secrets
-from kernel_mcp.host_folders.entering import Entering, Sandbox, Work
+from kernel_mcp.host_folders.entering import Entering, Sandbox, Work, parts_of, weight
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_specs.landlock import calls
 from kernel_specs.template import linux
 
-_BATCH = 100
+_INODE_BYTES = 50
+"""Of a device and an inode in a message, at most."""
 
 # <sys/inotify.h>
-_IN_CLOSE_WRITE, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x8, 0x80, 0x100, 0x200
+_IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = (
+    0x8,
+    0x40,
+    0x80,
+    0x100,
+    0x200,
+)
 _IN_Q_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
-_MASK = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+_MASK = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
 _IN_ONLYDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0o4000, 0o2000000
 _EVENT = struct.Struct("iIII")
 READ_DIR = 1 << 3
@@ -64,18 +71,26 @@ class Change:
 
     ground: Ground
     parts: Parts = ()
+    hidden: bool = False
+    """Whether it had a secret's name before."""
 
     @property
     def urgent(self) -> bool:
         """Whether it may have to be covered for its name."""
         named = (secrets.secret(self.parts, kind) for kind in (stat.S_IFREG, stat.S_IFDIR))
-        return secrets.judged_by_content(self.parts) or any(named)
+        return self.hidden or secrets.judged_by_content(self.parts) or any(named)
 
 
 class Ground:
     """One mounted folder: its descriptor, its walk, and where sandboxes see it."""
 
-    def __init__(self, number: int, data: dict[str, Any], watches: Watches) -> None:
+    def __init__(
+        self,
+        number: int,
+        data: dict[str, Any],
+        watches: Watches,
+        inodes: dict[tuple[int, int], int],
+    ) -> None:
         self.number = number
         self.host, self.guest = str(data["host"]), str(data["guest"])
         self._own = {tuple(path): str(kind) for path, kind in data["own"]}
@@ -83,6 +98,7 @@ class Ground:
         self._strict = data["strict"] is True
         self._inner = [tuple(path) for path in data["inner"]]
         self._watches = watches
+        self._inodes = inodes
         self._root = -1
         self.walk = self._fresh()
 
@@ -98,6 +114,7 @@ class Ground:
             writable=self._writable,
             strict=self._strict,
             visit=lambda parts, fd: self._watches.add(self, parts, fd),
+            inodes=self._inodes,
         )
 
     @property
@@ -200,6 +217,8 @@ class Watches:
     def __init__(self) -> None:
         self._fd = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
         self._places: dict[int, tuple[Ground, Parts]] = {}
+        self._moved: set[int] = set()
+        """Cookies of renames whose first name was a secret's."""
         self.lacking = 0
 
     def fileno(self) -> int:
@@ -223,7 +242,7 @@ class Watches:
             return
         place = 0
         while place < len(data):
-            number, mask, _, length = _EVENT.unpack_from(data, place)
+            number, mask, cookie, length = _EVENT.unpack_from(data, place)
             name = data[place + _EVENT.size : place + _EVENT.size + length].rstrip(b"\0")
             place += _EVENT.size + length
             if mask & _IN_Q_OVERFLOW:
@@ -233,6 +252,16 @@ class Watches:
             elif number in self._places and name:
                 ground, parts = self._places[number]
                 path = (*parts, os.fsdecode(name))
+                if mask & _IN_MOVED_FROM:
+                    if ground.walk.hides(path):
+                        if len(self._moved) >= _FEW_CHANGES:  # they left what is watched
+                            self._moved.clear()
+                        self._moved.add(cookie)
+                    continue
+                if mask & _IN_MOVED_TO and cookie in self._moved:
+                    self._moved.remove(cookie)
+                    yield Change(ground, path, hidden=True)
+                    continue
                 # while a file is written it may come to hold credentials; no other write matters
                 if not mask & _IN_CLOSE_WRITE or secrets.judged_by_content(path):
                     yield Change(ground, path)
@@ -245,6 +274,10 @@ class Keeper:
         self._server = server
         self._watches = Watches()
         self._grounds: list[Ground] = []
+        self._inodes: dict[tuple[int, int], int] = {}
+        """Of what is covered in any of them: files have names in several."""
+        self._full: set[int] = set()
+        """Those of which the log says that not all is covered: code can make any number."""
         self._entering = Entering()
         self._hurry = Hurry()
         self._changes: dict[Change, None] = {}
@@ -325,10 +358,13 @@ class Keeper:
         for index, data in enumerate(mounts):
             error = ""
             try:
-                ground = Ground(index, data, self._watches)
+                ground = Ground(index, data, self._watches, self._inodes)
                 self._grounds.append(ground)
                 if ground.is_folder:
-                    ground.walk.all()
+                    for _ in ground.walk.below(()):
+                        pass
+                if index == len(mounts) - 1:
+                    self._linked()
             except secrets.TooManySecrets:
                 error = _TOO_MANY
             except OSError as reason:
@@ -336,6 +372,7 @@ class Keeper:
             if error:
                 self._tell({"op": "refused", "id": number, "mount": index, "error": error})
                 return
+        for ground in self._grounds:
             self._tell_covers(ground, list(ground.walk.found.covers))
         if self._watches.fileno() < 0 or self._watches.lacking:
             self._tell({"op": "said", "text": _NOT_WATCHED})
@@ -360,17 +397,28 @@ class Keeper:
         """Cover what is new at a place, or anywhere, if it is still there."""
         ground, walk = change.ground, change.ground.walk
         try:
-            for found in walk.one(change.parts) if change.parts else walk.below(()):
+            hidden = change.hidden
+            one = walk.one(change.parts, hidden=hidden) if change.parts else walk.below(())
+            for found in one:
                 self._cover(ground, found)
             if not change.parts:
                 self._cover(ground, sorted(walk.found.covers))
-            self._cover(ground, walk.linked())
+            for each, paths in self._linked():
+                self._cover(each, paths)
             if walk.found.gone:
                 self._tell_covers(ground, [])
         except secrets.TooManySecrets:
-            self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
+            if ground.number not in self._full:
+                self._full.add(ground.number)
+                self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
         except OSError:
             return
+
+    def _linked(self) -> list[tuple[Ground, list[Parts]]]:
+        """Other names, in all mounts, of files found last."""
+        if not any(each.walk.found.linked for each in self._grounds):
+            return []
+        return [(each, each.walk.linked(anyway=True)) for each in self._grounds]
 
     def _cover(self, ground: Ground, paths: Sequence[Parts]) -> None:
         """Cover in all sandboxes, then tell the server."""
@@ -417,11 +465,12 @@ class Keeper:
         fresh = list(found.fresh)
         found.gone.clear()
         found.fresh.clear()
-        for first in range(0, max(len(paths), len(fresh), 1), _BATCH):
-            batch = [(path, found.covers[path]) for path in paths[first : first + _BATCH]]
-            told["anew"], told["covers"] = anew and first == 0, batch
-            told["inodes"] = fresh[first : first + _BATCH]
-            self._tell(told)
+        kinds = ([(path, found.covers[path]) for path in part] for part in parts_of(paths, weight))
+        pieces: list[dict[str, Any]] = [{"covers": part} for part in kinds]
+        pieces += [{"inodes": part} for part in parts_of(fresh, lambda _key: _INODE_BYTES)]
+        for number, piece in enumerate(pieces or [{}]):
+            first = anew and number == 0
+            self._tell({**told, "anew": first, "covers": [], "inodes": [], **piece})
 
     def _tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         with suppress(BrokenPipeError):

@@ -25,7 +25,10 @@ FIXED, KEPT = "fixed", "kept"
 HIDING = frozenset((FILE, FOLDER))
 
 _FOLDERS = frozenset(
-    (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".terraform.d")
+    (
+        *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store"),
+        *(".terraform.d", ".kaggle", ".envs"),
+    )
 )
 _FOLDERS_BELOW = frozenset(
     (
@@ -37,7 +40,15 @@ _FOLDERS_BELOW = frozenset(
 _FILES = frozenset(
     (
         *(".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", ".pgpass", ".my.cnf"),
-        *(".mylogin.cnf", ".dockercfg", ".boto", ".s3cfg", ".vault-token", ".htpasswd"),
+        *(
+            ".databrickscfg",
+            ".mylogin.cnf",
+            ".dockercfg",
+            ".boto",
+            ".s3cfg",
+            ".vault-token",
+            ".htpasswd",
+        ),
         *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".credentials.json", ".claude.json"),
         *(".bash_history", ".zsh_history", ".python_history", ".psql_history", ".mysql_history"),
     )
@@ -47,23 +58,32 @@ _FILES_BELOW = frozenset(
 )
 _ENVIRONMENT = ".env"
 """What the names of files with variables begin with."""
-_BY_CONTENT = frozenset(("config", "pip.conf", "uv.toml", ".condarc", ".gitmodules"))
-"""Files that are covered when they hold credentials; `config` below a `.git` only."""
+_BY_CONTENT = frozenset(
+    (
+        *("config", "config.worktree", ".gitconfig", ".gitmodules", "pip.conf", "uv.toml"),
+        *(".condarc", ".mcp.json", ".yarnrc.yml"),
+    )
+)
+"""Files that are covered when they hold credentials; `config` of git only: below a `….git`."""
+_MOST_PARTS = 3
+"""Of the ends of paths."""
 _CREDENTIALS = re.compile(
     rb"https?://[^/\s@]+@|://[^/\s:@]*:[^/\s@]+@"
-    rb"|(?:extraheader|authorization|password|passwd|token|secret)\s*[=:]",
+    rb"|(?:extraheader|authorization|password|passwd|token|secret|api_?key)[\"']?\s*[=:]",
     re.IGNORECASE,
 )
 _EXECUTED_FOLDERS = frozenset(
     (
         *(".git", ".claude", ".vscode", ".idea", ".cursor", ".devcontainer", ".husky", ".codex"),
-        *(".gemini", ".direnv"),
+        *(".gemini", ".direnv", ".zed", ".opencode", ".windsurf", ".kiro"),
     )
 )
 _EXECUTED_FILES = frozenset(
     (
         *(".git", ".mcp.json", ".envrc", ".pre-commit-config.yaml", "kernel-mcp.toml"),
-        *(".bashrc", ".bash_profile", ".profile", ".zshrc", ".zshenv", ".gitconfig"),
+        *(".devcontainer.json", ".gdbinit", ".lldbinit", ".mise.toml", "mise.toml"),
+        *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile", ".gitconfig"),
+        *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout"),
     )
 )
 """What programs of the host execute, or take commands from: of a `.git` the hooks, the settings and
@@ -72,6 +92,8 @@ _OF_AN_ENVIRONMENT = "pyvenv.cfg"
 _MOST_READ = 1 << 20
 MOST_COVERS = 1000
 """Below one mount; each takes the start of a kernel some 20 µs."""
+_LONGEST = 4096
+"""Characters of a path below a mount, as Linux takes no longer one: deeper folders are covered."""
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 """<linux/fcntl.h>, <linux/stat.h>."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -104,12 +126,19 @@ class TooManySecrets(Exception):
 
 
 def secret(parts: Sequence[str], mode: int) -> str | None:
-    """The cover for a path below a mount by its name and file mode; None when it is shown."""
+    """The cover for a path below a mount by its name and file mode; None when it is shown.
+
+    Of a link the name of a folder counts as well as that of a file, and no case does: some file
+    systems have none.
+    """
+    if stat.S_ISLNK(mode):
+        return secret(parts, stat.S_IFDIR) or secret(parts, stat.S_IFREG)
+    parts = [part.lower() for part in parts[-_MOST_PARTS:]]
     name = parts[-1]
     if stat.S_ISDIR(mode):
         below = any(tuple(parts[-len(end) :]) == end for end in _FOLDERS_BELOW)
         return FOLDER if name in _FOLDERS or below else None
-    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+    if not stat.S_ISREG(mode):
         return FILE  # a socket, a FIFO or a device: someone listens behind it
     below = any(tuple(parts[-len(end) :]) == end for end in _FILES_BELOW)
     return FILE if name in _FILES or name.startswith(_ENVIRONMENT) or below else None
@@ -132,7 +161,7 @@ def secret_by_name(parts: Sequence[str]) -> bool:
 
 def executed(parts: Sequence[str], *, folder: bool) -> bool:
     """Whether programs of the host execute what is there, by its name."""
-    return parts[-1] in (_EXECUTED_FOLDERS if folder else _EXECUTED_FILES)
+    return parts[-1].lower() in (_EXECUTED_FOLDERS if folder else _EXECUTED_FILES)
 
 
 def executed_by_name(parts: Sequence[str]) -> bool:
@@ -144,7 +173,9 @@ def executed_by_name(parts: Sequence[str]) -> bool:
 
 def judged_by_content(parts: Sequence[str]) -> bool:
     """Whether what a file holds decides."""
-    return parts[-1] in _BY_CONTENT and (parts[-1] != "config" or ".git" in parts[:-1])
+    name = parts[-1].lower()
+    of_git = any(part.lower().endswith(".git") for part in parts[:-1])
+    return name in _BY_CONTENT and (name != "config" or of_git)
 
 
 def holds_credentials(root: int, parts: Sequence[str]) -> bool:
@@ -173,7 +204,8 @@ class Walk:
     """Looks through a mount whose folder is open as `root`; `visit` gets each folder and its fd.
 
     `own` are covers that the server wants besides, `inner` places of other mounts, by path. With
-    `strict` what is judged by its content is covered whatever that is, as it may change.
+    `strict` what is judged by its content is covered whatever that is, as it may change. Walks may
+    share `inodes`: what one has found another covers under its own names.
     """
 
     def __init__(
@@ -185,6 +217,7 @@ class Walk:
         writable: bool = False,
         strict: bool = False,
         visit: Callable[[Parts, int], None] = lambda _parts, _fd: None,
+        inodes: dict[tuple[int, int], int] | None = None,
     ) -> None:
         self._root = root
         self._writable = writable
@@ -192,7 +225,7 @@ class Walk:
         self._own = own or {}
         self._inner = frozenset(inner)
         self._visit = visit
-        self.found = Found()
+        self.found = Found(inodes={} if inodes is None else inodes)
         self._touched: dict[Parts, None] = {}
 
     def all(self) -> Found:
@@ -208,6 +241,9 @@ class Walk:
         pending = [start]
         while pending:
             parts = pending.pop()
+            if sum(map(len, parts)) + len(parts) > _LONGEST:
+                self._cover(parts, FOLDER, None)
+                continue
             try:
                 fd = open_beneath(self._root, parts, _FOLDER_FLAGS)
             except FileNotFoundError:
@@ -236,9 +272,21 @@ class Walk:
         touched, self._touched = self._touched, {}
         return list(touched)
 
-    def one(self, parts: Parts) -> Iterator[list[Parts]]:
-        """Look at one entry that is new or was changed; what has to be covered now."""
-        if any(self.found.covers.get(parts[:end]) in HIDING for end in range(1, len(parts))):
+    def hides(self, parts: Parts) -> bool:
+        """Whether a path is a secret's by its name, or in what is covered."""
+        return secret_by_name(parts) or self._inside(parts)
+
+    def _inside(self, parts: Parts) -> bool:
+        covers = self.found.covers
+        return any(covers.get(parts[:end]) in HIDING for end in range(1, len(parts)))
+
+    def one(self, parts: Parts, *, hidden: bool = False) -> Iterator[list[Parts]]:
+        """Look at one entry that is new or was changed; what has to be covered now.
+
+        It is where it is `hidden`, as it had a secret's name before.
+        """
+        if self._inside(parts):
+            self._know_below(parts)
             return
         try:
             fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
@@ -254,7 +302,7 @@ class Walk:
         finally:
             os.close(fd)
         kind = self._kind(parts, info.st_mode)
-        if kind not in HIDING and known:
+        if kind not in HIDING and (known or hidden) and not stat.S_ISLNK(info.st_mode):
             kind = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
         if kind not in HIDING and self.found.covers.get(parts) in HIDING:
             kind = self.found.covers[parts]  # what a link of a secret's name leads to
@@ -290,29 +338,30 @@ class Walk:
                 path = (*parts, entry.name)
                 if path in self._inner:
                     continue
-                folder = entry.is_dir(follow_symlinks=False)
-                plain = folder or entry.is_file(follow_symlinks=False) or entry.is_symlink()
+                link, folder = entry.is_symlink(), entry.is_dir(follow_symlinks=False)
+                plain = entry.is_file(follow_symlinks=False)
                 mode = stat.S_IFDIR if folder else stat.S_IFREG if plain else stat.S_IFSOCK
+                mode = stat.S_IFLNK if link else mode
                 if entry.name == _OF_AN_ENVIRONMENT and self._writable and parts:
                     self._fix(parts)
                 kind = self._kind(path, mode)
-                if entry.is_symlink() and kind not in HIDING:
-                    if self._kind(path, stat.S_IFLNK) == FIXED:
-                        self._cover(path, FIXED, None)
+                if kind == FIXED and link:
+                    self._cover(path, FIXED, None)
                 elif kind == FIXED:
                     self._fix(path)
                 if kind not in HIDING:
                     if folder:
                         yield path
                     continue
-                if entry.is_symlink():
+                if link:
                     links.append(path)
                 else:
                     self._cover(path, kind, _status(entry))
 
     def _kind(self, parts: Parts, mode: int) -> str | None:
         kind = self._own.get(parts) or secret(parts, mode)
-        if kind is None and stat.S_ISREG(mode) and judged_by_content(parts):
+        usual = stat.S_ISREG(mode) or stat.S_ISLNK(mode)
+        if kind is None and usual and judged_by_content(parts):
             kind = FILE if self._strict or holds_credentials(self._root, parts) else None
         if kind is None and self._writable:
             folder, link = stat.S_ISDIR(mode), stat.S_ISLNK(mode)
@@ -331,19 +380,47 @@ class Walk:
         return [parts[:end] for end in range(1, len(parts) + 1)]
 
     def _cover(self, parts: Parts, kind: str, info: os.stat_result | None) -> None:
+        if info is not None:
+            self._know(parts, info)
+            if kind == FOLDER:
+                self._know_below(parts)
+        full = len(self.found.covers) >= MOST_COVERS
+        if full and parts not in self.found.covers:
+            self._forget_the_gone()
+            if len(self.found.covers) >= MOST_COVERS:
+                raise TooManySecrets
         self.found.covers[parts] = kind
         self._touched[parts] = None
-        if info is not None:
-            key = (info.st_dev, info.st_ino)
-            known = key in self.found.inodes
-            self.found.inodes[key] = self._birth(parts, info)
-            self.found.fresh.append(key)
-            if info.st_nlink > 1 and not (stat.S_ISDIR(info.st_mode) or known):
-                self.found.linked = True
-        if len(self.found.covers) > MOST_COVERS:
-            self._forget_the_gone()
-        if len(self.found.covers) > MOST_COVERS:
-            raise TooManySecrets
+
+    def _know(self, parts: Parts, info: os.stat_result) -> None:
+        key = (info.st_dev, info.st_ino)
+        known = key in self.found.inodes
+        self.found.inodes[key] = self._birth(parts, info)
+        self.found.fresh.append(key)
+        if info.st_nlink > 1 and not (stat.S_ISDIR(info.st_mode) or known):
+            self.found.linked = True
+
+    def _know_below(self, start: Parts) -> None:
+        """Know what is in a covered folder, or one file there, under other names."""
+        pending = [start]
+        while pending:
+            parts = pending.pop()
+            with contextlib.suppress(OSError):  # gone, a link, or closed to this user
+                fd = open_beneath(self._root, parts, os.O_PATH | os.O_NOFOLLOW)
+                try:
+                    info = os.fstat(fd)
+                finally:
+                    os.close(fd)
+                if stat.S_ISLNK(info.st_mode):
+                    continue
+                self._know(parts, info)
+                if stat.S_ISDIR(info.st_mode):
+                    fd = open_beneath(self._root, parts, _FOLDER_FLAGS)
+                    try:
+                        self._visit(parts, fd)
+                        pending += [(*parts, name) for name in os.listdir(fd)]  # noqa: PTH208
+                    finally:
+                        os.close(fd)
 
     def _cover_link(self, parts: Parts, info: os.stat_result) -> None:
         with contextlib.suppress(OSError):
@@ -394,9 +471,9 @@ class Walk:
             return
         self._cover(inside, FOLDER if stat.S_ISDIR(info.st_mode) else FILE, info)
 
-    def linked(self) -> list[Parts]:
+    def linked(self, *, anyway: bool = False) -> list[Parts]:
         """Cover other names of the files found last: a walk that asks for every file's inode."""
-        if not self.found.linked:
+        if not (self.found.linked or anyway):
             return []
         self.found.linked = False
         pending: list[Parts] = [()]

@@ -19,6 +19,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
 from kernel_mcp.host_folders import Device, Shown, within
+from kernel_mcp.host_folders.entering import weight
 from kernel_mcp.host_folders.secrets import FIXED, KEPT, Parts, executed, readable
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
@@ -98,6 +99,12 @@ class Doors:
             if each.mount.writable
             for path in ((), *(path for path, kind in each.covers.items() if kind == KEPT))
         )
+
+    @property
+    def brief(self) -> bool:
+        """Whether all covers fit into one message, with much else."""
+        paths = [path for each in self.shown for path in each.covers]
+        return sum(map(weight, paths)) < linux.PACKET_BYTES // 2
 
     @property
     def strict(self) -> list[str]:
@@ -478,8 +485,9 @@ def _place(path: Path) -> tuple[int, int]:
 
 
 def _listed(path: str) -> str:
-    """A path as /proc/PID/mountinfo writes it."""
-    return "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in path)
+    """A path as /proc/PID/mountinfo writes it, and as text."""
+    text = os.fsencode(path).decode("utf-8", "replace")
+    return "".join(f"\\{ord(char):03o}" if char in " \t\n\\" else char for char in text)
 
 
 def as_folder(shown: Shown, source: Path) -> Folder:

@@ -49,6 +49,9 @@ class Project:
         self.write(os.fsdecode(b"odd\xff\nname") + "/.env", SECRET)
         (root / ".env.link").symlink_to("real")
         (root / "hard").hardlink_to(root / ".env")
+        (root / "key").hardlink_to(root / ".ssh" / "id")
+        self.write("cluster/of-one", SECRET)
+        (root / ".kube").symlink_to("cluster")
         (root / "out").symlink_to("/etc")
         os.mkfifo(root / "pipe")
         self.own()
@@ -304,6 +307,8 @@ async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project
         project.write("deep/er/.aws/credentials", SECRET)
         (project.root / ".ssh").rename(project.root / "keys")
         (project.root / "again").hardlink_to(project.root / ".env")
+        (project.root / "keys" / "id").rename(project.root / "taken")
+        project.write("sub/.env.brief", SECRET).rename(project.root / "brief")
         project.write("fresh/.aws/credentials", SECRET)
         project.write("plain/.git/config", GIT_CONFIG)
         with (project.root / "edited/.git/config").open("a") as file:  # in place

@@ -19,7 +19,7 @@ from kernel_mcp.errors import BoundaryBroken
 from kernel_mcp.launch import rundir
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.cold import hand_over, remove_folder, seal, write_boot_files
-from kernel_mcp.launch.doors import Doors, as_folder
+from kernel_mcp.launch.doors import ALL, Doors, as_folder
 from kernel_mcp.launch.network import Network, Way
 from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher, OutputRing
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
@@ -211,7 +211,8 @@ class TemplateLauncher:
         proof = await self._prover.proven(template, request.environment)
         if self._doors:
             await self._doors.look(request.environment)
-        since = self._doors.version
+        # covers that do not fit into a message are left to the keeper
+        since = self._doors.version if self._doors.brief else ALL
         async with AsyncExitStack() as undo:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
@@ -249,7 +250,9 @@ class TemplateLauncher:
             way = self._network.way()
             undo.callback(way.close)
             inherited = (channel.guest_fd, ring.guest_fd())
-            process = await self._start(template, request, folder, identity, inherited, way=way)
+            process = await self._start(
+                template, request, folder, identity, inherited, way=way, covers=since != ALL
+            )
             undo.push_async_callback(process.aclose)
             process.explain, limits.kill = limits.explain, process.kill
             limits.admit(process.pids)
@@ -291,6 +294,8 @@ class TemplateLauncher:
         inherited: tuple[int, int],
         trial: Mapping[str, Any] | None = None,
         way: Way | None = None,
+        *,
+        covers: bool = True,
     ) -> ConfinedProcess:
         with ExitStack() as sent, ExitStack() as undo:
             for fd in inherited:
@@ -300,7 +305,7 @@ class TemplateLauncher:
             sent.callback(os.close, write)
             places, trees = self._places(request, folder, sent, bind=identity is None)
             if trial is None:
-                await self._show(places, trees, sent, identity)
+                await self._show(places, trees, sent, identity, covers=covers)
             message = {
                 "uid": 0 if identity is None else identity.uid,
                 "hostname": outer.HOSTNAME,
@@ -350,6 +355,8 @@ class TemplateLauncher:
         trees: list[int],
         sent: ExitStack,
         identity: Identity | None,
+        *,
+        covers: bool,
     ) -> None:
         """Add the mounted folders."""
         made = await self._doors.trees(identity) if identity is not None and self._doors else []
@@ -364,6 +371,6 @@ class TemplateLauncher:
                     "target": folder.guest,
                     "source": source,
                     "readonly": not folder.writable,
-                    "covers": folder.covers,
+                    "covers": folder.covers if covers else (),
                 }
             )

@@ -209,3 +209,86 @@ def test_a_file_that_has_the_number_of_a_deleted_secret_is_shown(tmp_path: Path,
     assert walk.found.gone == [(other.st_dev, other.st_ino)]
     (tmp_path / "hard").hardlink_to(tmp_path / ".env")
     assert looked(walk, "hard") == [("hard",)]
+
+
+def test_what_is_in_a_covered_folder_is_covered_under_names_elsewhere(
+    tmp_path: Path, root: int
+) -> None:
+    make(tmp_path, ".ssh/deep/id", "cluster/of-one", "plain")
+    (tmp_path / "key").hardlink_to(tmp_path / ".ssh/deep/id")
+    (tmp_path / ".kube").symlink_to("cluster")
+    walk = Walk(root)
+    assert covered(walk.all().covers) == {".ssh": FOLDER, "cluster": FOLDER, "key": FILE}
+    make(tmp_path, ".ssh/fresh")
+    assert looked(walk, ".ssh", "fresh") == []
+    (tmp_path / ".ssh" / "fresh").rename(tmp_path / "taken")
+    assert looked(walk, "taken") == [("taken",)]
+    assert looked(walk, "plain") == []
+    assert list(walk.one(("plain",), hidden=True)) == [[("plain",)]]
+
+
+def test_walks_that_share_what_they_know_cover_names_in_several_folders(tmp_path: Path) -> None:
+    make(tmp_path, "one/.env", "two/plain")
+    (tmp_path / "two" / "hard").hardlink_to(tmp_path / "one" / ".env")
+    inodes: dict[tuple[int, int], int] = {}
+    roots = [os.open(tmp_path / name, os.O_PATH | os.O_DIRECTORY) for name in ("one", "two")]
+    try:
+        one, two = (Walk(each, inodes=inodes) for each in roots)
+        two.all()
+        one.all()
+        assert two.linked(anyway=True) == [("hard",)]
+    finally:
+        for fd in roots:
+            os.close(fd)
+
+
+def test_what_was_covered_is_covered_again_however_many_there_are(
+    tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "MOST_COVERS", 2)
+    make(tmp_path, ".env", ".env.1")
+    walk = Walk(root)
+    walk.all()
+    make(tmp_path, ".env.2")
+    with pytest.raises(secrets.TooManySecrets):
+        looked(walk, ".env.2")
+    assert looked(walk, ".env") == [(".env",)]
+
+
+def test_folders_deeper_than_a_path_can_name_are_covered(tmp_path: Path, root: int) -> None:
+    current = os.dup(root)
+    for _ in range(30):
+        os.mkdir("d" * 200, dir_fd=current)
+        deeper = os.open("d" * 200, os.O_PATH | os.O_DIRECTORY, dir_fd=current)
+        os.close(current)
+        current = deeper
+    os.close(os.open(".env", os.O_CREAT | os.O_WRONLY, dir_fd=current))
+    os.close(current)
+    ((path, kind),) = Walk(root).all().covers.items()
+    assert kind == FOLDER
+    assert len(path) == 21
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*(".ENV", ".Ssh/id", "ID_RSA", ".envs/.production/.django", ".kaggle/kaggle.json")],
+)
+def test_names_are_known_in_any_case(tmp_path: Path, root: int, name: str) -> None:
+    make(tmp_path, name)
+    assert list(Walk(root).all().covers) == [(name.split("/")[0],)]
+
+
+@pytest.mark.parametrize("name", ["bare.git/config", ".git/config.worktree", ".gitconfig"])
+def test_settings_of_git_are_judged_wherever_they_are(tmp_path: Path, root: int, name: str) -> None:
+    make(tmp_path, name, text="url = https://me:pass@host/x")
+    assert list(Walk(root).all().covers) == [tuple(name.split("/"))]
+
+
+def test_servers_of_models_are_judged_by_what_they_are_given(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "a/.mcp.json", text='{"env": {"API_KEY": "x"}}')
+    make(tmp_path, "b/.mcp.json", text='{"command": "server"}')
+    assert list(Walk(root).all().covers) == [("a", ".mcp.json")]
+
+
+def test_paths_for_people_are_text_of_one_line() -> None:
+    assert secrets.readable(("a\nb", os.fsdecode(b"\xff"), "ü")) == "a\\nb/\\xff/ü"
