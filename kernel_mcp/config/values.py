@@ -529,7 +529,7 @@ def parse_entry(entry: str) -> Requirement:
         raise ValueError(f"{text!r} names a place; packages are taken by name only")
     try:
         return Requirement(text)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         raise ValueError(
             f"{text!r} is not the name of a module or package, such as numpy or pandas>=2"
         ) from None

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 MOST_BYTES = 8 * MIB
 """Of one file: locks of large projects have some 2 MiB."""
 MOST_FILES = 20
+MOST_CHARS = 4000
+"""Of a requirement without its hashes: Python reads no number of more digits than these."""
+MOST_PARTS = 1000
+"""Of a key in TOML, by its dots: reading one takes their square."""
 SHOWN_CHARS = 120
 _HASHES = re.compile(r"sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
 _FILES = {"-r": "lines", "--requirement": "lines", "-c": "limits", "--constraint": "limits"}
@@ -136,7 +140,7 @@ def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -
         project=text,
         lock=lock,
         shape=json.dumps([*shape, _table(_table(project, "tool"), "uv")], default=str),
-        direct=tuple(str(each.get("name", "")) for each in root.get("dependencies", [])),
+        direct=tuple(str(each.get("name", "")) for each in _tables(root.get("dependencies"))),
         origins=tuple(origins),
     )
 
@@ -160,7 +164,7 @@ class _Reader:
 
     def read(self, file: Path, kind: str, place: str) -> None:
         """Take a file; `place` is the line that includes it."""
-        key = (file.resolve(), kind)
+        key = (Path(os.path.realpath(file)), kind)
         if key in self._files:
             return
         self._files.add(key)
@@ -238,8 +242,10 @@ def _requirement(text: str, place: str) -> Requirement:
     if _PLACE.search(text) or " @ " in text or re.match(r"[\w.\[\],-]+\s*@", text):
         raise _refused(place, f"{_shown(text)} {_placed('address or path')}")
     try:
+        if len(text) > MOST_CHARS:
+            raise InvalidRequirement
         return Requirement(text)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         raise _refused(
             place, f"{_shown(text)} is not the name of a package, as in pandas>=2"
         ) from None
@@ -255,7 +261,8 @@ def _check_project(project: Mapping[str, Any], folder: Path, known: Collection[s
                 raise _refused(place, f"[tool.uv] {key} {_foreign(given, flag)}")
     for name, source in _table(uv, "sources").items():
         for entry in source if isinstance(source, list) else [source]:
-            kind = next((key for key in _SOURCES if key in entry), "")
+            told = entry if isinstance(entry, dict) else {}
+            kind = next((key for key in _SOURCES if key in told), "")
             if kind:
                 raise _refused(place, f"[tool.uv.sources] {_shown(name)} {_placed(kind)}")
 
@@ -265,9 +272,9 @@ def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -
     place = str(folder / "uv.lock")
     root: Mapping[str, Any] = {}
     packages = lock.get("package", [])
-    if not isinstance(packages, list) or not all(isinstance(each, dict) for each in packages):
+    if packages != (tables := _tables(packages)):
         raise _refused(place, "it is not a lock of uv")
-    for package in packages:
+    for package in tables:
         name, source = _shown(str(package.get("name"))), _table(package, "source")
         registry = source.get("registry")
         if isinstance(registry, str):
@@ -298,21 +305,21 @@ def _placed(kind: str) -> str:
 
 
 def _local(place: str, folder: Path) -> str:
-    return _plain(place if "://" in place else str((folder / place).resolve()))
+    return _plain(place if "://" in place else os.path.realpath(folder / place))
 
 
 def _check_python(wanted: str, python: str, folder: Path) -> None:
     """Raise ConfigError where the project is for other versions than the kernels'."""
     import platform
 
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.specifiers import SpecifierSet
 
     version = python or platform.python_version()
     if "/" in version or not wanted:
         return
     try:
         fits = SpecifierSet(wanted).contains(version if version.count(".") > 1 else f"{version}.99")
-    except InvalidSpecifier:
+    except ValueError:  # of no meaning, as uv will say
         return
     if not fits:
         raise _refused(
@@ -324,8 +331,8 @@ def _check_python(wanted: str, python: str, folder: Path) -> None:
 
 def _content(file: Path, folder: Path | None = None, place: str = "") -> str:
     """The text of a regular file, which has to lie in `folder` whatever links lead to it."""
-    real = file.resolve()
-    if folder is not None and not real.is_relative_to(folder.resolve()):
+    real = Path(os.path.realpath(file))
+    if folder is not None and not real.is_relative_to(os.path.realpath(folder)):
         raise _refused(place or str(file), f"{_shown(str(file))} lies outside of {folder}")
     try:
         with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
@@ -348,6 +355,8 @@ def _content(file: Path, folder: Path | None = None, place: str = "") -> str:
 
 def _toml(text: str, file: Path) -> dict[str, Any]:
     try:
+        if any(part.count(".") > MOST_PARTS for part in re.split("[=\n]", text)):
+            raise ValueError(f"a key has more than {MOST_PARTS} parts")
         return parse_toml(text)
     except (ValueError, RecursionError) as error:
         raise _refused(str(file), f"it is not valid TOML: {_shown(str(error))}") from None
@@ -356,6 +365,11 @@ def _toml(text: str, file: Path) -> dict[str, Any]:
 def _table(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = table.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def _tables(value: Any) -> list[Mapping[str, Any]]:
+    """The tables of a list."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _places(value: Any) -> list[str]:

@@ -106,8 +106,17 @@ def test_places_indexes_and_files_elsewhere_are_refused_by_line(tmp_path: Path, 
     assert "hunter2" not in said
 
 
-@pytest.mark.parametrize("line", ["a b", "six==", "${SIX}", "six --hash=md5:" + "0" * 32, "-x"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("a b", "six==", "${SIX}", "six --hash=md5:" + "0" * 32, "-x"),
+        pytest.param("six; " + "(" * 3000, id="deep"),
+        pytest.param("six>=" + "9" * 6000, id="long"),
+        "-r loop.txt",
+    ],
+)
 def test_what_is_no_requirement_is_refused_by_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
     assert "requirements.txt line 1: " in refusal(tmp_path, line)
 
 
@@ -223,6 +232,26 @@ def test_an_entry_of_a_lock_from_elsewhere_is_refused_by_name(tmp_path: Path, so
 def test_indexes_and_sources_of_a_project_are_refused(tmp_path: Path, table: str) -> None:
     with pytest.raises(ConfigError, match=r"pyproject\.toml: \[tool\.uv"):
         project(tmp_path, table)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" + ".a" * 100_000 + " = 1",
+        "a = " + "[" * 50_000,
+        "a = " + "9" * 5000,
+    ],
+    ids=["keys", "deep", "long"],
+)
+def test_toml_that_takes_long_or_has_no_meaning_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"pyproject\.toml: it is not valid TOML"):
+        project(tmp_path, text)
+
+
+def test_values_of_other_types_in_a_project_are_passed_over(tmp_path: Path) -> None:
+    for given in ('"abc"', "[1]", "3"):
+        lock = LOCK.replace('[{ name = "six" }]', given)
+        assert project(tmp_path, "[tool.uv.sources]\nx = [1]\n", lock).direct == ()
 
 
 def test_an_index_of_the_operators_may_be_in_a_lock(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from kernel_mcp.environments.metadata import (
     installed_modules,
     installed_versions,
     packages_for,
+    requirement_for,
 )
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
@@ -168,3 +169,8 @@ def test_modules_below_very_many_folders_are_passed_over(tmp_path: Path) -> None
     deep = "".join(f"{'a/' * 3000}m{number}.py,,\n" for number in range(300))
     (info / "RECORD").write_text(f"{deep}x/__init__.py,,\n")
     assert installed_modules(tmp_path) == {"x": ("x",)}
+
+
+def test_a_name_that_no_parser_comes_to_the_end_of_is_none() -> None:
+    with pytest.raises(ValueError, match="is not the name of a module or package"):
+        requirement_for("x; " + "(" * 3000)
