@@ -139,9 +139,14 @@ class Doors:
     @property
     def words(self) -> list[str]:
         """All of it, for people."""
-        how = [_BY_RULES] if self and self.by_rules else []
-        how += [_BY_DOCKER] if self and not (self.by_rules or self.enters) else []
-        return [*([self.state] if self.state else []), *map(str, self.shown), *how]
+        return [*([self.state] if self.state else []), *map(str, self.shown), *self.gaps]
+
+    @property
+    def gaps(self) -> list[str]:
+        """What the sandbox does not hold of them, in words."""
+        if not self or (self.enters and not self.by_rules):
+            return []
+        return [_BY_RULES if self.by_rules else _BY_DOCKER]
 
     async def open(self) -> None:
         """Walk all mounts. Raises ConfigError for one that cannot be shown, LaunchError."""
@@ -455,13 +460,13 @@ class Doors:
 _COMMON_READ = "only what every user may read"
 _ALL_READ = "sessions read all in it that is not covered, whoever it belongs to"
 _BY_DOCKER = (
-    "by docker, whose containers this user cannot enter: secrets that appear or are replaced while "
-    "sessions run are not covered in these, unless the mount is strict"
+    "mounts by docker, whose containers this user cannot enter: secrets that appear or are "
+    "replaced while sessions run are not covered in these, unless the mount is strict"
 )
 _BY_RULES = (
-    "by Landlock: what appears beside something covered is readable in later sessions only, and "
-    "nothing can be made or removed there; other secrets that appear while sessions run are not "
-    "covered in these"
+    "mounts by Landlock: what appears beside something covered is readable in later sessions only, "
+    "and nothing can be made or removed there; other secrets that appear while sessions run are "
+    "not covered in these"
 )
 _GONE = (
     "the process that covers secrets below the mounted folders has ended, so that no kernel is "

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,11 @@ EVERYWHERE = {
 }
 
 
-def doctor(*flags: str, path: Path | None = None) -> tuple[int, dict[str, Any]]:
+def doctor(*flags: str, path: Path | None = None, **environ: str) -> tuple[int, dict[str, Any]]:
     """The exit code and the report."""
     done = subprocess.run(
         [sys.executable, "-m", "kernel_mcp", "doctor", "--json", *flags],
-        env={**os.environ, **({"PATH": str(path)} if path else {})},
+        env={**os.environ, **({"PATH": str(path)} if path else {}), **environ},
         capture_output=True,
         text=True,
         timeout=500,
@@ -61,6 +63,48 @@ def test_the_strongest_backend_holds_check_by_check() -> None:
     assert set(states(backend)) >= EVERYWHERE
     assert (code, report["holds"], report["used"]) == (0, True, "bwrap")
     assert {"kernel-mcp", "linux", "bubblewrap", "ipykernel"} <= set(report["versions"])
+
+
+@pytest.fixture
+def project() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="doctor-"))
+    folder.chmod(0o755)
+    (folder / "out").mkdir()
+    (folder / "requirements.txt").write_text("wcwidth\n")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_each_door_has_a_line_of_its_own_that_kernels_have_tried(project: Path) -> None:
+    doors = ["--mount", str(project), "--mount", f"{project}/out:rw", "--device", "/dev/null"]
+    doors += ["--env", "SERVICE", "--secret", "TOKEN@api.example.com", "--network", "example.org"]
+    doors += ["--requirements", f"{project}/requirements.txt"]
+    code, report = doctor("--sandbox", "bwrap", *doors, SERVICE="where", TOKEN="a-secret-of-mine")
+    (backend,) = report["backends"]
+    found = states(backend)
+    assert [check for check in backend["checks"] if check["state"] != "ok"] == []
+    for line in (
+        f"folder {project}",
+        f"folder {project}/out",
+        "device /dev/null",
+        "variable SERVICE",
+        "secret TOKEN@api.example.com:Authorization",
+        f"packages of --requirements {project}/requirements.txt",
+    ):
+        assert found[line] == found[f"forked: {line}"] == "ok"
+    assert found["network"] == "ok"
+    assert "a-secret" not in json.dumps(report)
+    assert code == 0
+
+
+@NEEDS_LANDLOCK
+def test_what_landlock_lacks_with_mounts_is_told(project: Path) -> None:
+    _, report = doctor("--sandbox", "landlock", "--no-template", "--mount", str(project))
+    (backend,) = report["backends"]
+    assert states(backend)[f"folder {project}"] == "ok"
+    assert any(gap.startswith("mounts by Landlock: ") for gap in backend["gaps"])
 
 
 @NEEDS_LANDLOCK

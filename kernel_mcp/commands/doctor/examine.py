@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +21,13 @@ from kernel_mcp.commands.doctor.trials import (
     Trial,
     TrialKernel,
     killed_server,
+    through_doors,
     through_proxy,
 )
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.build import Fitting, remark
 from kernel_mcp.environments.metadata import EnvironmentSpec
-from kernel_mcp.environments.own import own_environment, remarks, unseen
+from kernel_mcp.environments.own import own_environment, remarks
 from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import ProgressCallback, sources
 from kernel_mcp.errors import (
@@ -140,20 +141,27 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     found = []
     for name in names:
         await progress(f"examining {name} …")
-        found.append(await examine(name, settings, environment))
+        found.append(await examine(name, settings, environment, listed.origins))
     versions = await anyio.to_thread.run_sync(_versions, environment)
     missing = [remark(name, why) for name, why in fitting.unfit.items()]
     if environment is not None:
-        missing += dict.fromkeys(unseen(environment, settings.mounts).values())
+        told = remarks(environment, settings.mounts)[1:]
+        missing += [f"--python: {remark}" for remark in told]
     policy = profile_in_words(settings, used)
     variables, advised = tuple(map(str, settings.variables)), tuple(missing)
     return Diagnosis(versions, tuple(found), used, refusal, problem, policy, advised, variables)
 
 
 async def examine(
-    name: str, settings: Settings, environment: KernelEnvironment | None
+    name: str,
+    settings: Settings,
+    environment: KernelEnvironment | None,
+    files: Sequence[str] = (),
 ) -> Examination:
-    """Examine one backend; without an `environment` no kernel is started."""
+    """Examine one backend; without an `environment` no kernel is started.
+
+    `files` are the flags whose files list packages.
+    """
     try:
         options = ContainerOptions.of(settings)
         choose = partial(select_sandbox, name, container=options)
@@ -171,18 +179,18 @@ async def examine(
         found = _summed_up(checks)
         doors, refused = await _opened(settings, sandbox, runs)
         stack.push_async_callback(doors.aclose)
-        shown = doors.shown
-        found += [*refused, *(Check(f"folder {one.mount.guest}", True, str(one)) for one in shown)]
-        found += [Check(f"device {one.guest}", True, str(one)) for one in doors.devices]
+        found += refused
+        report = replace(report, gaps=(*report.gaps, *doors.gaps))
         network, problems = await _network(settings, sandbox, runs.path)
         stack.push_async_callback(network.aclose)
         found += problems
         if environment is not None:
-            told = remarks(environment, settings.mounts)
-            found += [Check("environment", True, remark) for remark in told]
             cold = LocalLauncher(sandbox, runs, resources=resources, doors=doors, network=network)
-            trials = (*TRIALS, *through_proxy(network))
-            found += await _TrialRunner(cold, runs.path, environment, trials).perform_all()
+            opened = through_doors(doors, settings, environment, files)
+            trials = (*TRIALS, *opened, *through_proxy(network))
+            variables = (*settings.environ, *network.variables.items())
+            runner = partial(_TrialRunner, environment=environment, variables=variables)
+            found += await runner(cold, runs.path, trials=trials).perform_all()
             if sandbox.forks and not settings.no_template:
                 folder = runs.path / "f"
                 forking = TemplateLauncher(
@@ -194,7 +202,9 @@ async def examine(
                     doors=doors,
                     network=network,
                 )
-                found += await _through_template(forking, folder, environment, trials)
+                found += await _through_template(
+                    forking, environment, partial(runner, forking, folder, trials=trials)
+                )
             orphan = partial(killed_server, name, environment, folder, options)
             found.append(await anyio.to_thread.run_sync(orphan))
     return Examination(name, checks=tuple(found), report=report)
@@ -230,22 +240,20 @@ async def _network(
     except (ConfigError, LaunchError) as refusal:
         await network.aclose()
         return Network(), [Check("network", False, str(refusal), "change --network or --secret")]
-    found = [Check(f"secret {each}", True, "used by the proxy") for each in settings.secrets]
-    return network, [Check("network", True, f"open to {network.rules}"), *found] if network else []
+    return network, [Check("network", True, f"open to {network.rules}")] if network else []
 
 
 async def _through_template(
     launcher: TemplateLauncher,
-    folder: Path,
     environment: KernelEnvironment,
-    trials: Sequence[Trial],
+    runner: Callable[[], _TrialRunner],
 ) -> list[Check]:
     """The self-test and the trials in kernels forked from a template."""
     try:
         launcher.prepare(environment)
         if await launcher.ready(environment):
             found = _summed_up(list(launcher.checks(environment)))
-            found += await _TrialRunner(launcher, folder, environment, trials).perform_all()
+            found += await runner().perform_all()
         else:
             refusal = launcher.refusal(environment)
             told = refusal or "none became ready here, so that all kernels start cold"
@@ -275,10 +283,13 @@ class _TrialRunner:
         self,
         launcher: Launcher,
         folder: Path,
+        *,
         environment: KernelEnvironment,
+        variables: tuple[tuple[str, str], ...],
         trials: Sequence[Trial],
     ) -> None:
         self._trials = trials
+        self._variables = variables
         self._launcher = launcher
         self._folder = folder
         self._environment = environment
@@ -307,6 +318,7 @@ class _TrialRunner:
                 policy=policy,
                 limits=LIMITS,
                 workspace=workspace,
+                variables=self._variables,
             )
         )
         kernel = Kernel(handle, environment=self._environment, policy=policy)

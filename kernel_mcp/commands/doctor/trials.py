@@ -17,14 +17,16 @@ from typing import Any
 
 import anyio
 
-from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import MIB
 from kernel_mcp.kernels.kernel import Kernel
 from kernel_mcp.launch.base import KernelEnvironment, LaunchRequest, Support
 from kernel_mcp.launch.cold import LocalLauncher
+from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.network import Network
 from kernel_mcp.launch.rundir import RunDirectory, support_of
 from kernel_mcp.linux.process import own_module
+from kernel_mcp.network.secrets import PREFIX
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
 from kernel_mcp.sandbox.base import ContainerOptions
@@ -62,6 +64,30 @@ try:
         proxy.sendall(b'CONNECT 169.254.169.254:443 HTTP/1.1\\r\\n\\r\\n')
         tell(said=proxy.recv(200).partition(b'\\r')[0].decode())
 except OSError as error: tell(said=str(error))
+"""
+_USE_DOORS = """
+import errno, importlib.metadata, os, stat
+def problem(path, writable):
+    try:
+        folder = os.path.isdir(path)
+        os.listdir(path) if folder else os.close(os.open(path, os.O_RDONLY))
+    except OSError as error: return f'a cell cannot read it: {{error.strerror}}'
+    try: os.close(os.open(path, os.O_WRONLY | (os.O_TMPFILE if folder else 0)))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP and os.access(path, os.W_OK): return ''
+        return f'a cell cannot write there: {{error.strerror}}' * writable
+    return 'a cell can write there' * (not writable)
+def usable(path):
+    try: return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError: return False
+def there(name):
+    try: return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError: return False
+tell(folders=[problem(*each) for each in {folders!r}],
+     devices=[usable(each) for each in {devices!r}],
+     variables=[bool(os.environ.get(each)) for each in {variables!r}],
+     secrets=[os.environ.get(each, '').startswith({prefix!r}) for each in {secrets!r}],
+     packages=[each for each in {packages!r} if not there(each)])
 """
 _ONE_PROCESS = """
 held = []
@@ -266,6 +292,54 @@ def through_proxy(network: Network) -> Sequence[Trial]:
         return [Check("the network is reached by its proxy alone", refused, said)]
 
     return (Trial("the network is reached by its proxy alone", perform),)
+
+
+def through_doors(
+    doors: Doors, settings: Settings, environment: KernelEnvironment, files: Sequence[str]
+) -> Sequence[Trial]:
+    """A trial of folders, devices, variables, secrets and packages that the operator lets code use.
+
+    `files` are the flags whose files list packages. Nothing where there are none.
+    """
+    known = sorted(each.partition("==")[0] for each in environment.packages)
+    sources = [*files, *([f"--python {settings.python}"] if environment.support else [])]
+    wanted: dict[str, list[Any]] = {
+        "folders": [(each.mount.guest, each.mount.writable) for each in doors.shown],
+        "devices": [each.guest for each in doors.devices],
+        "variables": [each.name for each in settings.variables],
+        "secrets": [each.name for each in settings.secrets],
+        "packages": known if sources else [],
+    }
+    if not any(wanted.values()):
+        return ()
+
+    async def perform(target: TrialKernel) -> list[Check]:
+        """Read and try to change folders, look for devices, variables and packages."""
+        cell, facts = await target.facts(_USE_DOORS.format(**wanted, prefix=PREFIX))
+        if not facts:
+            return [Check("a cell uses what is opened", False, "".join(cell.log.text())[-300:])]
+        found = []
+        for shown, problem in zip(doors.shown, facts["folders"], strict=True):
+            name, remedy = f"folder {shown.mount.guest}", "change its rights, or --mount"
+            found.append(Check(name, not problem, problem or str(shown), remedy))
+        for device, usable in zip(doors.devices, facts["devices"], strict=True):
+            said = str(device) if usable else "a cell finds no device there"
+            found.append(Check(f"device {device.guest}", usable, said, "change --device"))
+        for each, filled in zip(settings.variables, facts["variables"], strict=True):
+            said = "a cell reads it" if filled else "a cell finds it empty"
+            passed = filled == bool(each.value)
+            found.append(Check(f"variable {each.name}", passed, said, "change --env"))
+        for secret, passed in zip(settings.secrets, facts["secrets"], strict=True):
+            said = "a cell has a placeholder" if passed else "a cell has no placeholder"
+            found.append(Check(f"secret {secret}", passed, said, "change --secret"))
+        if wanted["packages"]:
+            missing = facts["packages"]
+            said = f"a cell misses {_all(missing)}" if missing else f"{len(known)}, all there"
+            name = f"packages of {', '.join(sources)}"
+            found.append(Check(name, not missing, said, "report this as a defect"))
+        return found
+
+    return (Trial("a cell uses what is opened", perform),)
 
 
 @contextmanager
