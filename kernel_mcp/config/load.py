@@ -279,7 +279,11 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
 def _placed(mount: Mount, base: Path) -> Mount:
     """Seen at the path that was named, whatever links lead to the folder itself."""
     named = os.path.normpath(base / mount.host)
-    return replace(mount, host=Path(os.path.realpath(named)), guest=mount.guest or named)
+    try:
+        host = os.path.realpath(named)
+    except OSError as reason:  # a link that this user may not read
+        raise ConfigError(f"--mount {named}: {reason.strerror}") from reason
+    return replace(mount, host=Path(host), guest=mount.guest or named)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -86,9 +86,28 @@ def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[M
         raise ConfigError(f"--mount: there may be {MOST_MOUNTS} of them, not {len(found)}")
     for mount in found.values():
         around = [each for each in found.values() if within(mount.guest, (each.guest,))]
+        around = sorted(around, key=lambda each: len(each.guest))[:-1]  # not it itself
+        if around and (reason := _no_place(mount, around[-1])):
+            raise ConfigError(f"--mount {mount}: {reason}")
         if mount.strict and not all(each.strict for each in around):
             raise ConfigError(f"--mount {mount}: what it is in has to be strict, too: {around[0]}")
     return tuple(sorted(found.values(), key=lambda mount: mount.guest.count("/")))
+
+
+def _no_place(mount: Mount, outer: Mount) -> str:
+    """Why a mount cannot be shown in another one; empty when it can."""
+    parts = Path(mount.guest).relative_to(outer.guest).parts
+    place = outer.host.joinpath(*parts)
+    instead = f"give it another place, as in {mount.host}:/data"
+    for end in range(1, len(parts)):
+        if secrets.secret(parts[:end], stat.S_IFDIR):
+            folder = "/".join(parts[:end])
+            return f"{folder} in {outer.host} is covered, so that nothing can be in it: {instead}"
+    if os.path.realpath(place) != str(place) or not place.exists():
+        return f"{outer.host} has no {'/'.join(parts)}, and nothing is made there: {instead}"
+    if place.is_dir() != mount.host.is_dir():
+        return f"of it and {place} one is a folder and the other is not: {instead}"
+    return ""
 
 
 def _at_its_place(mount: Mount) -> None:
@@ -125,31 +144,54 @@ def _require_landlock() -> None:
 def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
     """Why a mount may not be; empty when it may."""
     host, guest = str(mount.host), mount.guest
-    if not mount.host.exists():
+    if not os.path.exists(host):  # noqa: PTH110  # pathlib raises where this user may not look
         return "there is no such folder or file"
     if not (mount.host.is_dir() or mount.host.is_file()):
         return "it is neither a folder nor a regular file"
     if not os.access(mount.host, os.R_OK):
         return "this server's user may not read it"
-    if host in _SHARED:
+    if host in _SHARED or _same(host) & _identities(_SHARED):
         return "it is no folder of one project; name what is needed in it"
-    if within(host, _CLOSED):
+    around = _around(host)
+    if within(host, _CLOSED) or around & _identities(_CLOSED):
         return "it belongs to the system"
     for home in _homes():
-        if within(home, (host,)):
+        if within(home, (host,)) or _same(host) & _around(home):
             return (
                 f"it is, or holds, the home folder {home}, with keys and settings of all kinds; "
                 "name what is needed in it"
             )
     for words, place in own:
         real = os.path.realpath(place)
-        if within(host, (real,)) or within(real, (host,)):
+        inside = within(host, (real,)) or within(real, (host,))
+        if inside or around & _same(real) or _same(host) & _around(real):
             return f"{words} {real} and it lie in one another; choose another place for one of them"
     if mount.strict and within(guest, ("/tmp",)):
         return f"{guest} cannot be strict, as code may write beside it; name it as in {host}:/data"
     if guest in ("/", "/tmp", "/opt") or within(guest, _TAKEN):
         return f"{guest} is a place of the sandbox itself; give another, as in {host}:/data"
     return ""
+
+
+def _same(path: str) -> set[tuple[int, int]]:
+    """What a folder is under all its names, as mounts give it more of them; nothing if it is not.
+
+    Other names for what is in a folder of the system are found by `_around`.
+    """
+    return _identities((path,))
+
+
+def _around(path: str) -> set[tuple[int, int]]:
+    return _identities((path, *map(str, Path(path).parents)))
+
+
+def _identities(paths: Iterable[str]) -> set[tuple[int, int]]:
+    found = set()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            info = os.stat(path)  # noqa: PTH116
+            found.add((info.st_dev, info.st_ino))
+    return found
 
 
 def within(path: str, folders: Sequence[str]) -> bool:

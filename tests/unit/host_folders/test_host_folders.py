@@ -6,6 +6,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,49 @@ def test_homes_and_what_holds_one_are_refused(
         with pytest.raises(ConfigError, match="home folder"):
             checked([mount(path)], [])
     checked([mount(tmp_path / "me" / "project")], [])
+
+
+def test_bind_mounts_of_what_is_refused_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under whatever name Linux has the same folder, or one that it is in."""
+    for name in ("me/project", "cache/x", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    twins = {tmp_path / "other": tmp_path / "me"}
+    found = os.stat
+
+    def stat(path: Path | str, **more: Any) -> os.stat_result:
+        return found(twins.get(Path(path), Path(path)), **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(ConfigError, match="home folder"):
+        checked([mount(tmp_path / "other")], [])
+    twins[tmp_path / "other"] = Path("/etc")
+    with pytest.raises(ConfigError, match="belongs to the system"):
+        checked([mount(tmp_path / "other")], [])
+    twins[tmp_path / "other"] = tmp_path / "cache"
+    with pytest.raises(ConfigError, match="the cache"):
+        checked([mount(tmp_path / "other")], [("the cache", tmp_path / "cache")])
+
+
+def test_in_another_mount_one_takes_a_place_that_is_there_and_shown(tmp_path: Path) -> None:
+    for name in ("outer/.ssh", "outer/sub", "inner"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "outer" / ".ssh" / "known_hosts").touch()
+    (tmp_path / "outer" / "link").symlink_to("sub")
+    outer = mount(tmp_path / "outer", "/data")
+    for place, why in {
+        "/data/.ssh/known_hosts": "is covered",
+        "/data/new": "nothing is made there",
+        "/data/link": "nothing is made there",
+    }.items():
+        with pytest.raises(ConfigError, match=why):
+            checked([outer, mount(tmp_path / "inner", place)], [])
+    with pytest.raises(ConfigError, match="one is a folder"):
+        checked([outer, mount(tmp_path / "outer" / ".ssh" / "known_hosts", "/data/sub")], [])
+    checked([outer, mount(tmp_path / "inner", "/data/sub")], [])
+    checked([outer, mount(tmp_path / "outer" / ".ssh", "/data/.ssh")], [])
 
 
 def test_places_of_the_server_are_refused_from_both_sides(tmp_path: Path) -> None:
