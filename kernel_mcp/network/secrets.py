@@ -30,6 +30,11 @@ too), paths of Go, encodeURIComponent, encodeURI, and paths of WHATWG.
 """
 _ESCAPED_IN_JSON = ("", "<>&", "<>&'\"", "<>&'\"+`", "<>&'=")
 """As `\\u0026`, by who writes JSON for HTML: none, Go and Rails, PHP, .NET, Gson."""
+_QUOTES_IN_HTML = (
+    *(("&quot;", "&#x27;"), ("&quot;", "&#39;"), ("&quot;", "&#039;"), ("&quot;", "&apos;")),
+    *(("&#34;", "&#39;"), ("&quot;", "'")),
+)
+"""Of Python, JavaScript, PHP, XML; of Go and Jinja; of attributes alone."""
 _HTML = frozenset("".join(_ESCAPED_IN_JSON))
 _LETTERS = string.ascii_letters + string.digits
 
@@ -85,7 +90,9 @@ def placeholder(length: int, taken: Iterable[str] = ()) -> str:
 def forms(value: str) -> tuple[bytes, ...]:
     """What hosts commonly make of a value: literal, for URLs, JSON, HTML, in base64 of any text."""
     plain = value.encode()
-    texts = {value, html.escape(value, quote=False), html.escape(value)}
+    in_html = html.escape(value, quote=False)
+    texts = {value, in_html}
+    texts |= {in_html.replace('"', two).replace("'", one) for two, one in _QUOTES_IN_HTML}
     for kept in _KEPT_IN_URLS:
         quoted = quote(value, safe=kept)
         for each in (quoted, quoted.replace("~", "%7E")):

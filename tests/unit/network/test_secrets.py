@@ -108,6 +108,9 @@ FORMS = [
     ),
     lambda value, *_: json.dumps(value).replace("/", "\\/").encode(),
     lambda value, *_: html.escape(value).encode(),
+    lambda value, *_: (
+        html.escape(value).replace("&quot;", "&#34;").replace("&#x27;", "&#39;").encode()
+    ),
     lambda value, before, after: base64.b64encode(before + value.encode() + after),
     lambda value, before, after: base64.urlsafe_b64encode(before + value.encode() + after),
 ]
