@@ -72,6 +72,7 @@ _IMPORTS = "What code may import"
 _INSTALLS = "What agents may install"
 _USE = "What a session may use"
 _TIMES = "How long things take"
+_DOORS = "What code sees of your world"
 _PLACES = "Where things live"
 _SERVER = "Running the server"
 
@@ -296,7 +297,7 @@ class Settings:
         narrows=no_more,
     )
     mounts: tuple[Mount, ...] = _flag(
-        "mount", mounts, _PLACES, "HOST[:GUEST][:ro|rw][:strict]", "none",
+        "mount", mounts, _DOORS, "HOST[:GUEST][:ro|rw][:strict]", "none",
         "show this folder or file of the host to all sessions, at the same path or at GUEST; `rw` "
         "lets them change it. Known secrets in it are covered (SECURITY.md has the list), with "
         "`strict` so that nothing that appears beside one is readable in running sessions; "
@@ -304,26 +305,26 @@ class Settings:
         value=(),
     )
     network: tuple[str, ...] = _flag(
-        "network", hosts, _PLACES, "none|LIST|'*'", "none",
+        "network", hosts, _DOORS, "none|LIST|'*'", "none",
         "where code may connect, by HTTP and TLS: names, `*.example.com`, or '*' for all public "
         "addresses, on ports 80 and 443; `HOST:PORT` for any protocol, as of a database; a comma "
         "list, repeatable. A session may ask for less",
         narrows=fewer_hosts,
     )
     devices: tuple[Path, ...] = _flag(
-        "device", devices, _USE, "PATH", "none",
+        "device", devices, _DOORS, "PATH", "none",
         "let code use this character device of the host, such as a GPU's; memory is limited by the "
         "control group alone then; repeatable",
         value=(),
     )
     variables: tuple[Variable, ...] = _flag(
-        "env", variables, _USE, "NAME[=VALUE]", "none",
+        "env", variables, _DOORS, "NAME[=VALUE]", "none",
         "let code find this variable in `os.environ`, without VALUE as the server has it; its "
         "value is masked in outputs, which is a courtesy and no boundary; repeatable",
         value=(),
     )
     secrets: tuple[HeaderSecret, ...] = _flag(
-        "secret", header_secrets, _PLACES, "NAME@HOST[:HEADER]", "none",
+        "secret", header_secrets, _DOORS, "NAME@HOST[:HEADER]", "none",
         "let code use the server's environment variable NAME in that header (`Authorization`) of "
         "HTTPS requests to HOST, which it may then connect to, and never read it: it sees a "
         "placeholder, which a proxy replaces; a comma list, repeatable",

@@ -8,6 +8,7 @@ hashes count; the addresses in it are never asked.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -46,7 +47,15 @@ _PLACE = re.compile(
 _NAMED = re.compile(r"^[\w-]+=(?=\w+://)")
 """Before an address, in variables of uv."""
 _CREDENTIALS = re.compile(r"(?<=//)[^/@\s]+(?=@)")
+_MISSING = {
+    "uv.lock": "run `uv lock` there",
+    "pyproject.toml": "name the folder of a project that has one, and a uv.lock",
+}
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SOURCES = ("git", "url", "path", "workspace")
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +134,14 @@ def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -
     if settings.project is None:
         return Listed(tuple(lines), tuple(limits), origins=tuple(origins))
     folder = settings.project
-    origins.append(f"--project {folder}")
     text, lock = (_content(folder / name, folder) for name in ("pyproject.toml", "uv.lock"))
     project = _toml(text, folder / "pyproject.toml")
     _check_project(project, folder, known)
     root = _check_lock(_toml(lock, folder / "uv.lock"), folder, {*known, _plain(default_index)})
     table = _table(project, "project")
+    origins.append(f"--project {folder}{(newer := _newer(table, root))}")
+    if newer:
+        logger.warning("%s", origins[-1])
     _check_python(str(table.get("requires-python", "")), settings.python, folder)
     parts = ("name", "requires-python", "dependencies", "optional-dependencies")
     shape = [{part: table.get(part) for part in parts}, project.get("dependency-groups")]
@@ -287,6 +298,19 @@ def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -
     return root
 
 
+def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
+    """Words on dependencies of a project that its lock has not; empty where it has all."""
+    known = {_canonical(str(each.get("name"))) for each in _tables(locked.get("dependencies"))}
+    asked = project.get("dependencies")
+    asked = asked if isinstance(asked, list) else []
+    found = (_NAME.match(each) for each in asked if isinstance(each, str))
+    names = dict.fromkeys(_canonical(each[0]) for each in found if each)
+    if missing := [name for name in names if name not in known]:
+        listed = _shown(", ".join(missing))
+        return f" (its uv.lock is older than pyproject.toml and lacks {listed}: run `uv lock`)"
+    return ""
+
+
 def _foreign(place: str, flag: str) -> str:
     """Words for an index that the operator has not named."""
     return (
@@ -341,10 +365,11 @@ def _content(file: Path, folder: Path | None = None, place: str = "") -> str:
             data = opened.read(MOST_BYTES + 1)
     except FileNotFoundError:
         missing = f"there is no {_shown(str(file))}"
-        advice = "; run `uv lock` there" if file.name == "uv.lock" else ""
-        raise _refused(place or "--requirements, --project", f"{missing}{advice}") from None
+        advice = _MISSING.get(file.name, "make it, or name another file")
+        flag = "--requirements" if folder is None else "--project"
+        raise _refused(place or flag, f"{missing}; {advice}") from None
     except OSError as reason:
-        raise _refused(place or str(file), f"{_shown(str(file))}: {reason.strerror}") from reason
+        raise _refused(place or str(file), f"it cannot be read: {reason.strerror}") from reason
     if len(data) > MOST_BYTES:
         raise _refused(place or str(file), f"it has more than {MOST_BYTES // MIB} MiB")
     try:

@@ -145,7 +145,7 @@ def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
     """Why a mount may not be; empty when it may."""
     host, guest = str(mount.host), mount.guest
     if not os.path.exists(host):  # noqa: PTH110  # pathlib raises where this user may not look
-        return "there is no such folder or file"
+        return "there is no such folder or file; make it, or name another, best by its whole path"
     if not (mount.host.is_dir() or mount.host.is_file()):
         return "it is neither a folder nor a regular file"
     if not os.access(mount.host, os.R_OK):

@@ -186,6 +186,11 @@ class Entry:
     @classmethod
     def parse(cls, text: str) -> Entry:
         """An entry of `--network`. Raises ValueError."""
+        if "/" in text:
+            raise BadHost(
+                f"{text[:80]!r} is no name of a host or one with a port: name the host alone, as "
+                "api.example.com"
+            )
         host, port = split_port(text.strip())
         if host == "*":
             if port is not None:
@@ -199,7 +204,10 @@ class Entry:
         if address is not None:
             _check_named(address, port)
         elif _is_local(host):
-            raise BadHost(f"{text!r}: a name is never followed to this machine; name the address")
+            raise BadHost(
+                f"{text!r}: a name is never followed to this machine; name the address, as "
+                "127.0.0.1:PORT"
+            )
         ports = WEB_PORTS if port is None else (port,)
         return cls(f"*.{host}" if below else host, ports, port is not None and not below)
 

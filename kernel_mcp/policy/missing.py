@@ -46,6 +46,10 @@ _TOLD = re.compile(
 _CHILD = "ModuleNotFoundError: No module named '"
 """What a program that a cell started says of it."""
 _READ_ONLY = re.compile(r"Read-only file system: '(/[^'\s]*)'")
+_NO_FILE = re.compile(
+    r"No such file or directory: '/(?!(?:workspace|tmp|proc|sys|dev|run|usr|opt|etc)/)[^'\n]*'"
+)
+"""A path that is none of the sandbox, and so meant on the host, as on clients that share it."""
 _USAGE = "UsageError: "
 _NO_MAGIC = re.compile(
     rf"{_USAGE}(?:Line magic function|Cell magic) `(%{{1,2}}\w{{1,100}})` not found"
@@ -72,6 +76,8 @@ NETWORK = "://"
 """What a cell missed that wanted to reach another machine."""
 HOST = "://host"
 """What it missed where other machines are open."""
+FILE = "file:///"
+"""What it missed that opened a path of the host."""
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
     {"R": "rpy2.ipython", "lprun": "line_profiler", "sql": "sql", "watermark": "watermark"}
     | {"bigquery": "google.cloud.bigquery", "cython": "cython", "dotenv": "dotenv"}
@@ -86,7 +92,7 @@ _INSTALLERS = ("pip", "conda", "uv")
 
 def missing(failure: Failure) -> str:
     """The module or package, or the path that cannot be written, for want of which a cell
-    ended; NETWORK and HOST for those.
+    ended; NETWORK, HOST and FILE for those.
 
     Also a module behind another exception, as `ImportError: Missing optional dependency` of pandas.
     Empty for none.
@@ -98,6 +104,8 @@ def missing(failure: Failure) -> str:
     told = _TOLD.search(value) or _READ_ONLY.search(value)
     if told:
         return told[1][:_NAME_CHARS]
+    if _NO_FILE.search(value):
+        return FILE
     return _of_network(value) or (HOST if any(each in text for each in _REFUSED) else "")
 
 
@@ -123,7 +131,10 @@ def _of_network(text: str) -> str:
 def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     """What to do about what `code` missed on this Python; empty where nothing helps."""
     if missing.startswith("/"):
-        return "Files can be written in the workspace, which is the current folder, and in /tmp."
+        return _WRITE_STEP
+    if missing == FILE:
+        others = "come by write_file, or " * ("files" in policy.tools)
+        return f"{_FILE_STEP} Others {others}are made in the workspace." if policy.confined else ""
     if missing in (NETWORK, HOST):
         if not policy.confined:
             return ""
@@ -153,6 +164,15 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
     return " ".join(filter(None, sentences))
 
 
+_WRITE_STEP = (
+    "Files can be written in the workspace, which is the current folder, and in /tmp; of the host "
+    "only in folders that info shows as mounted and changeable, which the operator names with "
+    "--mount DIR:rw."
+)
+_FILE_STEP = (
+    "Sessions see files of the host only where the operator has mounted them (--mount DIR); info "
+    "shows which."
+)
 _NETWORK_STEP = (
     "There is no network in this session. What works: data written in the cell, files in the "
     "workspace, data sets that are part of a package. The operator can open the network to hosts: "

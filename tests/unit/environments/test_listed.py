@@ -254,6 +254,17 @@ def test_values_of_other_types_in_a_project_are_passed_over(tmp_path: Path) -> N
         assert project(tmp_path, "[tool.uv.sources]\nx = [1]\n", lock).direct == ()
 
 
+def test_a_lock_that_lacks_what_its_project_asks_for_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT.replace('"six"', '"six", "Requests>=2"'))
+    (tmp_path / "uv.lock").write_text(LOCK)
+    (origin,) = listed(Settings(project=tmp_path), INDEX, {}).origins
+    assert origin.startswith(f"--project {tmp_path} (")
+    assert "lacks requests: run `uv lock`" in origin
+    assert origin in caplog.text
+
+
 def test_an_index_of_the_operators_may_be_in_a_lock(tmp_path: Path) -> None:
     lock = LOCK.replace(INDEX, "../wheels")
     with pytest.raises(ConfigError, match=r"\.\./wheels"):
@@ -272,7 +283,7 @@ def test_a_project_for_other_pythons_names_the_flag(tmp_path: Path) -> None:
 
 def test_a_project_without_a_lock_or_with_one_from_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT)
-    with pytest.raises(ConfigError, match="run `uv lock` there"):
+    with pytest.raises(ConfigError, match=r"^--project: there is no .*run `uv lock` there"):
         listed(Settings(project=tmp_path), INDEX, {})
     (tmp_path / "uv.lock").symlink_to("/etc/hostname")
     with pytest.raises(ConfigError, match="lies outside"):

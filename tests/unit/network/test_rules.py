@@ -331,3 +331,8 @@ def test_narrowed_rules_never_permit_more(own: list[str], asked: list[str]) -> N
 def test_rules_come_back_from_their_message(words: list[str]) -> None:
     rules = Rules.parse(words)
     assert Rules.from_json(json.loads(json.dumps(rules.to_json()))) == rules
+
+
+def test_who_names_an_address_of_a_page_is_told_to_name_its_host() -> None:
+    with pytest.raises(ValueError, match="name the host alone"):
+        Rules.parse(("https://api.example.com/v1",))

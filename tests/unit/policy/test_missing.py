@@ -8,7 +8,7 @@ import pytest
 
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy
-from kernel_mcp.policy.missing import HOST, NETWORK, advice, missing, missing_in_words
+from kernel_mcp.policy.missing import FILE, HOST, NETWORK, advice, missing, missing_in_words
 
 
 def failure(name: str, *parts: str) -> Failure:
@@ -49,6 +49,9 @@ NOT_FOUND = "ModuleNotFoundError: No module named 'seaborn'"
             "pyarrow",
         ),
         (failure("OSError", "OSError: [Errno 30] Read-only file system: '/mnt/data'"), "/mnt/data"),
+        (failure("F", "[Errno 2] No such file or directory: '/home/me/sales.csv'"), FILE),
+        (failure("F", "[Errno 2] No such file or directory: '/workspace/a.csv'"), ""),
+        (failure("F", "[Errno 2] No such file or directory: 'a.csv'"), ""),
         (failure("ImportError", "ImportError: cannot import name 'x' from 'y'"), ""),
         (failure("ZeroDivisionError", "ZeroDivisionError: division by zero"), ""),
         (failure("ModuleNotFoundError", "No module named '; rm -rf /'"), ""),
@@ -57,6 +60,14 @@ NOT_FOUND = "ModuleNotFoundError: No module named 'seaborn'"
 )
 def test_an_exception_tells_what_was_missing(found: Failure, name: str) -> None:
     assert missing(found) == name
+
+
+def test_who_opens_a_path_of_the_host_is_told_what_shows_it() -> None:
+    assert "info shows which" in said(FILE, "x")
+    assert "--mount DIR" in said(FILE, "x")
+    assert "--mount DIR:rw" in said("/srv/data/x.csv", "x")
+    unconfined = replace(Policy.for_allow([], "guarded", get), confined=False)
+    assert advice(FILE, "x", unconfined, "3.13.1") == ""
 
 
 def test_a_child_process_tells_it_too() -> None:
