@@ -196,7 +196,7 @@ class Build:
         options: list[str] = []
         for name, option, found in (("r", "-r", lines), ("c", "-c", listed.limits)):
             (folder / name).write_text("\n".join(line.text for line in found), encoding="utf-8")
-            options += [option, str(folder / name)]
+            options += [option, str(folder / name)] if found else []
         return options
 
     def _failed(self, result: UvResult) -> EnvironmentBuildError:

@@ -77,6 +77,7 @@ _WITHOUT_WHEEL = re.compile(r"Because (?:all versions of )?([^\s<>=!~]+)\S* ha(?
 _NO_VERSION = re.compile(r"Because (?:there is no version of|only) ([^\s<>=!~]+)")
 _BUILD_FAILED = re.compile(r"Failed to build `?([^\s`]+)")
 _OTHER_FILE = re.compile(r"Hash mismatch for `([^`]+)`")
+_FROM_A_PLACE = re.compile(r"Package `([^`]+)` was included as a URL dependency")
 _NO_SPACE = re.compile(r"No space left on device|os error 28|Disk quota exceeded")
 
 
@@ -137,6 +138,11 @@ class UvResult:
             return (
                 f"the index has other files of {match[1]} than the hashes allow that were written "
                 "down for it. Find out which is right; then lock or hash it again."
+            )
+        if match := _FROM_A_PLACE.search(told):
+            return (
+                f"a package takes {match[1]} from a place of its own choice, and packages are taken "
+                "by name from the index alone. Ask for another version of what needs it."
             )
         if _NO_SPACE.search(told):
             return "the disk is full. Free some space, then try again."

@@ -85,6 +85,10 @@ async def test_no_project_above_the_cache_configures_uv(tmp_path: Path) -> None:
         ("Because only thing<=1 is available and you require thing>2", "no release of thing"),
         ("hint: Wheels are required for `thing`", "no wheel"),
         ("No solution found: Because a depends on b<1 and you require b>2", "contradict"),
+        (
+            "cause: Package `x` was included as a URL dependency. Consider adding `x @ file:///x`",
+            "takes x from a place of its own choice",
+        ),
         ("something new", "uv failed"),
     ],
 )
