@@ -141,8 +141,8 @@ class UvResult:
             )
         if match := _FROM_A_PLACE.search(told):
             return (
-                f"a package takes {match[1]} from a place of its own choice, and packages are taken "
-                "by name from the index alone. Ask for another version of what needs it."
+                f"a package takes {match[1]} from a place of its own choice, and packages are "
+                "taken by name from the index alone. Ask for another version of what needs it."
             )
         if _NO_SPACE.search(told):
             return "the disk is full. Free some space, then try again."
