@@ -9,7 +9,7 @@ import logging
 import os
 import pwd
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -335,6 +335,7 @@ class Shown:
     rights  who may read what else, where that is worth a word
     roots   whether what sessions make there belongs to root, as its owner is
     numbers  for names of what is set aside
+    links   of names that hosts execute, with inode and change: no cover keeps one in its place
     appeared  what hosts execute of a writable one and was not there at the server's start, and
         its new name where it was set aside
     """
@@ -347,6 +348,7 @@ class Shown:
     rights: str = ""
     roots: bool = False
     numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
+    links: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
     appeared: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -411,6 +413,26 @@ class Shown:
     def fixed_above(self, parts: tuple[str, ...]) -> bool:
         """Whether a path lies in what no session could have changed."""
         return secrets.FIXED in self._kinds(parts[:-1])
+
+    def note_links(self, covers: Mapping[tuple[str, ...], str]) -> None:
+        """Remember which of these are links."""
+        for parts in (path for path, kind in covers.items() if kind == secrets.FIXED):
+            info = self._status(parts)
+            if info is not None and stat.S_ISLNK(info.st_mode):
+                self.links[parts] = (info.st_ino, info.st_ctime_ns)
+
+    def was_there(self, parts: tuple[str, ...]) -> bool:
+        """Whether what is covered at a path is what was so before, and no link's replacement."""
+        if parts not in self.links:
+            return parts in self.covers
+        info = self._status(parts)
+        return info is None or (info.st_ino, info.st_ctime_ns) == self.links[parts]
+
+    def _status(self, parts: tuple[str, ...]) -> os.stat_result | None:
+        try:
+            return self.mount.host.joinpath(*parts).lstat()
+        except OSError:
+            return None
 
     def set_aside(self, parts: tuple[str, ...]) -> str:
         """Rename an entry to what no program looks for, beside it; the new path, for people.

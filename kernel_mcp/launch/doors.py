@@ -399,7 +399,9 @@ class Doors:
             if message["anew"]:
                 shown.covers.clear()
             covers = {tuple(path): kind for path, kind in message["covers"]}
-            if message["version"] and not message["anew"]:
+            if message["anew"] or not message["version"]:
+                shown.note_links(covers)
+            else:
                 for parts in self._note_new(shown, covers):
                     del covers[parts]
             shown.covers.update(covers)
@@ -423,7 +425,7 @@ class Doors:
         aside = []
         for parts, kind in covers.items():
             wanted = kind == FIXED or (shown.mount.writable and executed(parts, folder=False))
-            if not wanted or parts in shown.covers or shown.fixed_above(parts):
+            if not wanted or shown.was_there(parts) or shown.fixed_above(parts):
                 continue
             name, now = readable(parts), ""
             if self.working():

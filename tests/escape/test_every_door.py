@@ -234,3 +234,47 @@ def kill_the_proxy() -> None:
     names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in descendants(os.getpid())}
     (proxy,) = [pid for pid, name in names.items() if name == "kernel-network\n"]
     os.kill(proxy, signal.SIGKILL)
+
+
+async def test_what_replaces_a_link_to_what_the_host_executes_is_set_aside() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="links-") as folder:
+        root = Path(folder)
+        for name in ("conf", "dots"):
+            (root / name).mkdir()
+        (root / "conf/checks").write_text("{}")
+        (root / ".pre-commit-config.yaml").symlink_to("conf/checks")
+        (root / ".claude").symlink_to("dots")
+        subprocess.run(["chown", "-Rh", f"{USER}:{USER}", folder], check=True)
+        root.chmod(0o755)
+        async with opened(WAYS[1], "--mount", f"{root}:rw") as notebook:
+            assert await notebook.run(f"ROOT = {folder!r}\n{RELINK}") == ["replace", "move"]
+            names = {path.name for path in root.iterdir()}
+        aside = {".pre-commit-config.yaml.set-aside-1", ".claude.set-aside-2"}
+        assert names == {"conf", "dots", "old", *aside}
+        assert (root / "conf/checks").read_text() == "{}"
+        assert not any((root / "dots").iterdir())
+
+
+RELINK = """
+import json, os
+done = []
+def attempt(name, work):
+    try:
+        work()
+        done.append(name)
+    except OSError:
+        pass
+def replace():
+    os.unlink(f"{ROOT}/.pre-commit-config.yaml")
+    os.mknod(f"{ROOT}/.pre-commit-config.yaml")
+def move():
+    os.rename(f"{ROOT}/.claude", f"{ROOT}/old")
+    os.mkdir(f"{ROOT}/.claude")
+attempt("replace", replace)
+while os.path.lexists(f"{ROOT}/.pre-commit-config.yaml"):
+    pass
+attempt("move", move)
+while os.path.lexists(f"{ROOT}/.claude"):
+    pass
+print(json.dumps(done))
+"""
