@@ -34,7 +34,7 @@ demo: $(READY) sandbox ## Analyse a CSV through a real server and show the trans
 	@$(BIN)/python examples/analyse_csv.py $(ARGS)
 
 test: $(READY) sandbox ## Run the tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY) ## Check style and formatting
 	@$(BIN)/ruff check .

@@ -17,6 +17,9 @@ from mcp.client import Client
 ERAS = ("legacy", "auto")
 """Client modes: the handshake era and, by discovery, the newest one."""
 
+ANALYSIS = "numpy,pandas,matplotlib"
+"""What is allowed where a test takes any package: all of them share one environment."""
+
 PREFIX = "[kernel-mcp] "
 """What every notice of the server begins with."""
 
