@@ -117,6 +117,8 @@ async def test_a_python_that_is_not_there_is_told_with_those_that_are(
         assert why in answer.text
         assert "Installed: 3." in answer.text
         assert (await notebook.call("list_sessions")).data["sessions"] == []
+        if "--offline" in flags:
+            return  # each look for a Python that is missing takes seconds
         code = '# /// script\n# requires-python = ">=3.14"\n# ///\n'
         for text, python in ((code, ""), ("1", "3.14")):
             report = (await notebook.call("check_syntax", code=text, python=python)).data
