@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.anyio]
 async def ready(*flags: str) -> AsyncIterator[Agent]:
     """A server whose template is up: a kernel forked from it has the preloaded module already."""
     async with agent(*flags, "--allow", f"{ANALYSIS},sys") as notebook:
-        with anyio.fail_after(60):
+        await notebook.run("1")  # takes as long as its environment is being built
+        with anyio.fail_after(120):
             while not await is_forked(notebook):
                 pass
         yield notebook
