@@ -60,12 +60,14 @@ def search_path(environ: Mapping[str, str]) -> str:
     """The entries of PATH that mean the same in every folder, and lead nowhere into this one.
 
     A shell adds those of the project it is in: `.venv/bin`, `node_modules/.bin`. The home folder,
-    and what it lies in, is no project.
+    and what it lies in, is no project. A virtual environment may be that of a project above.
     """
     project = _project(environ)
     entries = environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join(
-        entry for entry in entries if entry.startswith("/") and not _leads_into(project, entry)
+        entry
+        for entry in entries
+        if entry.startswith("/") and not _leads_into(project, entry) and not _of_a_venv(entry)
     )
 
 
@@ -82,6 +84,15 @@ def _project(environ: Mapping[str, str]) -> str:
         return ""
     home = os.path.realpath(environ.get("HOME") or "/")
     return "" if Path(home).is_relative_to(folder) else folder
+
+
+def _of_a_venv(entry: str) -> bool:
+    """Whether a path is the folder of programs of a virtual environment, whatever links lead to."""
+    try:
+        places = (Path(os.path.normpath(entry)), Path(os.path.realpath(entry)))
+        return any(place.with_name("pyvenv.cfg").exists() for place in places)
+    except (OSError, ValueError):  # no folder that can be looked at, or the root
+        return False
 
 
 def _leads_into(project: str, entry: str) -> bool:

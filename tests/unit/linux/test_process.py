@@ -57,6 +57,25 @@ def test_programs_of_a_project_are_not_found_by_its_whole_name_either(
         assert find_program("tool") == str(project / "bin" / "tool")
 
 
+def test_programs_of_virtual_environments_are_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The active one of a project, in a folder of which the server starts."""
+    elsewhere, root = tmp_path / "elsewhere", tmp_path / "project/.venv"
+    below = tmp_path / "project/below"
+    for folder in (elsewhere, root / "bin", below):
+        folder.mkdir(parents=True)
+    (root / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    planted(root / "bin", "tool")
+    (tmp_path / "link").symlink_to(root / "bin")
+    expected = planted(elsewhere, "tool")
+    monkeypatch.chdir(below)
+    entries = ["/", root / "bin", tmp_path / "link", elsewhere]
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, entries)))
+    assert find_program("tool") == str(expected)
+    assert foreign_environment()["PATH"] == f"/{os.pathsep}{elsewhere}"
+
+
 @pytest.mark.parametrize("module", ["kernel_mcp", "kernel_mcp.commands.doctor.trials"])
 def test_modules_of_the_current_folder_do_not_pass_for_this_project(
     tmp_path: Path, module: str
