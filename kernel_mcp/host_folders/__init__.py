@@ -7,6 +7,7 @@ import ctypes
 import os
 import pwd
 import stat
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ _SHARED = (
 """Folders of all users and programs; what is in them may be shown by its own name."""
 _TAKEN = ("/opt/kernel_specs", "/packages", "/sessions", "/workspace", *_CLOSED)
 """Places of the sandbox itself."""
+_PACKAGE = Path(__file__).parents[1]
 _SHOWN = 8
 """Covered paths that are listed by name."""
 _FIRST_USER, _NOBODY = 1000, 65534
@@ -47,6 +49,10 @@ def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) ->
     for mount in settings.mounts:
         if mount.mode == "strict":
             raise ConfigError(f"--mount {mount}: strict is not there yet; leave it out")
+        if held := _held_program(mount):
+            raise ConfigError(
+                f"--mount {mount}: code could change {held}, which this server runs; leave rw out"
+            )
     own = [
         ("the folder of environments", settings.cache_dir or cache),
         ("the folder for state", state),
@@ -55,6 +61,19 @@ def shown_folders(settings: Settings, sandbox: str, state: Path, cache: Path) ->
         ("the audit log", settings.audit_log),
     ]
     return checked(settings.mounts, [(words, place) for words, place in own if place is not None])
+
+
+def _held_program(mount: Mount) -> str:
+    """What the server itself runs, where it lies in a writable mount; empty for none.
+
+    Virtual environments stay as they are below such a mount.
+    """
+    package, prefix = os.path.realpath(_PACKAGE), os.path.realpath(sys.prefix)
+    firm = sys.prefix != sys.base_prefix and within(package, (prefix,))
+    places = (*(() if firm else (package,)), os.path.realpath(sys.base_prefix))
+    if not mount.writable:
+        return ""
+    return next((place for place in places if within(place, (str(mount.host),))), "")
 
 
 def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[Mount, ...]:
@@ -71,6 +90,13 @@ def checked(mounts: Iterable[Mount], own: Iterable[tuple[str, Path]]) -> tuple[M
         if guest in found:
             raise ConfigError(f"--mount {mount.host}: {found[guest].host} has that place already")
         found[guest] = asked
+    for inner in found.values():
+        for outer in found.values():
+            if _could_be_moved(inner, outer):
+                raise ConfigError(
+                    f"--mount {inner.host}: code that may write to {outer.host} could put a link "
+                    f"in its place; show {outer.host} without rw, or only what is right in it"
+                )
     if len(found) > MOST_MOUNTS:
         raise ConfigError(f"--mount: there may be {MOST_MOUNTS} of them, not {len(found)}")
     return tuple(sorted(found.values(), key=lambda mount: mount.guest.count("/")))
@@ -102,6 +128,21 @@ def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
     if guest in ("/", "/tmp", "/opt") or within(guest, _TAKEN):
         return f"{guest} is a place of the sandbox itself; give another, as in {host}:/data"
     return ""
+
+
+def _could_be_moved(inner: Mount, outer: Mount) -> bool:
+    """Whether code may replace the folder of a mount by way of another, writable one.
+
+    What is mounted in its own place cannot be, nor what is in a fixed folder: rename(2) of what is
+    mounted on fails (EBUSY).
+    """
+    host, above = str(inner.host), str(outer.host)
+    if not outer.writable or host == above or not within(host, (above,)):
+        return False
+    rest = os.path.relpath(host, above)
+    top = rest.split("/", 1)[0]
+    firm = top == rest or secrets.executed_by_name((top,))
+    return not firm or inner.guest != f"{outer.guest.rstrip('/')}/{rest}"
 
 
 def within(path: str, folders: Sequence[str]) -> bool:
@@ -152,7 +193,7 @@ class Shown:
 
     def _named(self, word: str, kinds: Collection[str]) -> str:
         paths = [path for path, kind in self.covers.items() if kind in kinds]
-        names = ["/".join(path) for path in sorted(paths, key=len)]
+        names = [secrets.readable(path) for path in sorted(paths, key=len)]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return f"; {word}: {', '.join(names[:_SHOWN])}{more}" if names else ""
 

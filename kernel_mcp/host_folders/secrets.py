@@ -104,6 +104,12 @@ def secret(parts: Sequence[str], mode: int) -> str | None:
     return FILE if name in _FILES or name.startswith(_ENVIRONMENT) or below else None
 
 
+def readable(parts: Sequence[str]) -> str:
+    """A path for people; what is no text of one line in it is escaped."""
+    text = os.fsencode("/".join(parts)).decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def secret_by_name(parts: Sequence[str]) -> bool:
     """Whether any component of a path is one of a secret, whatever kind of file it is."""
     return any(

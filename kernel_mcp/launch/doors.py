@@ -19,7 +19,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
 from kernel_mcp.host_folders import Shown, within
-from kernel_mcp.host_folders.secrets import FIXED, KEPT
+from kernel_mcp.host_folders.secrets import FIXED, KEPT, readable
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
@@ -319,7 +319,7 @@ class Doors:
     def _note_new(self, shown: Shown, covers: Sequence[tuple[Sequence[str], str]]) -> None:
         """Tell of what programs of the host execute and was not there when sessions began."""
         for path, kind in covers:
-            name = "/".join(path)
+            name = readable(path)
             if kind == FIXED and tuple(path) not in shown.covers and name not in shown.appeared:
                 shown.appeared.append(name)
                 self._tell("appeared", {"mount": str(shown.mount), "path": name})

@@ -170,7 +170,7 @@ class BwrapSandbox(KernelUsers):
             options += ["--seccomp", passed.file(filtering)]
             status_read, status = passed.status()
             options += ["--json-status-fd", status]
-            arguments = passed.file("\0".join([*options, ""]).encode())
+            arguments = passed.file(os.fsencode("\0".join([*options, ""])))
             return SandboxCommand(
                 argv=[
                     *_staged(request.folders),
@@ -342,7 +342,7 @@ class BwrapBuilder:
             for folder in ("/dev", "/proc", "/"):
                 options += ["--remount-ro", folder]
             options += ["--chdir", "/tmp", "--seccomp", passed.file(self._sandbox.filter)]
-            arguments = passed.file("\0".join([*options, ""]).encode())
+            arguments = passed.file(os.fsencode("\0".join([*options, ""])))
             argv = [self._sandbox.program, "--args", arguments, "--"]
             return SandboxCommand(
                 argv=[*argv, *self._sandbox.drop(identity), *request.argv],

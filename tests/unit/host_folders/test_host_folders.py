@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+import kernel_mcp
 from kernel_mcp.config.load import load
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import Shown, checked, shown_folders
+from kernel_mcp.host_folders.secrets import readable
 
 
 def mount(path: Path | str, guest: str = "", mode: str = "ro") -> Mount:
@@ -71,6 +74,28 @@ def test_places_of_the_server_are_refused_from_both_sides(tmp_path: Path) -> Non
 def test_one_place_has_one_mount(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="that place"):
         checked([mount(tmp_path, "/data"), mount(tmp_path, "/data/")], [])
+
+
+def test_what_code_could_replace_by_a_link_is_not_mounted(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / ".git" / "hooks").mkdir(parents=True)
+    outer = mount(tmp_path, mode="rw")
+    for inner in (mount(tmp_path / "a", "/data"), mount(tmp_path / "a" / "b")):
+        with pytest.raises(ConfigError, match="could put a link in its place"):
+            checked([outer, inner], [])
+        checked([mount(tmp_path), inner], [])
+    checked([outer, mount(tmp_path / "a"), mount(tmp_path / ".git" / "hooks")], [])
+
+
+@pytest.mark.parametrize("program", [kernel_mcp.__path__[0], sys.base_prefix])
+def test_what_the_server_runs_is_not_to_be_changed(program: str, tmp_path: Path) -> None:
+    settings = Settings(mounts=(mount(Path(program).resolve(), "/data", "rw"),))
+    with pytest.raises(ConfigError, match="which this server runs"):
+        shown_folders(settings, "bwrap", tmp_path, tmp_path)
+
+
+def test_names_for_people_are_text_of_one_line() -> None:
+    assert readable(("a", os.fsdecode(b"\xff\n"))) == r"a/\xff\n"
 
 
 def test_other_sandboxes_say_that_they_show_no_folder(tmp_path: Path) -> None:
