@@ -66,8 +66,8 @@ HIGH_WATER_BYTES = 1024 * 1024
 QUEUE_MOST = 64
 """Messages kept for a stalled reader."""
 POLL_SECONDS = 0.02
-HAND_OUT_SECONDS = 5.0
-"""Longest wait for a reader that takes nothing of a large message, as one without a processor."""
+HAND_OUT_SECONDS = 0.2
+"""Longest wait for readers to receive a large message."""
 UNHURRIED = (b".status", b".execute_input", b".execute_result")
 """Ends of the topics that are sent with what follows."""
 
@@ -173,24 +173,15 @@ class IOPub:
             self._publisher.wait(POLL_SECONDS)
 
     def _hand_out(self) -> None:
-        """Send what exceeds the socket's buffer, to readers that go on taking it.
+        """Send what exceeds the socket's buffer, for at most `HAND_OUT_SECONDS`.
 
-        Code that follows may end the process, or hold Python's lock. Raises KeyboardInterrupt.
+        Code that follows may end the process, or hold Python's lock.
         """
-        if not self._publisher.waiting:
-            return
-        with self.lock:
-            goals = self._publisher.goals()
-        left, deadline = self._publisher.left(goals), time.monotonic() + HAND_OUT_SECONDS
-        while left:
-            self._gate.check()
+        deadline = time.monotonic() + HAND_OUT_SECONDS
+        while (left := self._publisher.waiting) and time.monotonic() < deadline:
             self._publisher.wait(POLL_SECONDS)
             self.pump()
-            if (now := self._publisher.left(goals)) < left:
-                left, deadline = now, time.monotonic() + HAND_OUT_SECONDS
-            elif time.monotonic() > deadline:
-                with self.lock:
-                    self._publisher.give_up(goals)
+            if self._publisher.waiting >= left:
                 return
 
     def forget(self) -> None:
@@ -276,12 +267,7 @@ class IOPub:
         return len(self._queue), self._publisher.waiting
 
     def _must_not_wait(self) -> bool:
-        return (
-            self._pumping
-            or self._stalled
-            or self._forgotten
-            or threading.current_thread() is self.service_thread
-        )
+        return self._pumping or self._stalled or threading.current_thread() is self.service_thread
 
     def _too_large(self, size: int) -> str:
         limit = self._output.message_bytes

@@ -30,8 +30,6 @@ class Peer:
         self.slow = False
         """Whether its Listener watches for it to take more."""
         self.subscriptions: set[bytes] = set()
-        self.taken = 0
-        """Bytes that have gone to it since the start."""
         self._socket = connection
         self._decoder = Decoder(MAX_REQUEST_BYTES, answers_pings=True)
         self._came = b""
@@ -124,7 +122,6 @@ class Peer:
         """Remove sent bytes; no call in between, so no signal handler can run."""
         if self._sent:
             del self._out[: self._sent[0]]
-            self.taken += self._sent[0]
             self._sent = []
 
 
@@ -276,8 +273,6 @@ class Publisher:
         self._high_water = high_water
         self._behind: dict[Peer, float] = {}
         """Since when readers have held up others."""
-        self._given_up: dict[Peer, int] = {}
-        """What readers that nobody waits for had taken by then."""
 
     def fileno(self) -> int:
         """Readable when `subscribed` or `flush` has something to do."""
@@ -292,33 +287,6 @@ class Publisher:
     def full(self) -> bool:
         """Whether a reader has fallen so far behind that nothing more should be sent."""
         return any(peer.waiting >= self._high_water for peer in self._readers())
-
-    def goals(self) -> dict[Peer, int]:
-        """How much each reader will have taken once it has what waits now.
-
-        A reader that was given up counts again when it has taken something.
-        """
-        readers = self._readers()
-        self._given_up = {
-            peer: taken
-            for peer, taken in self._given_up.items()
-            if peer in readers and peer.taken == taken
-        }
-        return {
-            peer: peer.taken + peer.waiting
-            for peer in readers
-            if peer.waiting and peer not in self._given_up
-        }
-
-    def left(self, goals: dict[Peer, int]) -> int:
-        """Bytes that readers have to take until they reach their goals."""
-        return sum(max(0, goal - peer.taken) for peer, goal in goals.items() if peer.waiting)
-
-    def give_up(self, goals: dict[Peer, int]) -> None:
-        """Take no goal for readers that have not reached theirs, until they take something."""
-        self._given_up |= {
-            peer: peer.taken for peer, goal in goals.items() if peer.waiting and peer.taken < goal
-        }
 
     def put(self, frames: list[Any]) -> None:
         """Have a message sent by the next `flush` to who has subscribed to its topic."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from kernel_specs.restricted.wire.zmtp import GREETING, encode, ready
 from tests.integration.guest_client import (
-    PORTS,
     GuestKernel,
     guest,
 )
@@ -133,54 +129,6 @@ def test_what_was_displayed_before_a_sudden_end_arrives(kernel: GuestKernel, siz
             break
     assert len(content["data"]["text/plain"]) == size
     assert kernel.wait_exit()[0] == 3
-
-
-def test_a_sudden_end_waits_for_a_stopped_reader_that_goes_on(
-    kernel: GuestKernel, folder: Path
-) -> None:
-    port = f"{folder}/k-{PORTS['iopub']}"
-    hello = GREETING + ready(b"SUB") + encode([b"\x01"])
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER, port, hello.hex()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-    )
-    assert reader.stdout is not None
-    try:
-        assert reader.stdout.readline() == b"ready\n"
-        reader.send_signal(signal.SIGSTOP)
-        request = kernel.begin(
-            "import os\nfrom IPython.display import display\n"
-            "display({'text/plain': 'q' * 3_000_000}, raw=True)\nos._exit(3)"
-        )
-        content = kernel.first_output(request, "display_data")  # another reader has all of it
-        assert len(content["data"]["text/plain"]) == 3_000_000
-        with pytest.raises(subprocess.TimeoutExpired):
-            kernel.process.wait(0.5)
-        reader.send_signal(signal.SIGCONT)
-        assert int(reader.stdout.readline()) == 3000
-        assert kernel.wait_exit()[0] == 3
-    finally:
-        reader.kill()
-        reader.wait()
-        reader.stdout.close()
-
-
-READER = """
-import socket, sys
-reader = socket.socket(socket.AF_UNIX)
-reader.connect(sys.argv[1])
-reader.sendall(bytes.fromhex(sys.argv[2]))
-came = b""
-while b"iopub_welcome" not in came:
-    came += reader.recv(65536)
-print("ready", flush=True)
-came = bytearray()
-while part := reader.recv(65536):
-    came += part
-print(came.count(b"q" * 1000))
-"""
-"""A subscriber to everything that counts a thousand letters q each until the kernel has ended."""
 
 
 def test_alarms_of_user_code_reach_it_whatever_is_being_printed(kernel: GuestKernel) -> None:

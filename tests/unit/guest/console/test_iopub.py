@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +17,7 @@ from kernel_specs.restricted.console import iopub as module
 from kernel_specs.restricted.console.iopub import QUEUE_MOST, IOPub, OutputRing
 from kernel_specs.restricted.interrupts import InterruptGate
 from kernel_specs.restricted.wire.session import LeanSession
-from kernel_specs.restricted.wire.sockets import READ_BYTES, Publisher, listen
-from kernel_specs.restricted.wire.zmtp import GREETING, encode, ready
+from kernel_specs.restricted.wire.sockets import Publisher, listen
 
 SECONDS = 60
 MANY = 400
@@ -283,122 +281,6 @@ def test_a_forked_child_touches_no_socket(bench: Bench) -> None:
     bench.iopub.put_text("stdout", "x" * 1000)
     assert bench.iopub.pump()
     assert not reader.poll(50)
-
-
-class LateReader:
-    """A subscriber that takes nothing until it is told to, as one that gets no processor."""
-
-    def __init__(self, bench: Bench) -> None:
-        """Connect and be greeted."""
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.connect(bench.address.removeprefix("ipc://"))
-        self.socket.settimeout(SECONDS)
-        self.socket.sendall(GREETING + ready(b"SUB") + encode([b"\x01"]))
-        self.took = b""
-        while b"iopub_welcome" not in self.took:
-            self.took += self.socket.recv(READ_BYTES)
-        while self.socket in select.select([self.socket], [], [], 0)[0]:
-            self.socket.recv(READ_BYTES)
-
-    def take(self, most: int) -> None:
-        """Receive so many bytes."""
-        while most > 0:
-            most -= len(self.socket.recv(min(most, READ_BYTES)))
-
-
-LARGE = 3_000_000
-
-
-def large_bench(folder: Path) -> Bench:
-    bench = Bench(folder, Output(chunk_bytes=100, message_bytes=2 * LARGE))
-    bench.publisher._high_water = 2 * LARGE
-    return bench
-
-
-def test_a_large_message_is_handed_over_however_late_its_reader_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[float] = []
-    bench = large_bench(tmp_path)
-    try:
-        reader = LateReader(bench)
-        wait = bench.publisher.wait
-
-        def late(seconds: float) -> None:
-            looked.append(seconds)
-            if len(looked) >= 10:  # after the writer has waited in vain for nine times as long
-                reader.take(64 * 1024)
-            wait(seconds)
-
-        monkeypatch.setattr(bench.publisher, "wait", late)
-        bench.publish("display_data", {"data": "x" * LARGE})
-        assert bench.publisher.waiting == 0
-    finally:
-        reader.socket.close()
-        bench.close()
-
-
-def test_a_reader_that_has_stopped_is_waited_for_once_until_it_takes_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HAND_OUT_SECONDS", 0.05)
-    looked: list[float] = []
-    bench = large_bench(tmp_path)
-    try:
-        reader = LateReader(bench)
-        wait = bench.publisher.wait
-
-        def counted(seconds: float) -> None:
-            looked.append(seconds)
-            wait(seconds)
-
-        monkeypatch.setattr(bench.publisher, "wait", counted)
-        bench.publish("display_data", {"data": "x" * (LARGE // 3)})
-        assert looked
-        for _ in range(3):
-            looked.clear()
-            bench.publish("display_data")
-            assert not looked
-        reader.take(LARGE // 4)
-        bench.iopub.pump()
-        bench.publish("display_data")
-        assert looked
-    finally:
-        reader.socket.close()
-        bench.close()
-
-
-def test_a_hand_over_to_a_late_reader_can_be_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = large_bench(tmp_path)
-    try:
-        reader = LateReader(bench)
-        monkeypatch.setattr(bench.gate, "check", _raise_on_call(3))
-        with pytest.raises(KeyboardInterrupt):
-            bench.publish("display_data", {"data": "x" * LARGE})
-        assert bench.publisher.waiting
-    finally:
-        reader.socket.close()
-        bench.close()
-
-
-def test_a_forked_child_does_not_wait_for_what_its_parent_has_to_hand_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HAND_OUT_SECONDS", 0.0)
-    bench = large_bench(tmp_path)
-    try:
-        reader = LateReader(bench)
-        bench.publish("display_data", {"data": "x" * LARGE})
-        reader.take(LARGE // 4)
-        bench.iopub.pump()
-        bench.iopub.forget()
-        monkeypatch.setattr(bench.publisher, "wait", lambda _seconds: pytest.fail("waited"))
-        bench.iopub.wait()
-    finally:
-        reader.socket.close()
-        bench.close()
 
 
 def _raise_on_call(number: int) -> Callable[[], None]:
