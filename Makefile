@@ -6,8 +6,8 @@ SHELL := /bin/bash
 
 # The interpreter of the development environment: a version or a path.
 PYTHON ?=
-# Processes that run tests; those of one file stay together.
-JOBS ?= 2
+# Processes that run tests, which wait half of their time; those of one file stay together.
+JOBS ?= 3
 
 # More words for the command of a target, for example: make test ARGS='-k policy -x'
 ARGS ?=
@@ -34,7 +34,7 @@ demo: $(READY) sandbox ## Analyse a CSV through a real server and show the trans
 	@$(BIN)/python examples/analyse_csv.py $(ARGS)
 
 test: $(READY) sandbox ## Run the tests
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY) ## Check style and formatting
 	@$(BIN)/ruff check .

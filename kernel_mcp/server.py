@@ -39,7 +39,7 @@ from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
-from kernel_mcp.linux.process import import_nothing_from, own_places
+from kernel_mcp.linux.process import ENDING, end_soon, import_nothing_from, own_places
 from kernel_mcp.output.text import Masks
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
@@ -60,9 +60,6 @@ from kernel_mcp.tools.resources import ResourceServer
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_S = 2.5
-"""Seconds until SIGALRM: clients send SIGKILL some seconds after SIGTERM or the end of input."""
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SWITCH_S = 0.0005
 """Seconds that a thread may keep the event loop waiting (`sys.setswitchinterval`)."""
 
@@ -310,7 +307,7 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
         mcp.middleware.append(_tell_when_given_up(outbox))
         async with (
             anyio.create_task_group() as tasks,
-            stdio_streams(outbox.written, _end_soon) as (read, write),
+            stdio_streams(outbox.written, end_soon) as (read, write),
         ):
             tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
@@ -369,13 +366,8 @@ async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
     with anyio.open_signal_receiver(*ENDING) as signals:
         async for number in signals:
             logger.info("stopping on %s", signal.Signals(number).name)
-            _end_soon()
+            end_soon()
             scope.cancel()
-
-
-def _end_soon() -> None:
-    """Start a timer of `SHUTDOWN_S`, after which SIGALRM ends the process."""
-    signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_S)
 
 
 def _allow_many_files() -> None:

@@ -8,6 +8,8 @@ from typing import NoReturn
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.run_folder import LEAST_BYTES, NEEDED_BYTES, RunFolder, short_of
+
 # how fast examples are made says something about the machine, not about them
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("here")
@@ -35,6 +37,27 @@ def pytest_configure(config: pytest.Config) -> None:
     required = config.getoption("--require")
     if required:
         os.environ[REQUIRED] = ",".join(required)
+    if not _works_for_another(config):
+        folder = RunFolder()
+        folder.tell(os.environ)
+        config.add_cleanup(folder.close)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Say once that the disk is too small, rather than by tests that fail for it."""
+    if not _works_for_another(session.config) and (reason := short_of(NEEDED_BYTES)):
+        pytest.exit(reason, returncode=pytest.ExitCode.USAGE_ERROR)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """End the run that has filled the disk."""
+    if report.failed and (reason := short_of(LEAST_BYTES)):
+        pytest.exit(f"the disk is full; {reason}", returncode=pytest.ExitCode.INTERRUPTED)
+
+
+def _works_for_another(config: pytest.Config) -> bool:
+    """Whether this process runs tests for the one that was started."""
+    return hasattr(config, "workerinput")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

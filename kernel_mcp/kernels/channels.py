@@ -214,9 +214,14 @@ class Channels:
         line = self._lines.get(channel)
         return line is not None and line.taken
 
+    @property
+    def resting(self) -> bool:
+        """Whether messages may wait unread, as others have their turn first."""
+        return "rest" in self._timers
+
     async def drained(self, timeout: float) -> None:
         """Deliver what a dead kernel sent before, for at most `timeout` seconds."""
-        if "rest" in self._timers:
+        if self.resting:
             self._timers.pop("rest").cancel()
             self._listen()
         self._debt = 0.0
@@ -293,7 +298,7 @@ class Channels:
             self._timers["rest"] = self._loop.call_later(AGAIN_S, self._resume)
             return
         for channel in list(self._lines):
-            if "rest" not in self._timers:
+            if not self.resting:
                 self._read(channel)
 
     def _listen(self) -> None:

@@ -113,7 +113,7 @@ class Ending:
         if self._run.finished.is_set():
             return
         self._looks += 1
-        quiet = self._channels.received == self._seen
+        quiet = self._channels.received == self._seen and not self._channels.resting
         if (self._answered and quiet) or self._looks > MOST_LOOKS or not self._ask():
             self._give_up()
             return

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 
 def tie_to_server() -> list[str]:
@@ -217,3 +218,34 @@ def plain_signals() -> None:
             usual = number == signal.SIGINT
             signal.signal(number, signal.default_int_handler if usual else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+SHUTDOWN_S = 2.5
+"""Seconds until SIGALRM: clients send SIGKILL some seconds after SIGTERM or the end of input."""
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def end_soon() -> None:
+    """Start a timer of `SHUTDOWN_S`, after which SIGALRM ends the process."""
+    signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_S)
+
+
+def end_in_order() -> None:
+    """Have the first of `ENDING` raise SystemExit in the main thread: what it tries is cleared up.
+
+    No effect outside the main thread.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING:
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    for other in ENDING:
+        signal.signal(other, _stay)
+    end_soon()
+    raise SystemExit(128 + number)
+
+
+def _stay(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing, without that processes inherit it: the end is under way."""

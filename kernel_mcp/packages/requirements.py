@@ -27,6 +27,7 @@ from kernel_mcp.policy.source import (
     line_of_key,
     script_metadata,
 )
+from kernel_specs.restricted.config import INSTALLERS
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -136,7 +137,9 @@ class InstallRules:
         return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
     def step(self, module: str, *, once: bool) -> str:
-        """How a model gets a module, as `NextStep` says."""
+        """How a model gets a module, as `NextStep` says; of an installer, how it gets others."""
+        if module.partition(".")[0] in INSTALLERS:
+            return self._installers_step(once=once)
         name = distribution_for(module)
         if name is None:
             return ""
@@ -147,6 +150,13 @@ class InstallRules:
         if not self.tool:
             return f'create_session(packages=["{name}"]) opens a session that has it.'
         return f'install(packages=["{name}"]) adds it to this session.'
+
+    def _installers_step(self, *, once: bool) -> str:
+        if not (self.everything or self.permitted):
+            return "Start the server with --allow-install NAMES to let sessions add packages."
+        if once:
+            return "Pass dependencies=[...] to run_script to have packages."
+        return "`%pip install NAME` as a line of its own in a cell adds a package."
 
     def _refusal(self, names: list[str]) -> str:
         listed = ", ".join(names)

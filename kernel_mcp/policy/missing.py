@@ -10,6 +10,7 @@ from types import MappingProxyType
 from kernel_mcp.config.values import close_to
 from kernel_mcp.output.items import Failure
 from kernel_mcp.policy import Policy, words
+from kernel_specs.restricted.config import INSTALLERS
 
 GONE: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(words("binhex"), "3.10")
@@ -87,7 +88,6 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
 )
 """Magics that models use, and the extension that has each."""
 _NAME_CHARS = 100
-_INSTALLERS = ("pip", "conda", "uv")
 
 
 def missing(failure: Failure) -> str:
@@ -141,11 +141,8 @@ def advice(missing: str, code: str, policy: Policy, python: str) -> str:
         return _OPEN_STEPS[missing] if policy.network else _NETWORK_STEP
     if missing.startswith("%"):
         return _of_extension(missing, policy)
-    if missing in _INSTALLERS:
-        return (
-            f"There is no {missing} in sessions: `%pip install NAME` as a line of its own in a "
-            "cell adds a package."
-        )
+    if missing in INSTALLERS:
+        return f"There is no {missing} in sessions. {policy.step(missing, once=policy.once)}"
     wanted = _whole_name(missing, code)
     root = wanted.partition(".")[0]
     if root == missing and root in sys.stdlib_module_names | GONE.keys() | NEW.keys():

@@ -17,6 +17,9 @@ from mcp.client import Client
 ERAS = ("legacy", "auto")
 """Client modes: the handshake era and, by discovery, the newest one."""
 
+ANALYSIS = "numpy,pandas,matplotlib"
+"""What is allowed where a test takes any package: all of them share one environment."""
+
 PREFIX = "[kernel-mcp] "
 """What every notice of the server begins with."""
 
@@ -104,8 +107,13 @@ class Agent:
         )
 
     async def run(self, code: str, **arguments: Any) -> Answer:
-        """`execute`, expecting that the cell is run, however it ends."""
+        """`execute`, expecting that the cell is run, however it ends.
+
+        The first cell of a run of tests may find its environment being built, for minutes.
+        """
         answer = await self.call("execute", code=code, **arguments)
+        while "running: kernels are being prepared" in answer.text:
+            answer = await self.call("wait", session=arguments.get("session", ""))
         assert "kernel-mcp/cell" in (answer.result.meta or {}), answer.text
         return answer
 

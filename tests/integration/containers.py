@@ -18,6 +18,7 @@ from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container import ContainerSandbox
 from kernel_mcp.sandbox.container.engine import LABEL, Engine
 from tests.conftest import lacking
+from tests.run_folder import own_folder
 
 IMAGE = "kernel-mcp-test"
 ENGINES = ("podman", "docker") if Path("/var/run/docker.sock").exists() else ("podman",)
@@ -64,7 +65,7 @@ def missing(kind: str) -> str:
         return _import(engine, Path(given))
     if shutil.which("debootstrap") is None:
         return "needs debootstrap"
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+    with tempfile.TemporaryDirectory(dir=own_folder()) as folder:
         root, tar = Path(folder, "root"), Path(folder, "root.tar")
         for argv in (
             ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", RELEASE, str(root)],

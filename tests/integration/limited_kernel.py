@@ -35,6 +35,7 @@ from kernel_mcp.sandbox.bwrap import BwrapSandbox
 from kernel_mcp.sandbox.select import select_sandbox
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.execution import run_cell
+from tests.run_folder import own_folder
 
 ENVIRONMENT = KernelEnvironment(
     python=Path(sys.executable), readonly=(Path(sys.prefix), Path(sys.base_prefix))
@@ -95,7 +96,7 @@ async def limited_kernel(
 ) -> AsyncIterator[LimitedKernel]:
     """A kernel that may import anything; without `groups` as on a system that has none."""
     async with AsyncExitStack() as stack:
-        base = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=own_folder())))
         run = stack.enter_context(RunDirectory.create(base / "r"))
         workspace, records = run.path / "w" / "1", run.path / "l"
         for folder in (workspace.parent, workspace, records):

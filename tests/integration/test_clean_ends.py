@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp.linux.process import find_program
 from tests.integration.processes import GONE_S, ends
 from tests.integration.rawserver import HELLO, RawServer
 
@@ -132,6 +133,34 @@ def test_a_server_whose_input_ends_at_once_ends_too(tmp_path: Path, stdin: objec
     assert b"Traceback" not in done.stderr
     if stdin == "a file":
         assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "kernel-mcp"
+
+
+@pytest.mark.parametrize("name", ["TERM", "HUP", "QUIT", "INT"])
+def test_a_signal_while_the_sandbox_is_tried_leaves_no_folder(tmp_path: Path, name: str) -> None:
+    programs, temporary = tmp_path / "bin", tmp_path / "tmp"
+    for folder in (programs, temporary):
+        folder.mkdir()
+    real = find_program("bwrap")
+    bwrap = programs / "bwrap"
+    bwrap.write_text(f'#!/bin/sh\n[ "$1" = --help ] || kill -{name} $PPID\nexec {real} "$@"\n')
+    bwrap.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "kernel_mcp"],
+        env={
+            **os.environ,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "TMPDIR": str(temporary),
+            "KERNEL_MCP_STATE_DIR": str(tmp_path / "s"),
+        },
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        cwd=ROOT,
+        check=False,
+        timeout=GONE_S,
+    )
+    assert done.returncode == 128 + signal.Signals[f"SIG{name}"]
+    assert b"Traceback" not in done.stderr
+    assert list(temporary.iterdir()) == []
 
 
 DEAF = """

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -318,6 +319,46 @@ async def test_a_start_that_is_given_up_leaves_no_container(
         async with kernel_in(sandbox):
             pass
     gone_within(sandbox, 10)
+
+
+SLOW_RUNTIME = """#!/bin/sh
+case " $* " in *" start "*) echo > {0}/reached; read go < {0}/go;; esac
+exec {1} "$@"
+"""
+
+
+async def test_a_start_that_is_given_up_between_making_and_starting_leaves_no_container(
+    sandbox: ContainerSandbox, tmp_path: Path
+) -> None:
+    options = containers.options(sandbox.engine.kind)
+    runtime = shutil.which(options.runtime)
+    if runtime is None:
+        pytest.skip("docker takes no program in the place of its runtime")
+    for name in ("reached", "go"):
+        os.mkfifo(tmp_path / name)
+    slow = tmp_path / "runtime"
+    slow.write_text(SLOW_RUNTIME.format(tmp_path, runtime))
+    slow.chmod(0o755)
+    reached, go = (os.open(tmp_path / name, os.O_RDWR) for name in ("reached", "go"))
+    slowly = ContainerSandbox.detect(replace(options, runtime=str(slow)))
+
+    async def given_up(scope: anyio.CancelScope) -> None:
+        with scope:
+            async with kernel_in(slowly):
+                pass
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            start = anyio.CancelScope()
+            tasks.start_soon(given_up, start)
+            with anyio.fail_after(60):
+                await anyio.wait_readable(reached)
+            start.cancel()
+    finally:
+        os.write(go, b"\n")
+        gone_within(sandbox, 10)
+        os.close(go)
+        os.close(reached)
 
 
 def test_a_server_that_is_killed_leaves_no_container(sandbox: ContainerSandbox) -> None:

@@ -6,9 +6,8 @@ import pytest
 
 from tests.integration.agent import agent
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.anyio, pytest.mark.full, pytest.mark.timeout(600)]
 
-PACKAGES = "numpy,pandas,matplotlib,scipy,scikit-learn,pillow,polars,pyarrow,sympy,openpyxl"
 CELLS = {
     """
 import numpy as np
@@ -53,9 +52,9 @@ pd.read_excel('a.xlsx')['v'].tolist()
 
 
 async def test_the_ten_most_used_data_packages_work_in_the_sandbox() -> None:
-    async with agent("--allow", PACKAGES) as notebook:
+    async with agent("--profile", "data") as notebook:
         for code, expected in CELLS.items():
-            answer = await notebook.run(code, timeout=120, wait=120)
+            answer = await notebook.run(code, timeout=120, wait=500)
             assert answer.text == expected, code
         plot = await notebook.run(
             "import matplotlib.pyplot as plt\nplt.plot(df['v'])\nplt.show()", wait=120

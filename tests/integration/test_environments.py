@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -18,6 +19,7 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import Uv
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.linux.safe_tree import remove_tree
 from tests.integration.agent import agent, notices
 
 pytestmark = pytest.mark.anyio
@@ -27,9 +29,11 @@ RENAMED = ("attr", "bs4", "dateutil", "dotenv", "jwt", "slugify", "websocket", "
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cache folder for the whole module."""
-    return tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.mktemp("cache")
+    yield folder
+    remove_tree(folder)
 
 
 def _run(env: KernelEnvironment, code: str) -> str:

@@ -56,10 +56,10 @@ async def every_way(notebook: Agent, session: str) -> None:
 
 
 async def test_every_python_runs_coroutines_in_every_usual_way() -> None:
-    async with agent() as notebook:
+    async with agent("--allow-install", "tabulate") as notebook:
         await every_way(notebook, "")
         for python in ("3.10", "3.12", "3.13"):
-            opened = await notebook.call("create_session", python=python)
+            opened = await notebook.call("create_session", python=python, packages=["tabulate"])
             if opened.failed:
                 assert "no Python" in opened.text
             else:

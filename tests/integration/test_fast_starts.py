@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from tests.integration.agent import Agent, agent
+from tests.integration.agent import ANALYSIS, Agent, agent
 
 pytestmark = [pytest.mark.anyio]
 
@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.anyio]
 @asynccontextmanager
 async def ready(*flags: str) -> AsyncIterator[Agent]:
     """A server whose template is up: a kernel forked from it has the preloaded module already."""
-    async with agent(*flags, "--allow", "numpy,sys") as notebook:
-        with anyio.fail_after(60):
+    async with agent(*flags, "--allow", f"{ANALYSIS},sys") as notebook:
+        await notebook.run("1")  # takes as long as its environment is being built
+        with anyio.fail_after(120):
             while not await is_forked(notebook):
                 pass
         yield notebook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.agent import agent
+from tests.integration.agent import ANALYSIS, agent
 from tests.integration.sleepers import IDLE, woken
 
 pytestmark = [pytest.mark.anyio]
@@ -99,7 +99,7 @@ BACK = {
 
 
 async def test_what_a_notebook_holds_comes_back_and_works() -> None:
-    async with agent("--allow", "numpy,pandas", *IDLE) as notebook:
+    async with agent("--allow", ANALYSIS, *IDLE) as notebook:
         await notebook.run(DEFINITIONS)
         await notebook.run("'the result of cell 2'")
         answer = await woken(notebook, "1 + 1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from tests.integration.agent import Agent, Answer, agent
+from tests.integration.agent import ANALYSIS, Agent, Answer, agent
 from tests.integration.sleepers import IDLE, has_file, state_of, woken
 
 pytestmark = [pytest.mark.anyio]
@@ -280,7 +280,7 @@ base[3, 5], base[99, 0], columns[0, 1], objects[1], days[1], memory[12] = -7, 5,
 
 
 async def test_arrays_share_memory_again_or_are_named_as_copies() -> None:
-    async with agent("--allow", "numpy,pandas", *IDLE) as notebook:
+    async with agent("--allow", ANALYSIS, *IDLE) as notebook:
         await notebook.run(SHARED)
         for copies in (True, False):
             answer = await woken(notebook, STILL_SHARED)

@@ -14,6 +14,7 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 
 from kernel_mcp.environments.folder import tree_size
+from kernel_mcp.linux.safe_tree import remove_tree
 from tests.integration.agent import Agent, command
 from tests.integration.executions import executions, traced
 from tests.unit.packages import hostile
@@ -42,9 +43,11 @@ def mark(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One for all tests, each of which has environments of its own built in it."""
-    return tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.mktemp("cache")
+    yield folder
+    remove_tree(folder)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.limits.groups import GroupsUnavailable, GroupTree
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.cgroupfs import find_hierarchies
-from tests.integration.agent import agent
+from tests.integration.agent import ANALYSIS, agent
 from tests.integration.bombs import FILL_DISK, FORK_BOMB, HUNGRY_CHILDREN, THREAD_BOMB, ZIP_BOMB
 from tests.integration.limited_kernel import limited_kernel
 from tests.integration.unprivileged import as_ordinary_user
@@ -216,7 +216,7 @@ async def test_the_server_says_what_is_in_force_and_how_memory_killed() -> None:
 
 
 async def test_a_huge_numpy_array_is_an_error() -> None:
-    async with agent("--allow", "numpy") as notebook:
+    async with agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run("import numpy\nnumpy.ones(10**10)")
         assert answer.status == "error"
         assert "MemoryError" in answer.text
@@ -332,7 +332,7 @@ async def test_a_neighbour_is_not_held_up_by_an_attacker() -> None:
     bombs = [
         """
 import os, time
-end = time.monotonic() + 4
+end = time.monotonic() + 2
 while time.monotonic() < end:
     try:
         os.fork()
@@ -361,7 +361,7 @@ spin()""",
                 done = anyio.Event()
 
                 async def attack(code: str, done: anyio.Event) -> None:
-                    answer = await notebook.call("execute", session=attacker, code=code, timeout=5)
+                    answer = await notebook.call("execute", session=attacker, code=code, timeout=3)
                     assert answer.cell["cell"], answer.text
                     done.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from tests.integration.agent import ERAS, agent
+from tests.integration.agent import ANALYSIS, ERAS, agent
 
 pytestmark = [pytest.mark.anyio]
 
@@ -49,7 +49,7 @@ async def test_an_exception_is_a_result_with_a_short_traceback() -> None:
 
 
 async def test_a_picture_comes_back_as_an_image() -> None:
-    async with agent("--allow", "matplotlib") as notebook:
+    async with agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run(
             "import matplotlib.pyplot as plt\nplt.plot([1, 3, 2])\nplt.show()"
         )
@@ -66,15 +66,15 @@ async def test_a_refused_import_names_the_flag_and_runs_nothing() -> None:
 
 
 async def test_an_allowed_package_imports_what_it_needs_itself() -> None:
-    async with agent("--allow", "numpy") as notebook:
+    async with agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run("import numpy as np\nint(np.arange(4).sum())")
         assert answer.text == "6"
 
 
 async def test_c_code_imports_what_it_needs_when_a_cell_calls_it() -> None:
-    async with agent("--profile", "guarded", "--allow", "pandas") as notebook:
+    async with agent("--profile", "guarded", "--allow", "pandas,matplotlib") as notebook:
         code = "import pandas as pd\nv = pd.DataFrame({'a': [1, 2]})['a'].values\n"
-        answer = await notebook.run(code + "int(v.sum()), str(v), v.dtype.name")
+        answer = await notebook.run(code + "int(v.sum()), str(v), v.dtype.name", wait=300)
         assert answer.text == "(3, '[1 2]', 'int64')"
         for refused in ("exec('import os')", "eval('__import__(\"os\")')"):
             assert "import of 'os' is not allowed" in (await notebook.run(refused)).text
@@ -120,7 +120,7 @@ async def test_check_syntax_finds_errors_without_running() -> None:
 
 
 async def test_info_tells_what_is_in_force() -> None:
-    async with agent("--allow", "numpy", "--memory", "1G") as notebook:
+    async with agent("--allow", ANALYSIS, "--memory", "1G") as notebook:
         info = (await notebook.call("info")).data
         assert info["sandbox"] == "bwrap"
         assert info["limits"]["memory_mb"] == 1024

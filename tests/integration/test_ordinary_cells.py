@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.integration.agent import agent
+from tests.integration.agent import ANALYSIS, agent
 from tests.integration.test_fast_starts import ready
 
 pytestmark = [pytest.mark.anyio]
@@ -17,7 +17,7 @@ CELLS = Path(__file__).with_name("ordinary_cells.txt").read_text().rstrip("\n").
 
 
 async def test_cells_as_models_write_them_run() -> None:
-    async with agent("--allow", "numpy,pandas,matplotlib") as notebook:
+    async with agent("--allow", ANALYSIS) as notebook:
         failed = {}
         for code in CELLS:
             answer = await notebook.call("execute", code=code)

@@ -10,7 +10,7 @@ import anyio
 import nbformat
 import pytest
 
-from tests.integration.agent import agent
+from tests.integration.agent import ANALYSIS, agent
 from tests.integration.memory import forget_peak, server_pid, status_bytes
 
 pytestmark = [pytest.mark.anyio]
@@ -57,7 +57,7 @@ async def test_a_million_lines_arrive() -> None:
 
 
 async def test_several_figures_of_one_cell_come_back_in_order() -> None:
-    async with agent("--allow", "matplotlib") as notebook:
+    async with agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run(
             "import matplotlib.pyplot as plt\n"
             "for n in range(3):\n    plt.figure()\n    plt.plot(range(n + 2))\n"
@@ -67,7 +67,7 @@ async def test_several_figures_of_one_cell_come_back_in_order() -> None:
 
 
 async def test_a_large_picture_is_shrunk_and_its_original_kept() -> None:
-    async with agent("--allow", "numpy,pillow") as notebook:
+    async with agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run(
             "import numpy as np\nfrom PIL import Image\n"
             "rng = np.random.default_rng(1)\n"
@@ -79,7 +79,7 @@ async def test_a_large_picture_is_shrunk_and_its_original_kept() -> None:
 
 
 async def test_a_table_comes_as_text_and_a_page_with_more_than_words_as_a_resource() -> None:
-    async with agent("--allow", "pandas") as notebook:
+    async with agent("--allow", ANALYSIS) as notebook:
         answer = await notebook.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})")
         assert "a" in answer.text
         assert "<table" not in answer.text
@@ -105,7 +105,7 @@ async def test_displays_can_be_updated_and_cleared() -> None:
 
 
 async def test_the_exported_notebook_is_valid_and_has_all_outputs(tmp_path: Path) -> None:
-    async with agent("--allow", "matplotlib") as notebook:
+    async with agent("--allow", ANALYSIS) as notebook:
         await notebook.run("x = 1\nprint('printed')\nx")
         await notebook.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()")
         await notebook.run("1/0")

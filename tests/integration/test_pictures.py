@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.agent import Agent, Answer, agent
+from tests.integration.agent import ANALYSIS, Agent, Answer, agent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
-DATA = ("--allow", "numpy,pandas,matplotlib")
+DATA = ("--allow", ANALYSIS)
 
 
 def kinds(answer: Answer) -> list[str]:

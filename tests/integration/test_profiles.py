@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel_mcp.policy import DATA_MODULES
-from tests.integration.agent import agent
+from tests.integration.agent import ANALYSIS, agent
 
 pytestmark = [pytest.mark.anyio]
 
@@ -99,7 +99,7 @@ async def test_strict_still_holds_after_the_names_of_the_session_are_reset() -> 
 
 
 async def test_in_strict_sessions_libraries_go_on_working() -> None:
-    flags = ("--profile", "strict", "--allow", "numpy,pandas,matplotlib")
+    flags = ("--profile", "strict", "--allow", ANALYSIS)
     async with agent(*flags) as notebook:
         answer = await notebook.run(
             "import matplotlib.pyplot as plt\nimport pandas as pd\n"
@@ -141,7 +141,7 @@ FREE = [
 
 
 async def test_the_guarded_profile_refuses_no_ordinary_data_work() -> None:
-    async with agent("--profile", "guarded", "--allow", "numpy,pandas,matplotlib") as notebook:
+    async with agent("--profile", "guarded", "--allow", ANALYSIS) as notebook:
         await notebook.run(
             "import json, re\nfrom pathlib import Path\nimport matplotlib.pyplot as plt\n"
             "import numpy as np\nimport pandas as pd"
@@ -151,6 +151,7 @@ async def test_the_guarded_profile_refuses_no_ordinary_data_work() -> None:
             assert answer.status == "ok", f"{code}\n{answer.text}"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 async def test_the_data_profile_brings_its_packages() -> None:
     async with agent("--profile", "data") as notebook:

@@ -8,7 +8,7 @@ import random
 import anyio
 import pytest
 
-from tests.integration.agent import Agent, agent
+from tests.integration.agent import ANALYSIS, Agent, agent
 
 pytestmark = [pytest.mark.anyio]
 
@@ -180,7 +180,7 @@ async def test_objects_of_all_kinds_come_back_or_are_named(seed: int) -> None:
     tests |= {
         f"held_{number}": f"alias_{number} is held_{number}['list'][0]" for number in range(10)
     }
-    async with agent("--allow", "*,numpy,pandas", "--max-sessions", "1") as notebook:
+    async with agent("--allow", f"*,{ANALYSIS}", "--max-sessions", "1") as notebook:
         made = await notebook.run(f"{BEFORE}\n" + "\n".join(lines), wait=240, timeout=240)
         assert made.status == "ok", made.text
         await sleep(notebook)

@@ -28,6 +28,7 @@ from tests.integration.processes import descendants
 from tests.integration.sabotaged import Sabotaged
 from tests.integration.template.bench import ENVIRONMENT, bench, is_forked, run
 from tests.integration.unprivileged import REPOSITORY, as_ordinary_user
+from tests.run_folder import own_folder
 
 pytestmark = pytest.mark.anyio
 
@@ -176,7 +177,7 @@ def test_the_doctor_fails_when_the_template_lacks_its_filter(without_filter: Pat
 
 
 def test_the_doctor_fails_when_kernels_of_an_ordinary_user_see_all_sessions() -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # pytest's folders are closed
+    with tempfile.TemporaryDirectory(dir=own_folder()) as name:  # pytest's folders are closed
         folder = Path(name)
         folder.chmod(0o755)
         seen = ("cell.py", "    hide_sessions()\n    _new_tmp(", "    _new_tmp(")
@@ -240,7 +241,7 @@ async def test_a_cold_kernel_that_is_not_confined_is_ended_before_it_runs_code(
 
 async def refused(sandbox: Sandbox, workspace: Path) -> str:
     """Why no kernel comes out of this sandbox; nothing of it is left."""
-    with RunDirectory.create(Path("/tmp", f"kmv-{os.getpid()}")) as runs:
+    with RunDirectory.create(own_folder() / "refused") as runs:
         request = LaunchRequest("s", ENVIRONMENT, Policy.for_allow(()), Limits(), workspace)
         with pytest.raises(BoundaryBroken) as told:
             await LocalLauncher(sandbox, runs).launch(request)

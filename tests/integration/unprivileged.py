@@ -6,10 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+from tests.run_folder import own_folder
+
 USER = 12_345 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 """One for each process that runs tests: Linux counts what a user has."""
 REPOSITORY = Path(__file__).parents[2]
-HOME = Path("/var/tmp", f"kernel-mcp-home-{USER}")
+HOME = own_folder() / f"home-{USER}"
 """No other user's: its caches are refused to whom they do not belong."""
 
 
@@ -48,5 +50,6 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         *("--inh-caps=-all", "--"),  # the bounding set of ordinary users is full
         *("env", "-i", f"HOME={HOME}", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
         *(f"PYTHONPATH={REPOSITORY}", f"LOGNAME=kernel-mcp-{USER}"),
+        f"XDG_CACHE_HOME={HOME}/.cache",
         *argv,
     ]

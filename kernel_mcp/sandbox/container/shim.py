@@ -22,7 +22,12 @@ import socket
 import struct
 import sys
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernel_mcp.linux.cgroupfs import Hierarchy
 
 PR_SET_PDEATHSIG = 1
 SOCKET = "enter"
@@ -40,11 +45,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main(argv: list[str]) -> int:
     """Start the container; the exit code."""
     given = dict(zip(argv[::2], argv[1::2], strict=True))
-    _die_with(int(given["--parent"]))
+    server = int(given["--parent"])
+    _die_with(server)
     status_fd, task = int(given["--status"]), _task(int(given["--task"]))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         _listen(listener, task)
-        first = _start(listener, task)
+        first = _start(listener, task, server)
         if first is None:
             return EXIT_FAILED
         pid, uid, _ = _CREDENTIALS.unpack(
@@ -85,9 +91,9 @@ def _listen(listener: socket.socket, task: Task) -> None:
     os.chdir("/")
 
 
-def _start(listener: socket.socket, task: Task) -> socket.socket | None:
+def _start(listener: socket.socket, task: Task, server: int) -> socket.socket | None:
     """Have the engine start the container; the connection of its first process, or None."""
-    code = _engine(task["run"], quiet=True)
+    code = _engine(task["run"], quiet=True, server=server)
     if code != 0:
         _fail(f"{task['run'][0]} could not start a container (exit code {code})")
         return None
@@ -103,14 +109,18 @@ def _start(listener: socket.socket, task: Task) -> socket.socket | None:
     return first
 
 
-def _engine(argv: list[str], *, quiet: bool) -> int:
+def _engine(argv: list[str], *, quiet: bool, server: int = 0) -> int:
     """Run the engine's command line to its end; it outlives this program.
 
-    Else a half-made container would stay; a started one finds no listener and ends.
+    Else a half-made container would stay; a started one finds no listener and ends. So it runs in
+    the groups of the process `server`, if given: those of a kernel are emptied by force.
     """
+    places = _places_of(server) if server else []
     child = os.fork()
     if child == 0:
         try:
+            for place in places:
+                place.write_text(str(os.getpid()))
             null = os.open("/dev/null", os.O_RDWR)
             os.dup2(null, 0)
             if quiet:
@@ -127,12 +137,30 @@ def _bring_along(pid: int) -> None:
 
     Done before the kernel starts: memory is charged to the group at that time.
     """
-    sys.path.append(str(Path(__file__).parents[3]))
+    for tree in _kernel_groups():
+        (tree.own / "cgroup.procs").write_text(str(pid))
+
+
+def _places_of(server: int) -> list[Path]:
+    """What to write a pid to for the server's control groups, where a kernel has others."""
+    kernels = {tree.controllers for tree in _kernel_groups()}
+    servers = _groups_of(str(server))
+    return [tree.own / "cgroup.procs" for tree in servers if tree.controllers in kernels]
+
+
+def _kernel_groups() -> list[Hierarchy]:
+    """The control groups that the server has put this program in."""
+    trees = _groups_of("self")
+    return [t for t in trees if any(part.startswith(GROUP_PREFIX) for part in t.own.parts)]
+
+
+def _groups_of(process: str) -> Sequence[Hierarchy]:
+    packages = str(Path(__file__).parents[3])
+    if packages not in sys.path:
+        sys.path.append(packages)
     from kernel_mcp.linux.cgroupfs import find_hierarchies
 
-    for tree in find_hierarchies():
-        if any(part.startswith(GROUP_PREFIX) for part in tree.own.parts):
-            (tree.own / "cgroup.procs").write_text(str(pid))
+    return find_hierarchies(Path("/proc", process))
 
 
 def _told(status: socket.socket, pid: int, first: socket.socket) -> bool:

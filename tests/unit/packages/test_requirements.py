@@ -270,6 +270,13 @@ def test_the_step_to_a_module_is_one_that_is_permitted_here() -> None:
     assert 'create_session(packages=["polars"])' in without.step("polars", once=False)
 
 
+def test_who_wants_an_installer_is_told_how_to_install_others() -> None:
+    for name in ("pip", "pip.main", "conda", "uv"):
+        assert "`%pip install NAME` as a line" in rules("polars").step(name, once=False)
+        assert "dependencies=[...] to run_script" in rules("*").step(name, once=True)
+        assert "--allow-install NAMES" in rules().step(name, once=False)
+
+
 def fetching(*allow_install: str) -> tuple[ScriptReader, FakeInterpreters]:
     settings = Settings(allow_install=allow_install)
     found = FakeInterpreters(("3.11.7",), offers=("3.14.1",))

@@ -127,8 +127,8 @@ def test_a_path_that_cannot_be_written_comes_with_those_that_can() -> None:
     assert "the workspace, which is the current folder, and in /tmp" in said("/mnt/data", "x = 1")
 
 
-def test_who_wants_pip_is_told_of_install() -> None:
-    assert "`%pip install NAME` as a line of its own" in said("pip")
+def test_who_wants_pip_is_told_how_packages_come() -> None:
+    assert said("pip") == "There is no pip in sessions. get pip."
 
 
 def test_the_guarded_profile_gives_the_step_beside_its_refusal() -> None:

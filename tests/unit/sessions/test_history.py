@@ -145,7 +145,7 @@ async def test_a_cell_on_disk_costs_some_bytes_of_memory(cells: Cells) -> None:
     def growth() -> int:
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        run(2000)
+        run(400)
         gc.collect()
         return tracemalloc.get_traced_memory()[0] - before
 
@@ -155,7 +155,7 @@ async def test_a_cell_on_disk_costs_some_bytes_of_memory(cells: Cells) -> None:
         least = min(growth() for _ in range(3))
     finally:
         tracemalloc.stop()
-    assert least < 2000 * 50
+    assert least < 400 * 50
     assert cells.history.in_memory <= BATCH + 1
 
 
