@@ -94,13 +94,22 @@ class Connection:
             self._write(b"".join(held))
         return found
 
-    def send(self, frames: Sequence[bytes]) -> None:
-        """Send or queue a message. Raises OSError when disconnected or over MAX_WAITING_BYTES."""
+    def send(self, frames: Sequence[bytes], given: socket.socket | None = None) -> None:
+        """Send or queue a message. Raises OSError when disconnected or over MAX_WAITING_BYTES.
+
+        With `given` that socket goes with it, at once or not at all.
+        """
         data = encode(frames)
         waiting = len(self._out) + sum(map(len, self._held))
-        if waiting and waiting + len(data) > MAX_WAITING_BYTES:
+        if given is not None:
+            if waiting or not self._decoder.ready:
+                raise BlockingIOError("requests are waiting to be read")
+            sent = socket.send_fds(self._socket, [data], [given.fileno()])
+            if sent < len(data):
+                self._write(data[sent:])
+        elif waiting and waiting + len(data) > MAX_WAITING_BYTES:
             raise BlockingIOError(f"{waiting:,} bytes are waiting to be read")
-        if self._decoder.ready:
+        elif self._decoder.ready:
             self._write(data)
         else:
             self._held.append(data)
@@ -194,15 +203,23 @@ class Channels:
         raise LaunchError(f"The kernel started, but {reason}. Call reset to start a fresh one.")
 
     def send(
-        self, channel: Channel, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
+        self,
+        channel: Channel,
+        kind: str,
+        content: dict[str, Any],
+        buffers: Sequence[bytes] = (),
+        given: socket.socket | None = None,
     ) -> str:
-        """Send a request and return its id. Raises LaunchError when disconnected or full."""
+        """Send a request, and a socket with it, and return its id.
+
+        Raises LaunchError when disconnected or full.
+        """
         msg_id, frames = self._wire.request(kind, content)
         line = self._lines.get(channel)
         if line is None:
             raise LaunchError(f"The kernel's {channel} channel is closed. Call reset.")
         try:
-            line.send([*frames, *buffers])
+            line.send([*frames, *buffers], given)
         except OSError as error:
             raise LaunchError(
                 f"The kernel's {channel} channel takes no requests: {error}. Call reset."

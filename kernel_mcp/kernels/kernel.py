@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -317,14 +318,19 @@ class Kernel:
 
     @contextlib.contextmanager
     def asking(
-        self, channel: Channel, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
+        self,
+        channel: Channel,
+        kind: str,
+        content: dict[str, Any],
+        buffers: Sequence[bytes] = (),
+        given: socket.socket | None = None,
     ) -> Iterator[Answer]:
         """Send a request and receive its reply inside the block. Raises LaunchError.
 
-        Requests on the shell channel wait for the running cell.
+        Requests on the shell channel wait for the running cell. A `given` socket goes with it.
         """
         answer = Answer()
-        msg_id = self._channels.send(channel, kind, content, buffers)
+        msg_id = self._channels.send(channel, kind, content, buffers, given)
         self._asked[msg_id] = answer
         try:
             yield answer

@@ -85,7 +85,8 @@ class Dump:
 
     `names` are in order of definition; `stored` are in file order, with results of cells. `lost`
     maps names left out to reasons, `variables` describes the others. `copies` names arrays that
-    shared memory and no longer will. `files` are paths in the kernel's private folders.
+    shared memory and no longer will. `files` are paths in the kernel's private folders. `groups`
+    are the names of `stored` that can only be read together.
     """
 
     path: Path
@@ -96,6 +97,34 @@ class Dump:
     stored: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def of(cls, path: Path, size: int, reply: Mapping[str, Any]) -> Dump:
+        """The dump that a kernel, or a record of one, describes so. Raises HibernationError."""
+        return cls(
+            path=path,
+            size=size,
+            names=_names(reply.get("names")),
+            lost=_reasons(reply.get("lost")),
+            variables=descriptions(reply.get("variables")),
+            stored=_names(reply.get("stored")),
+            copies=_names(reply.get("copies")),
+            files=_names(reply.get("files")),
+            groups=_groups(reply.get("groups", [])),
+        )
+
+    def row(self) -> dict[str, Any]:
+        """What `of` makes it from again."""
+        return {
+            "names": [*self.names],
+            "lost": {**self.lost},
+            "variables": [*self.variables],
+            "stored": [*self.stored],
+            "copies": [*self.copies],
+            "files": [*self.files],
+            "groups": [[*group] for group in self.groups],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +141,28 @@ class Loaded:
 
 
 async def take(
-    kernel: Kernel, path: Path, *, max_bytes: int, shared: bool, leave: Iterable[str] = ()
+    kernel: Kernel,
+    path: Path,
+    *,
+    max_bytes: int,
+    shared: bool,
+    leave: Iterable[str] = (),
+    seconds: float = 0.0,
 ) -> Dump:
     """Write the variables of an idle kernel to `path`, except those in `leave`.
 
-    `shared` uses one memo, so objects stay shared; a variable that cannot be read then costs those
-    behind it. Raises HibernationError for a fault of the kernel, OSError.
+    With `shared` objects that variables share stay shared; one that cannot be read then costs those
+    that it shares with. Raises HibernationError for a fault of the kernel, OSError.
     """
+    seconds = seconds or SECONDS
     content: dict[str, Any] = {
         "max_bytes": max_bytes,
-        "seconds": SECONDS,
+        "seconds": seconds,
         "shared": shared,
         "leave": sorted(leave),
     }
     try:
-        seconds = 2 * SECONDS + ANSWER_S  # twice: forked children try first
+        seconds = 2 * seconds + ANSWER_S  # twice: forked children try first
         answer = await _ask(kernel, "kernel_mcp_dump_request", content, seconds)
         reply = answer.content
         size = reply.get("size")
@@ -139,22 +175,13 @@ async def take(
     except BaseException:
         _let_go(kernel)
         raise
-    return Dump(
-        path=path,
-        size=size,
-        names=_names(reply.get("names")),
-        lost=_reasons(reply.get("lost")),
-        variables=descriptions(reply.get("variables")),
-        stored=_names(reply.get("stored")),
-        copies=_names(reply.get("copies")),
-        files=_names(reply.get("files")),
-    )
+    return Dump.of(path, size, reply)
 
 
-async def give(kernel: Kernel, dump: Dump) -> Loaded:
+async def give(kernel: Kernel, dump: Dump, leave: Iterable[str] = ()) -> Loaded:
     """Load a dump into `kernel`. Raises HibernationError for a fault of the kernel, OSError."""
     await hand_over(kernel, dump)
-    return await load(kernel, dump)
+    return await load(kernel, dump, leave=leave)
 
 
 async def hand_over(kernel: Kernel, dump: Dump) -> None:
@@ -168,8 +195,8 @@ async def hand_over(kernel: Kernel, dump: Dump) -> None:
 async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[str] = ()) -> Loaded:
     """Load the next `count` variables of a dump that was handed over, or all with 0.
 
-    Names in `leave` are skipped, now and later, in a dump without a shared memo. Raises
-    HibernationError.
+    Names in `leave` are skipped, now and later; they are whole `groups`, where there are some.
+    Raises HibernationError.
     """
     content: dict[str, Any] = {
         "seconds": SECONDS,
@@ -271,6 +298,12 @@ def _names(value: object) -> tuple[str, ...]:
     ):
         raise HibernationError("its kernel named its variables in an impossible way")
     return tuple(value)
+
+
+def _groups(value: object) -> tuple[tuple[str, ...], ...]:
+    if not isinstance(value, list) or len(value) > MAX_NAMES:
+        raise HibernationError("its kernel named its variables in an impossible way")
+    return tuple(_names(group) for group in value)
 
 
 def _reasons(value: object) -> dict[str, str]:

@@ -98,7 +98,9 @@ class KernelApp(IPKernelApp):
         self.service = ServiceThread(self.console, self.iopub, self.gate, boot.output.flush_seconds)
         self.service.watch_output(publisher)
         self.service.watch_heartbeat(Router(opened["hb"]))
-        self.kernel.shell_stream = Channel(Router(opened["shell"]), loop, collects=True)
+        self.kernel.shell_stream = Channel(
+            Router(opened["shell"], takes_sockets=True), loop, collects=True
+        )
         self.kernel.control_stream = Channel(Router(opened["control"]), self.service.io_loop)
         self.kernel.stdin_socket = Channel(Router(opened["stdin"]), loop)
         if not ports.items() <= info.items():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -76,6 +77,13 @@ class Channel:
         self._replies.append(parts)
         if not self._collects:
             self.push()
+
+    def sockets(self) -> list[socket.socket]:
+        """Take the sockets that came with messages."""
+        given = self._router.given
+        found = given[:]
+        given.clear()
+        return found
 
     def push(self) -> None:
         """Send the replies that were collected."""

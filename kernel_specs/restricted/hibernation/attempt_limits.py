@@ -30,7 +30,7 @@ KINDS = {
     "socket.socket": "a connection",
     "_socket.socket": "a connection",
     "ssl.SSLContext": "a connection",
-    "sqlite3.Connection": "a connection",
+    "sqlite3.Connection": "an sqlite connection",
     "sqlite3.Cursor": "a database cursor",
     "subprocess.Popen": "a process",
     "multiprocessing.process.BaseProcess": "a process",

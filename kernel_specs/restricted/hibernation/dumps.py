@@ -1,7 +1,8 @@
 """The bytes of a dump, written without copies and read into place, and trials of pickling in forks.
 
 Layout: length of the header (8 bytes), the header (JSON), then for each segment its pickles and the
-buffers outside of them. One memo pickles all values of a segment, so shared objects stay shared.
+buffers outside of them. One memo pickles all values of a segment, so shared objects stay shared;
+values that share none have a segment each, so that one that cannot be read costs no other.
 
 Pickling runs code of objects, so a forked child pickles first, name by name. When it ends or hangs,
 the kernel leaves that name out and the next child goes on behind it. A child that only waits proves
@@ -19,6 +20,7 @@ import signal
 import struct
 import sys
 import time
+import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -36,19 +38,31 @@ RESULT = re.compile(r"Out\[\d+\]")
 """The name of a cell's result in a dump."""
 BUFFER_BYTES = 64 * 1024
 """Smaller buffers are copied into the pickle."""
+TOO_LARGE = "too large"
+"""How the reason begins why a value without room was left out."""
+_NEVER_SHARED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+_BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
+"""What classes have for `__hash__` whose objects are not the same as equal ones."""
 
 
 class Room:
-    """The bytes that a dump may still take, `left` of `size`."""
+    """The bytes that a dump may still take, `left` of `size`.
 
-    def __init__(self, size: int) -> None:
-        self._size = self.left = size
+    With `drafts` so many times as many are there for pickles, and each buffer for itself: values
+    that turn out to share objects are pickled again, together.
+    """
 
-    def take(self, count: int) -> None:
+    def __init__(self, size: int, drafts: int = 0) -> None:
+        self._size = size
+        self._drafts = drafts
+        self.left = size * (drafts or 1)
+
+    def take(self, count: int, *, copied: bool = True) -> None:
         """Use `count` bytes. Raises TooLargeError."""
-        if count > self.left:
-            raise TooLargeError(f"too large: a dump takes {self._size / 1e6:,.0f} MB in all")
-        self.left -= count
+        if count > (self.left if copied or not self._drafts else self._size):
+            raise TooLargeError(f"{TOO_LARGE}: a dump takes {self._size / 1e6:,.0f} MB in all")
+        if copied or not self._drafts:
+            self.left -= count
 
 
 class Segment:
@@ -117,9 +131,27 @@ class Segment:
             return True
         if view.nbytes < BUFFER_BYTES:
             return True
-        self._room.take(view.nbytes)
+        self._room.take(view.nbytes, copied=False)
         self.buffers.append(view)
         return False
+
+    def objects(self) -> set[int]:
+        """Ids of the objects in it that another segment would have to share.
+
+        Not of those that are equal to their copies, or are found by name; what was made for the
+        pickle stays in the memo, so that no two have the same id.
+        """
+        return {
+            key
+            for key, (_, each) in self._pickler.memo.copy().items()
+            if type(each).__hash__ in _BY_IDENTITY
+            and (not isinstance(each, _NEVER_SHARED) or _of_a_cell(each))
+        }
+
+    @property
+    def size(self) -> int:
+        """Bytes in a dump."""
+        return sum(map(len, self.pickles)) + sum(view.nbytes for view in self.buffers)
 
     def close(self) -> None:
         """Free the values now: pickler and segment form a reference cycle."""
@@ -136,6 +168,32 @@ class Segment:
             "size": sum(map(len, self.pickles)),
             "buffers": [view.nbytes for view in self.buffers],
         }
+
+
+def _of_a_cell(value: object) -> bool:
+    return type(value) is types.FunctionType and value.__module__ == "__main__"
+
+
+def sharing(segments: Sequence[Segment]) -> list[list[int]]:
+    """The places of segments that share objects, by group, each in order."""
+    group = list(range(len(segments)))
+
+    def first(place: int) -> int:
+        while group[place] != place:
+            group[place] = group[group[place]]
+            place = group[place]
+        return place
+
+    owner: dict[int, int] = {}
+    for place, segment in enumerate(segments):
+        for key in segment.objects():
+            other = first(owner.setdefault(key, place))
+            here = first(place)
+            group[max(other, here)] = min(other, here)
+    found: dict[int, list[int]] = {}
+    for place in range(len(segments)):
+        found.setdefault(first(place), []).append(place)
+    return list(found.values())
 
 
 class Dump:

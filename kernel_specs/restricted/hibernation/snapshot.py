@@ -10,21 +10,31 @@ with a reason. The host stores the dump and never parses it.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import linecache
 import os
 import pickle
 import re
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernel_specs.restricted import variables
+from kernel_specs.restricted.hibernation import saving
 from kernel_specs.restricted.hibernation.attempt_limits import Attempts, TimeUpError, Watch
-from kernel_specs.restricted.hibernation.dumps import RESULT, Arrival, Dump, Room, Segment
+from kernel_specs.restricted.hibernation.dumps import (
+    RESULT,
+    Arrival,
+    Dump,
+    Room,
+    Segment,
+    sharing,
+)
 from kernel_specs.restricted.hibernation.pickles import IMPORT, NotebookPickler, stand_in
 from kernel_specs.restricted.policy.guard import CELL_PREFIX
 
@@ -42,6 +52,8 @@ MAX_NAME_CHARS = 200
 MAX_SOURCE_CHARS = 4 * 1024 * 1024
 """Code of cells kept for tracebacks, and as much for history; the newest first."""
 LARGE_BYTES = 1024 * 1024
+DRAFTS = 2
+"""So many times as many bytes as a dump are there for values before it is known what they share."""
 _MANAGED = re.compile(r"__(name|doc|package|loader|spec|builtins?|warningregistry)__")
 _OUTPUT = re.compile(r"_{1,3}|_(\d+)")
 _INPUT = re.compile(r"_i{1,3}|_i\d+")
@@ -53,6 +65,7 @@ class SnapshotRequests:
 
     `kernel_mcp_dump_request`       pickle the variables; what was kept and what was not
     `kernel_mcp_dump_part_request`  the next bytes of that dump, as a buffer
+    `kernel_mcp_save_request`       have a child write such a dump to a socket that came with it
     `kernel_mcp_load_part_request`  the next bytes of a dump to load, as a buffer
     `kernel_mcp_load_request`       bring variables back; what came and what did not
     """
@@ -60,12 +73,15 @@ class SnapshotRequests:
     SNAPSHOT_REQUESTS: ClassVar = (
         "kernel_mcp_dump_request",
         "kernel_mcp_dump_part_request",
+        "kernel_mcp_save_request",
         "kernel_mcp_load_part_request",
         "kernel_mcp_load_request",
     )
     shell: Any
     session: Any
     boot: BootConfig
+    service: Any
+    shell_stream: Any
     _dump: Dump | None = None
     _arrival: Arrival | None = None
     _loading: Loading | None = None
@@ -86,6 +102,14 @@ class SnapshotRequests:
             stream, "kernel_mcp_dump_part_reply", {"status": "ok"}, parent, ident, buffers=[part]
         )
 
+    async def kernel_mcp_save_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Content: that of a dump request, and `whole`: all that there is room for, or nothing.
+
+        In the reply `unfit` says why no child was forked; empty for one that was.
+        """
+        reply = _attempted(self._save, parent["content"])
+        self.session.send(stream, "kernel_mcp_save_reply", reply, parent, ident)
+
     async def kernel_mcp_load_part_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """One buffer."""
         if self._arrival is None:
@@ -104,9 +128,23 @@ class SnapshotRequests:
         self._dump, reply = take(self.shell, content)
         return {**reply, "files": left_files(self.boot.tmp)}
 
-    def _load(self, content: dict[str, Any]) -> dict[str, Any]:
-        # gone
+    def _save(self, content: dict[str, Any]) -> dict[str, Any]:
+        with contextlib.ExitStack() as given:
+            hosts = [given.enter_context(each) for each in self.shell_stream.sockets()]
+            if not hosts:
+                raise ValueError("no socket came with the request")
+            unfit = saving.unfit_to_fork((threading.main_thread(), self.service))
+            if not unfit:
+                saving.write_from_child(hosts[-1], self._report, content)
+        return {"unfit": unfit}
 
+    def _report(
+        self, content: Mapping[str, Any], say: Callable[[str], None]
+    ) -> tuple[Dump, dict[str, Any]]:
+        dump, reply = take(self.shell, content, say, ahead=False)
+        return dump, {"status": "ok", **reply, "files": left_files(self.boot.tmp)}
+
+    def _load(self, content: dict[str, Any]) -> dict[str, Any]:
         if self._loading is None:
             if self._arrival is None or not self._arrival.complete:
                 raise ValueError("the dump is not complete")
@@ -124,8 +162,18 @@ def _attempted(action: Callable[[Any], Any], argument: Any) -> dict[str, Any]:
         return {"status": "error", "reason": f"{type(error).__name__}: {error}"[:1000]}
 
 
-def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
-    """Pickle the variables of `shell`. Raises KeyboardInterrupt."""
+def take(
+    shell: Any,
+    content: Mapping[str, Any],
+    say: Callable[[str], object] = len,
+    *,
+    ahead: bool = True,
+) -> tuple[Dump, dict[str, Any]]:
+    """Pickle the variables of `shell`; `say` gets the name of each before.
+
+    With `ahead` a forked child does so first, and what ends it is left out. Raises
+    KeyboardInterrupt.
+    """
     everything, lost = _variables(shell)
     found = dict(list(everything.items())[:MAX_NAMES])
     beyond = list(everything)[MAX_NAMES:]
@@ -142,12 +190,12 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
         wanted.pop(name, None)
         lost.pop(name, None)
     segments: list[Segment] = []
-    if not content["leave"]:  # a first attempt
+    if ahead and not content["leave"]:  # a first attempt
         harm = _run_ahead(wanted, shell, content)
         lost |= harm
         wanted = {name: value for name, value in wanted.items() if name not in harm}
     try:
-        lost |= _fill(segments, wanted, shell, content)
+        lost |= _fill(segments, wanted, shell, content, say)
         filled = [part for part in segments if part.names]
         kept = {name for part in filled for name in part.names}
         order = [name for name in found if name in kept]
@@ -160,6 +208,7 @@ def take(shell: Any, content: Mapping[str, Any]) -> tuple[Dump, dict[str, Any]]:
         "size": dump.size,
         "names": order,
         "stored": [name for part in filled for name in part.names],
+        "groups": [part.names for part in filled],
         "copies": [name for part in filled for name in part.copies],
         "lost": lost,
         "variables": [item for item in described if item["name"] in kept],
@@ -188,28 +237,55 @@ def _fill(
     content: Mapping[str, Any],
     say: Callable[[str], object] = len,
 ) -> dict[str, str]:
-    """Pickle values into one segment or one each; names that failed, with reasons."""
+    """Pickle values into a segment each, or one for those that share; names that failed, and why.
+
+    `shared` in `content` asks for the second.
+    """
     namespace = shell.user_ns
     code = "\n".join(shell.history_manager.input_hist_parsed)
     room = Room(content["max_bytes"])
+    drafts = Room(content["max_bytes"], DRAFTS) if content["shared"] else room
 
-    def add(segment: Segment, value: Any) -> None:
-        segment.add(stand_in(value, namespace, code))
+    def fill(names: Iterable[str], room: Room) -> Iterator[Segment]:
+        """Segments with a value each."""
+        for name in names:
+            say(name)
+            segment = Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
+            segments.append(segment)
+            add(segment, name)
+            yield segment
+
+    def add(segment: Segment, name: str) -> None:
+        value = wanted[name]
+        if attempts.do(name, partial(_pickle, segment, value, namespace, code), value):
+            segment.keep(name)
+        else:
+            segment.undo()
 
     with Watch() as watch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         attempts = Attempts(watch, content["seconds"])
-        for name, value in wanted.items():
-            say(name)
-            if not segments or not content["shared"]:
-                segments.append(
-                    Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
-                )
-            if attempts.do(name, partial(add, segments[-1], value), value):
-                segments[-1].keep(name)
-            else:
-                segments[-1].undo()
+        apart = list(fill(wanted, drafts))
+        if not content["shared"]:
+            return attempts.lost
+        for group in sharing(apart):
+            single = apart[group[0]]
+            names = [name for place in group for name in apart[place].names]
+            if len(group) == 1:
+                if not attempts.do(names[0] if names else "", partial(room.take, single.size)):
+                    single.names.clear()
+                continue
+            for place in group:
+                apart[place].names.clear()
+            together = Segment(room, lambda file, aside: NotebookPickler(file, namespace, aside))
+            segments.append(together)
+            for name in names:
+                add(together, name)
     return attempts.lost
+
+
+def _pickle(segment: Segment, value: Any, namespace: dict[str, Any], code: str) -> None:
+    segment.add(stand_in(value, namespace, code))
 
 
 def _variables(shell: Any) -> tuple[dict[str, Any], dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,8 @@ from typing import Any
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, encode, ready
 
 READ_BYTES = 64 * 1024
+_FD = struct.Struct("i")
+_ONE_FD = socket.CMSG_SPACE(_FD.size)
 MAX_REQUEST_BYTES = 1 << 30
 """No defence, as every client may run code: it finds a peer with a broken length."""
 
@@ -23,8 +26,15 @@ class Peer:
     For one thread at a time. A MemoryError loses nothing: the same call can be made again.
     """
 
-    def __init__(self, connection: socket.socket, socket_type: bytes) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        socket_type: bytes,
+        given: list[socket.socket] | None = None,
+    ) -> None:
+        """`given` takes the last socket that came with a message; without it none is received."""
         connection.setblocking(False)
+        self._given = given
         self.name = b""
         """How messages name it, once it has greeted; a Router's business."""
         self.slow = False
@@ -61,7 +71,7 @@ class Peer:
         """Take in some of what has arrived; False when no more will come."""
         try:
             if not self._came:
-                self._came = self._socket.recv(READ_BYTES)
+                self._came = self._receive()
                 if not self._came:
                     return False
             self._decoder.feed(self._came)
@@ -71,6 +81,17 @@ class Peer:
         except OSError:
             return False
         return True
+
+    def _receive(self) -> bytes:
+        if self._given is None:
+            return self._socket.recv(READ_BYTES)
+        data, came, _, _ = self._socket.recvmsg(READ_BYTES, _ONE_FD, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, fds in came:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                while self._given:
+                    self._given.pop().close()
+                self._given.append(socket.socket(fileno=_FD.unpack(fds)[0]))
+        return data
 
     def message(self) -> list[bytes] | None:
         """The next whole message of what was taken in. Raises ProtocolError."""
@@ -133,8 +154,10 @@ class Listener:
         socket_type: bytes,
         listening: socket.socket,
         on_ready: Callable[[Peer], None] = lambda peer: None,
+        given: list[socket.socket] | None = None,
     ) -> None:
-        """`on_ready` gets each peer after its handshake."""
+        """`on_ready` gets each peer after its handshake, `given` what sockets it sends."""
+        self._given = given if listening.family == socket.AF_UNIX else None
         listening.setblocking(False)
         self.peers: dict[int, Peer] = {}
         self._readable: list[Peer] = []
@@ -204,7 +227,7 @@ class Listener:
             connection, _ = self._listening.accept()
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = Peer(connection, self._type)
+            peer = Peer(connection, self._type, self._given)
             self._epoll.register(connection, select.EPOLLIN)
             self.peers[connection.fileno()] = peer
             return True
@@ -223,8 +246,11 @@ BEHIND_SECONDS = 0.5
 class Router:
     """A ROUTER socket: takes requests of any client and answers each."""
 
-    def __init__(self, listening: socket.socket) -> None:
-        self._listener = Listener(b"ROUTER", listening, self._introduce)
+    def __init__(self, listening: socket.socket, *, takes_sockets: bool = False) -> None:
+        self.given: list[socket.socket] = []
+        """The last socket that came with a message and was not taken."""
+        given = self.given if takes_sockets else None
+        self._listener = Listener(b"ROUTER", listening, self._introduce, given)
         self._named: dict[bytes, Peer] = {}
         self._unnamed = 0
 

@@ -1,0 +1,224 @@
+"""What a child of a kernel writes of its variables, while cells go on: the host's half of `saving`.
+
+As with any dump all of it is hostile: it is bounded, stored and never parsed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from kernel_mcp.config.values import MIB
+from kernel_mcp.errors import HibernationError, LaunchError
+from kernel_mcp.launch.base import take_no_descriptors
+from kernel_mcp.output.text import one_line
+from kernel_mcp.sessions.snapshot import EXTRA_BYTES, MAX_NAME_CHARS, MAX_NAMES, Dump
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+
+SECONDS = 60.0
+"""Processor time of the child for all variables."""
+PATIENCE_S = 300.0
+"""Wall-clock time in which it has to be done, for a busy machine."""
+FORK_S = 5.0
+"""In which the kernel has to fork it: the memory of one of 6 GB takes 7 ms."""
+READ_BYTES = 1 * MIB
+REPORT_BYTES = 4 * MIB
+_BLOCK = struct.Struct("<cQ")
+_CREDENTIALS = struct.Struct("3i")
+_CLOSED = "the process that stored them ended too early"
+
+
+class UnfitToFork(HibernationError):
+    """The kernel may not be forked: the text says why."""
+
+
+class Saving:
+    """A child of a kernel that writes its variables; `begin` needs an idle kernel, `finish` none.
+
+    Leaving the block ends the child.
+    """
+
+    def __init__(self) -> None:
+        self._host, self._guest = socket.socketpair()
+        self._child = -1
+        self._kept = bytearray()
+        self.last = ""
+        """The variable that it had in hand when it ended."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._host.setblocking(False)
+            self._host.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            take_no_descriptors(self._host)
+            undo.pop_all()
+
+    def __enter__(self) -> Saving:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child, and close every descriptor."""
+        self._host.close()
+        self._guest.close()
+        if self._child >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._child, signal.SIGKILL)
+            os.close(self._child)
+            self._child = -1
+
+    async def begin(
+        self, kernel: Kernel, *, max_bytes: int, whole: bool = False, leave: Iterable[str] = ()
+    ) -> None:
+        """Have the kernel fork it. With `whole` it writes all variables or nothing.
+
+        Raises UnfitToFork, HibernationError.
+        """
+        content = {
+            "max_bytes": max_bytes,
+            "seconds": SECONDS,
+            "shared": True,
+            "leave": sorted(leave),
+            "whole": whole,
+        }
+        try:
+            kind = "kernel_mcp_save_request"
+            with kernel.asking("shell", kind, content, given=self._guest) as answer:
+                self._guest.close()
+                with anyio.move_on_after(FORK_S):
+                    await answer.done.wait()
+        except LaunchError as error:
+            raise HibernationError("its kernel took no requests") from error
+        reply = answer.message.content if answer.message is not None else {}
+        if reply.get("status") != "ok":
+            reason = reply.get("reason", "its kernel did not answer")
+            raise HibernationError(f"no process could be forked: {one_line(str(reason), 200)}")
+        if unfit := reply.get("unfit"):
+            raise UnfitToFork(one_line(str(unfit), 200))
+
+    async def finish(self, path: Path, *, max_bytes: int) -> Dump:
+        """Write what it sends to `path`, which is on the disk then.
+
+        Raises HibernationError for its faults, OSError.
+        """
+        with anyio.move_on_after(PATIENCE_S):
+            report = await self._report()
+            size = report.get("size")
+            if not isinstance(size, int) or not 0 < size <= max_bytes + EXTRA_BYTES:
+                raise HibernationError("its kernel said something impossible about its variables")
+            dump = Dump.of(path, size, report)
+            if await self._head() != (b"d", size):
+                raise HibernationError("its kernel sent something else than it had announced")
+            await self._store(path, size)
+            return dump
+        raise HibernationError(f"it was not done within {PATIENCE_S:g} s")
+
+    async def _report(self) -> Mapping[str, Any]:
+        """Read what comes before the dump."""
+        names = 0
+        while True:
+            tag, size = await self._head()
+            if tag == b"n" and size <= 4 * MAX_NAME_CHARS and names <= MAX_NAMES:
+                names += 1
+                self.last = one_line((await self._exactly(size)).decode("utf-8", "replace"))
+                continue
+            if tag != b"r" or size > REPORT_BYTES:
+                raise HibernationError("its kernel sent something else than it had announced")
+            text = await self._exactly(size)
+            try:
+                report = await anyio.to_thread.run_sync(json.loads, text)
+            except (ValueError, RecursionError):
+                report = None
+            if not isinstance(report, dict):
+                raise HibernationError("its kernel named its variables in an impossible way")
+            self.last = ""
+            if report.get("status") != "ok":
+                raise HibernationError(one_line(str(report.get("reason")), 200))
+            return report
+
+    async def _store(self, path: Path, size: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+            left = size
+            while left:
+                while len(self._kept) < min(left, READ_BYTES):
+                    await self._receive()
+                part = bytes(memoryview(self._kept)[:left])
+                self._kept.clear()
+                left -= len(part)
+                await anyio.to_thread.run_sync(_write, file.fileno(), part)
+            await anyio.to_thread.run_sync(os.fsync, file.fileno())
+
+    async def _head(self) -> tuple[bytes, int]:
+        tag, size = _BLOCK.unpack(await self._exactly(_BLOCK.size))
+        return tag, size
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._kept) < size:
+            await self._receive()
+        found = bytes(memoryview(self._kept)[:size])
+        del self._kept[:size]
+        return found
+
+    async def _receive(self) -> None:
+        """Take in what has come. Raises HibernationError at its end."""
+        while True:
+            await anyio.wait_readable(self._host)
+            try:
+                data, facts, _, _ = self._host.recvmsg(
+                    READ_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+                )
+            except BlockingIOError:
+                continue
+            except OSError:
+                data, facts = b"", []
+            break
+        if not data:
+            raise HibernationError(_CLOSED)
+        if self._child < 0:
+            self._know(facts)
+        self._kept += data
+
+    def _know(self, facts: Iterable[tuple[int, int, bytes]]) -> None:
+        """Have a handle of the child, which Linux names, and let it be the first without memory."""
+        for level, kind, said in facts:
+            pid = 0
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                pid = _CREDENTIALS.unpack(said)[0]
+            if pid > 0:
+                with contextlib.suppress(OSError):
+                    self._child = os.pidfd_open(pid)
+                    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+LEAST_PAUSE_S = 60.0
+BYTES_PER_S = 10 * MIB
+"""What saves may write on average."""
+
+
+def pause_after(size: int) -> float:
+    """Seconds from the begin of a save of so many bytes to that of the next."""
+    return max(LEAST_PAUSE_S, size / BYTES_PER_S)

@@ -1,0 +1,116 @@
+"""Saving: a child of the kernel writes the variables to a socket of the host, while cells go on.
+
+The child is forked between two requests, twice, so that it is no child of the kernel to user code.
+What it writes are blocks: a tag, the length of what follows, and that.
+
+    n   the name of the variable that is next, at first none
+    r   the report, as the reply to a dump request
+    d   the dump
+"""
+
+# The shell is a traitlets class.
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, Dump
+
+BLOCK = struct.Struct("<cQ")
+PIECE_BYTES = 1024 * 1024
+NICENESS = 19
+MORE_SECONDS = 5
+"""Processor time of the child beyond that of its values, after which Linux ends it."""
+UNFIT = ("polars",)
+"""Libraries whose values are pickled by threads of their own, which a fork does not have."""
+
+Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[Dump, dict[str, Any]]]
+"""Pickles the variables, and tells the name of each before it is pickled."""
+
+
+def unfit_to_fork(own: Iterable[threading.Thread]) -> str:
+    """Why a child could not pickle; empty where it can. `own` are threads of the kernel."""
+    others = [each for each in threading.enumerate() if each not in own]
+    if others:
+        return f"a thread of code runs ({others[0].name[:80]})"
+    for name in UNFIT:
+        if name in sys.modules:
+            return f"{name} is imported"
+    return ""
+
+
+def write_from_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
+    """Fork a child that writes what `take` makes, and return. Raises OSError."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of forks beside threads
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            return
+        try:
+            grandchild = os.fork()
+        except OSError:
+            os._exit(1)
+    if grandchild:
+        os._exit(0)
+    _be_child(host, take, content)
+
+
+def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> NoReturn:
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which are for cells
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        seconds = int(content["seconds"]) + MORE_SECONDS
+        used = int(sum(os.times()[:2]))
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
+        with contextlib.suppress(OSError):
+            os.nice(NICENESS)
+        fd = _alone_with(host)
+        with socket.socket(fileno=fd) as kept:
+            _write(kept, take, content)
+    except BaseException:  # noqa: BLE001  # the host sees that there is no end
+        os._exit(1)
+    os._exit(0)
+
+
+def _alone_with(host: socket.socket) -> int:
+    """Close every descriptor but that of the host: their other ends wait for the kernel's."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(nowhere, fd)
+    fd = host.detach()
+    os.closerange(3, fd)
+    os.closerange(fd + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    return fd
+
+
+def _write(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
+    def say(name: str) -> None:
+        text = name.encode("utf-8", "replace")
+        host.sendall(BLOCK.pack(b"n", len(text)) + text)
+
+    say("")
+    dump, report = take(content, say)
+    if content["whole"] and any(why.startswith(TOO_LARGE) for why in report["lost"].values()):
+        report = {"status": "error", "reason": TOO_LARGE}
+    text = json.dumps(report).encode()
+    host.sendall(BLOCK.pack(b"r", len(text)) + text)
+    if report["status"] != "ok":
+        return
+    host.sendall(BLOCK.pack(b"d", dump.size))
+    while part := dump.read(PIECE_BYTES):
+        host.sendall(part)
