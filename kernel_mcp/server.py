@@ -48,6 +48,7 @@ from kernel_mcp.policy import Policy, profile_entries, profile_in_force
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
+from kernel_mcp.sessions.keeping import keeping_of, kept_in_words
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
@@ -101,11 +102,14 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
         inspector = Inspector(sandbox)
+        rules = InstallRules.of(settings)
+        state = run.path.parent
+        keeping, unkept = keeping_of(settings, state, sandbox.name, rules.admit)
         own = await anyio.to_thread.run_sync(
             partial(own_environment, settings.python, apart=_apart(sandbox))
         )
         doors = Doors(
-            shown_folders(settings, sandbox.name, run.path, default_cache()),
+            shown_folders(settings, sandbox.name, state, default_cache()),
             run.path,
             audit.note,
             shows=sandbox.shows,
@@ -124,6 +128,8 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         templates = None
         if sandbox.forks and not settings.no_template:
             shared = [folders.workspaces, folders.layers]
+            if keeping is not None:
+                shared += [keeping.store.workspaces, keeping.store.layers]
             templates = TemplateLauncher(
                 sandbox,
                 run,
@@ -144,7 +150,6 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             most_bytes=settings.cache_bytes,
             apart=_apart(sandbox),
         )
-        rules = InstallRules.of(settings)
         factory = KernelFactory(
             settings=settings,
             policy=replace(
@@ -203,6 +208,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             audit=audit,
             capacity=capacity,
             preparation=CellInstallations(installer),
+            keeping=keeping,
         )
         doors.working = lambda: manager.worked
         await stack.enter_async_context(manager.running())
@@ -219,6 +225,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             clock=time.monotonic,
             doors=doors,
             network=network,
+            kept=kept_in_words(keeping, unkept),
             pool=pool,
         )
 

@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     required = config.getoption("--require")
     if required:
         os.environ[REQUIRED] = ",".join(required)
+    os.environ.setdefault("KERNEL_MCP_PERSIST", "off")  # tests are no successors of each other
     if not _works_for_another(config):
         folder = RunFolder()
         folder.tell(os.environ)

@@ -23,6 +23,7 @@ from kernel_mcp.config.values import (
     HeaderSecret,
     Mount,
     Narrows,
+    Persist,
     Variable,
     among,
     characters,
@@ -36,6 +37,7 @@ from kernel_mcp.config.values import (
     header_secrets,
     hosts,
     idle_duration,
+    less_kept,
     limit_duration,
     memory,
     mounts,
@@ -47,6 +49,7 @@ from kernel_mcp.config.values import (
     only_off,
     only_on,
     path,
+    persist,
     places,
     python,
     size,
@@ -348,6 +351,12 @@ class Settings:
     state_dir: Path | None = _flag(
         "state-dir", path, _PLACES, "DIR", "a folder of yours in /var/tmp",
         "sockets, logs and private files of running servers (at most 49 characters)", value=None,
+    )
+    persist: Persist | None = _flag(
+        "persist", persist, _PLACES, "SIZE,TIME|off", "2G,7d",
+        "keep sessions in the folder for state, so that a server that starts in the same working "
+        "folder goes on with them: so much of all of them, so long after their last use",
+        narrows=less_kept,
     )
     sandbox: tuple[str, ...] = _flag(
         "sandbox", choices_in_order(SANDBOXES, CHAINED), _SERVER, "|".join(SANDBOXES), "auto",

@@ -57,6 +57,40 @@ def idle_duration(given: object) -> float:
         raise ValueError("expected a time such as 30s, 5m or 2h, or never") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """How much is kept of sessions beyond the server's end, and how long after their last use.
+
+    Bytes of 0 are no bound, nor are infinite seconds.
+    """
+
+    bytes: int
+    seconds: float
+
+
+def persist(given: object) -> Persist | None:
+    """`SIZE,TIME`, or `off`, which is None."""
+    text = given.strip().lower() if isinstance(given, str) else ""
+    if text == "off" or given is False:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        if len(parts) != 2:
+            raise ValueError
+        return Persist(size(parts[0]), idle_duration(parts[1]))
+    except ValueError:
+        raise ValueError("expected a size and a time such as 2G,7d, or off") from None
+
+
+def less_kept(wanted: object, own: object) -> bool:
+    """Whether no more is kept, nor longer."""
+    if not isinstance(wanted, Persist):
+        return wanted is None
+    if not isinstance(own, Persist):
+        return False
+    return no_more_or_unlimited(wanted.bytes, own.bytes) and wanted.seconds <= own.seconds
+
+
 LEAST_BARE_BYTES = MIB
 """Below it a number of bytes lacks its unit."""
 LEAST_MEMORY = 16 * MIB

@@ -77,6 +77,9 @@ class Journal:
     def woke(self, back: int, lost: int) -> None:
         """A hibernated session has a kernel again, with `back` of its variables."""
 
+    def resumed(self, saved: float, cells: int) -> None:
+        """It continues one of an earlier server, saved at `saved` seconds since 1970."""
+
     def installed(self, packages: Iterable[str], outcome: str) -> None:
         """Packages were added to the session, or could not be: `outcome` is ok or the reason."""
 
@@ -130,7 +133,7 @@ class AuditLog(Audit):
         """Add a line."""
         if self._fd < 0:
             return
-        moment = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        moment = _iso(self._now())
         line = json.dumps({"time": moment, "event": event, **self._masks.anywhere(facts)}) + "\n"
         with self._lock:
             data = ("\n" + line if self._torn else line).encode()
@@ -204,6 +207,9 @@ class _SessionJournal(Journal):
     def woke(self, back: int, lost: int) -> None:
         self._note("wake", back=back, lost=lost)
 
+    def resumed(self, saved: float, cells: int) -> None:
+        self._note("resume", saved=_moment(saved), cells=cells)
+
     def installed(self, packages: Iterable[str], outcome: str) -> None:
         self._note("install", packages=_texts(packages), outcome=_short(outcome))
 
@@ -234,6 +240,15 @@ class _SessionJournal(Journal):
 def open_audit(path: Path | None, masks: Masks | None = None) -> Audit:
     """The trail of a server; one that keeps nothing for None. Raises ConfigError."""
     return Audit() if path is None else AuditLog(path, masks=masks)
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _moment(seconds: float) -> str:
+    """Seconds since 1970 as in other lines; empty for 0."""
+    return _iso(datetime.fromtimestamp(seconds, timezone.utc)) if seconds else ""
 
 
 def _utc() -> datetime:

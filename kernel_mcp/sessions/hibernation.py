@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -39,6 +40,7 @@ SEARCH_S = 600.0
 """Wall-clock bound of that search, wide enough for a busy machine."""
 LISTED_CHARS = 8000
 """Characters of names in one notice; the other names are counted."""
+TIMES = " \N{MULTIPLICATION SIGN} "
 MAX_RESULTS = 5
 """Results of cells (`Out[n]`) that are named one by one."""
 START_ANEW = (
@@ -49,13 +51,51 @@ ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the 
 _RESULT = re.compile(r"Out\[\d+\]")
 
 
+class Shelf(Protocol):
+    """Where the dumps of one session lie; all but `fresh` block. Raises OSError."""
+
+    def fresh(self, kernel: Kernel) -> Path:
+        """Where to write what this kernel holds now."""
+
+    def keep(self, sleep: Sleep) -> None:
+        """What was written there, and all that is known of it, is what counts now."""
+
+    def used(self) -> None:
+        """A kernel has the variables."""
+
+    def drop(self) -> None:
+        """The variables are not wanted any more."""
+
+
+class Scratch:
+    """One dump in a folder, which goes with its use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / DUMP_NAME
+
+    def fresh(self, kernel: Kernel) -> Path:
+        """See `Shelf`."""
+        return self._path
+
+    def keep(self, sleep: Sleep) -> None:
+        """See `Shelf`."""
+
+    def used(self) -> None:
+        """See `Shelf`."""
+        self._path.unlink(missing_ok=True)
+
+    drop = used
+
+
 @dataclass(frozen=True, slots=True)
 class Sleep:
     """The state of a hibernated session. `idle_s` and `since` in seconds.
 
     `dump` is None when nothing was saved; `failure` is the reason, empty when there was nothing to
     save. `lost` maps names of lost variables to reasons. `copies` names arrays that no longer share
-    memory with another object. `files` are paths that ended with the kernel.
+    memory with another object. `files` are paths that ended with the kernel. `kept` says when an
+    earlier server, or kernel, had saved it, empty for one that was hibernated; `after` tells of
+    cells since. `judge` says why a kernel may not load the dump, and what is not as it was.
     """
 
     since: float
@@ -66,6 +106,9 @@ class Sleep:
     failure: str = ""
     copies: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    kept: str = ""
+    after: str = ""
+    judge: Callable[[Kernel], tuple[str, str]] = lambda _kernel: ("", "")
 
     @property
     def gone(self) -> dict[str, str]:
@@ -78,6 +121,12 @@ class Sleep:
         return self.dump.size if self.dump is not None else 0
 
     @property
+    def back(self) -> list[str]:
+        """Names of the saved variables, in order of definition."""
+        names = self.dump.names if self.dump is not None else ()
+        return [name for name in names if name not in self.lost]
+
+    @property
     def variables(self) -> list[Mapping[str, Any]]:
         """Descriptions of the saved variables, as `snapshot.descriptions`."""
         described = self.dump.variables if self.dump is not None else ()
@@ -86,16 +135,25 @@ class Sleep:
     def remark(self) -> str:
         """The state as sentences, for answers of a hibernated session."""
         text = "This session is hibernated: its next cell brings these variables back."
-        if self.failure:
+        if self.kept:
+            names = described(self.back, self.variables)
+            text = f"{self.began()}: its next cell brings back {names}."
+        if self.failure and self.kept:
+            text = f"{self.began()} without its variables: {self.failure}."
+        elif self.failure:
             text = f"This session is hibernated without its variables: {self.failure}."
+        elif self.kept and not self.back:
+            text = f"{self.began()}: it had no variables."
         if self.lost:
             text += f" Not back: {reasons(self.lost)}."
         if self.files:
             text += f" Files that ended with its kernel: {listing(self.files)}."
-        return text
+        return f"{text} {self.after}".rstrip()
 
     def began(self) -> str:
         """The first words of every notice."""
+        if self.kept:
+            return f"Continued from {self.kept}"
         purpose = f" {self.purpose}" if self.purpose else ""
         return f"This session had been hibernated after {duration(self.idle_s)} idle{purpose}"
 
@@ -118,16 +176,17 @@ class Waking:
 
 
 class Hibernation:
-    """Saves and loads one session's variables; owns at most one dump, in `folder`.
+    """Saves and loads one session's variables; has at most one dump, on `shelf`.
 
     `start` starts a second kernel.
     """
 
     def __init__(
-        self, folder: Path, *, max_bytes: int, start: Callable[[], Awaitable[Kernel]]
+        self, shelf: Shelf, *, max_bytes: int, start: Callable[[], Awaitable[Kernel]]
     ) -> None:
         self.sleep: Sleep | None = None
-        self._path = folder / DUMP_NAME
+        self.shelf = shelf
+        self._path = Path()
         self._max_bytes = max_bytes
         self._start = start
 
@@ -139,6 +198,7 @@ class Hibernation:
         """
         if kernel is None:
             return sleep
+        self._path = self.shelf.fresh(kernel)
         try:
             saved = await (self._save_most(kernel) if forced else self._save_all(kernel))
         except HibernationError as error:
@@ -151,31 +211,63 @@ class Hibernation:
             raise
         if not saved.dump.stored:
             await self._remove()
-        return replace(
+        sleep = replace(
             sleep,
             dump=saved.dump if saved.dump.stored else None,
             lost=saved.lost,
             copies=saved.dump.copies,
             files=saved.files,
         )
+        await anyio.to_thread.run_sync(self.shelf.keep, sleep)
+        return sleep
 
-    async def bring_back(self, kernel: Kernel) -> Waking:
-        """Load the dump into `kernel`. Raises HibernationError when that kernel is lost."""
+    async def bring_back(
+        self, kernel: Kernel, leave: Mapping[str, str] = MappingProxyType({})
+    ) -> Waking:
+        """Load the dump into `kernel`, but for what to `leave`, with reasons.
+
+        Raises HibernationError when that kernel is lost.
+        """
         sleep = self.sleep
         if sleep is None:
             return Waking()
-        if sleep.dump is None:
-            return nothing_back(sleep, sleep.failure)
+        unfit, changes = sleep.judge(kernel)
+        if sleep.dump is None or sleep.failure or unfit:
+            return nothing_back(sleep, sleep.failure or unfit)
         try:
-            loaded = await give(kernel, sleep.dump)
+            loaded = await give(kernel, sleep.dump, leave)
         except OSError as error:
             return nothing_back(sleep, f"they cannot be read from disk: {error.strerror}")
-        return came_back(sleep, loaded.names, unread(loaded))
+        return came_back(sleep, loaded.names, {**leave, **unread(loaded)}, changes)
 
-    async def end(self) -> None:
-        """Remove the dump and clear `sleep`."""
+    async def deadly(self) -> dict[str, str]:
+        """What of the dump ends a kernel that loads it, with reasons, and what is read with that.
+
+        Raises KernelMcpError, OSError.
+        """
+        dump = self.sleep.dump if self.sleep is not None else None
+        failed: dict[str, str] = {}
+        trials = TRIALS if dump is not None and dump.groups else 0
+        while dump is not None and trials:
+            trials -= 1
+            group: tuple[str, ...] = ()
+            async with aclosing(await self._start()) as trial:
+                await hand_over(trial, dump)
+                try:
+                    for group in dump.groups:
+                        if group[0] not in failed:
+                            await load(trial, dump, count=len(group), leave=failed)
+                except HibernationError as error:
+                    failed |= dict.fromkeys(group, f"ended the kernel that read it: {error}")
+                    continue
+            return failed
+        raise HibernationError("they end every kernel that reads them")
+
+    async def end(self, *, used: bool = False) -> None:
+        """Clear `sleep` and remove the dump, unless it was `used` and lasts."""
         self.sleep = None
-        await self._remove()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.shelf.used if used else self.shelf.drop)
 
     async def _save_all(self, kernel: Kernel) -> _Saved:
         """A dump of all variables. Raises HibernationError when one would be lost."""
@@ -293,11 +385,18 @@ def unread(loaded: Loaded) -> dict[str, str]:
     return {**loaded.lost, **behind}
 
 
-def came_back(sleep: Sleep, names: Sequence[str], failed: Mapping[str, str]) -> Waking:
-    """The result for loaded `names`; `failed` maps names that could not be read to reasons."""
+def came_back(
+    sleep: Sleep, names: Sequence[str], failed: Mapping[str, str], changes: str = ""
+) -> Waking:
+    """The result for loaded `names`; `failed` maps names that could not be read to reasons.
+
+    `changes` are those of what they were saved in.
+    """
     parts = [sleep.began()]
     lost = {**sleep.lost, **failed}
-    if names:
+    if names and sleep.kept:
+        parts[0] += f": {described(names, sleep.variables)}"
+    elif names:
         parts.append(f"Back: {listing(names)} ({len(names)})")
     if lost:
         parts.append(
@@ -310,16 +409,21 @@ def came_back(sleep: Sleep, names: Sequence[str], failed: Mapping[str, str]) -> 
             f"Files that ended with the kernel, unlike those in the workspace: "
             f"{listing(sleep.files)} ({len(sleep.files)})"
         )
+    if sleep.after:
+        parts.append(sleep.after.removesuffix("."))
+    if changes:
+        parts.append(f"Packages that are not as they were: {changes}")
     parts.append(START_ANEW)
     gone = {**sleep.gone, **failed}
-    loss = f"hibernation could not keep {listing(gone)}" if gone else None
+    loss = f"hibernation could not keep {listing(gone)}" if gone else sleep.after or None
     return Waking(". ".join(parts), loss, tuple(names), gone, restored=sleep.dump is not None)
 
 
 def nothing_back(sleep: Sleep, failure: str) -> Waking:
     """The result for a session that lost all variables, or had none."""
     if failure:
-        text = f"{sleep.began()}, but its variables could not be saved: {failure}. All variables"
+        could = "brought back" if sleep.kept else "saved"
+        text = f"{sleep.began()}, but its variables could not be {could}: {failure}. All variables"
         saved = sleep.dump.names if sleep.dump is not None else ()
         return Waking(
             f"{text} of earlier cells are lost, files in the workspace are kept",
@@ -339,6 +443,26 @@ def duration(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h" + (f" {minutes % 60} min" if minutes % 60 else "")
     return f"{minutes // (24 * 60)} days"
+
+
+def described(names: Iterable[str], variables: Iterable[Mapping[str, Any]]) -> str:
+    """Names with the shape of those that have one, as in `df (1.2 M \N{MULTIPLICATION SIGN} 7)`."""
+    shapes = {each["name"]: each["shape"] for each in variables if each.get("shape")}
+    return _joined(
+        [
+            one_line(name)
+            + (f" ({TIMES.join(map(rounded, shapes[name]))})" if name in shapes else "")
+            for name in names
+        ]
+    )
+
+
+def rounded(count: int) -> str:
+    """A count in three characters or so: `7`, `950`, `1.2 M`."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**4, "k")):
+        if count >= size:
+            return f"{count / (1000 if unit == 'k' else size):.3g} {unit}"
+    return str(count)
 
 
 def listing(names: Iterable[str]) -> str:

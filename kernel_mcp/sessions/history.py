@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -46,6 +47,16 @@ class RowFiles:
     def disk_bytes(self) -> int:
         """Bytes in all files."""
         return sum(self._sizes.values())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by its number."""
+        return {str(segment): size for segment, size in self._sizes.items()}
+
+    def restore(self, sizes: Mapping[str, int]) -> None:
+        """Have the rows that another had when its `sizes` were these; later ones are replaced."""
+        self._sizes = {int(segment): int(size) for segment, size in sizes.items()}
+        self._newest = max(self._sizes, default=0)
 
     def append(self, rows: Sequence[dict[str, Any]]) -> list[int]:
         """Write rows at the end; their places. A part that was written by a failed call is lost."""
@@ -176,6 +187,56 @@ class History(Sequence[Cell]):
         self._file_bytes.append(0)
         self._statuses.append(0)
         self._live[cell.number] = cell
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` makes it from again, with the same folder; JSON. Cells that run are left.
+
+        What is in memory is a row of it, the rest are the places of rows in files.
+        """
+        done = next((n - 1 for n, cell in self._live.items() if cell.outcome is None), len(self))
+        live = {number: cell for number, cell in self._live.items() if number <= done}
+        return {
+            "places": self._places[:done].tolist(),
+            "bytes": self._file_bytes[:done].tolist(),
+            "statuses": list(self._statuses[:done]),
+            "begin": self._begin,
+            "emptied": min(self._emptied, done),
+            "rows": self._rows.sizes,
+            "live": {
+                str(number): [_STATUSES.index(cell.status), cell.log.disk_bytes, _row(cell)]
+                for number, cell in live.items()
+            },
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Have the cells of an earlier history that had this folder. Blocks.
+
+        Raises OSError, and ValueError for what is no such state.
+        """
+        try:
+            places, sizes = array("Q", state["places"]), array("Q", state["bytes"])
+            statuses = bytearray(state["statuses"])
+            live = [(int(number), *each) for number, each in state["live"].items()]
+            self._rows.restore(state["rows"])
+            for number, status, size, _ in live:
+                statuses[number - 1], sizes[number - 1] = status, size
+            for (number, *_), place in zip(
+                live, self._rows.append([row for *_, row in live]) if live else (), strict=True
+            ):
+                places[number - 1] = place
+            if not len(places) == len(sizes) == len(statuses):
+                raise ValueError("its counts differ")
+            if any(status >= len(_STATUSES) for status in statuses):
+                raise ValueError("it has a status that is none")
+            self._begin, self._emptied = int(state["begin"]), int(state["emptied"])
+        except (KeyError, IndexError, TypeError, OverflowError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        self._places, self._file_bytes, self._statuses = places, sizes, statuses
+        self._filed_bytes = sum(sizes)
+        for path in self._folder.glob("[0-9]*"):
+            number = re.match("[0-9]+", path.name)
+            if number is not None and int(number[0]) > len(places):
+                path.unlink(missing_ok=True)  # of a cell that came after
 
     def ended(self, cell: Cell, limit: int) -> None:
         """Move earlier cells to disk, and keep the record within `limit` bytes."""

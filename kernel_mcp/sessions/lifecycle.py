@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import anyio.abc
@@ -17,14 +17,21 @@ from kernel_mcp.errors import HibernationError, KernelGone, KernelMcpError, Laun
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions.audit import Journal
-from kernel_mcp.sessions.hibernation import Hibernation, Sleep, Waking, listing, nothing_back
+from kernel_mcp.sessions.hibernation import (
+    Hibernation,
+    Shelf,
+    Sleep,
+    Waking,
+    listing,
+    nothing_back,
+)
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kernel_mcp.kernels.kernel import Kernel
 
+
+T = TypeVar("T")
 
 REMOVED = "The workspace folder of this session has been removed from outside"
 
@@ -62,7 +69,7 @@ class KernelLifecycle:
         request: KernelRequest,
         source: KernelSource,
         *,
-        folder: Path,
+        shelf: Shelf,
         max_bytes: int,
         admit: Callable[[], Awaitable[None]],
         ledger: Ledger,
@@ -81,7 +88,7 @@ class KernelLifecycle:
         self._engaged = False
         self._asleep: Notice | None = None
         self._hibernating: anyio.CancelScope | None = None
-        self._hibernation = Hibernation(folder, max_bytes=max_bytes, start=self._start_beside)
+        self._hibernation = Hibernation(shelf, max_bytes=max_bytes, start=self._start_beside)
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @property
@@ -213,7 +220,7 @@ class KernelLifecycle:
                 if not told and self.kernel is not None:
                     self._miss(self.kernel)
         if scope.cancel_called:
-            await self._hibernation.end()
+            await self._hibernation.end(used=True)
             return False
         if sleep.gone or sleep.failure:
             self._asleep = self._tell_sleep(sleep)
@@ -224,8 +231,28 @@ class KernelLifecycle:
         await self.drop()
         return True
 
+    def continue_from(self, sleep: Sleep, cell: int | None) -> None:
+        """Have the next kernel load what an earlier one has left, with a notice of that.
+
+        `cell` is the last one whose work the variables hold.
+        """
+        self._hibernation.sleep = sleep
+        self._worked = cell
+        self.awake = False
+        self._asleep = self._tell_sleep(sleep)
+
+    async def unless_needed(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of `work` with the idle kernel; None when `cancel_hibernation` came before."""
+        with anyio.CancelScope() as scope:
+            self._hibernating = scope
+            try:
+                return await work()
+            finally:
+                self._hibernating = None
+        return None
+
     def cancel_hibernation(self) -> None:
-        """Cancel a running `hibernate`; the kernel stays."""
+        """Cancel a running `hibernate` or `unless_needed`; the kernel stays."""
         if self._hibernating is not None:
             self._hibernating.cancel()
 
@@ -249,12 +276,14 @@ class KernelLifecycle:
             self.used = False
 
     def _tell_sleep(self, sleep: Sleep) -> Notice:
-        """Add a notice of what hibernation lost."""
+        """Add a notice of what hibernation lost, or of what continues."""
+        loss: Loss | None
         if sleep.failure:
-            cause = f"the session was hibernated, and {sleep.failure}"
-            loss = self.lost_state(cause)
-        else:
+            loss = self.lost_state(f"the session was hibernated, and {sleep.failure}")
+        elif sleep.gone:
             loss = Loss.of(f"hibernation could not keep {listing(sleep.gone)}", sleep.gone)
+        else:
+            loss = Loss(sleep.after) if sleep.after else None
         return self.ledger.add(sleep.remark(), loss)
 
     async def _begin(self, progress: ProgressCallback) -> Kernel:
@@ -266,12 +295,11 @@ class KernelLifecycle:
             waking = await self._hibernation.bring_back(kernel)
         except HibernationError as error:
             await kernel.aclose()
-            waking = nothing_back(self.sleep, str(error))
-            kernel = await self._start(self.request, progress)
+            kernel, waking = await self._bring_back_some(self.sleep, str(error), progress)
         except BaseException:
             await kernel.aclose()
             raise
-        await self._hibernation.end()
+        await self._hibernation.end(used=True)
         self._journal.woke(len(waking.back), len(waking.lost))
         self.used = waking.restored
         kernel.names.add(waking.back)
@@ -281,6 +309,26 @@ class KernelLifecycle:
             self.ledger.withdraw(asleep)
             self.ledger.add(waking.notice, _loss_of(waking, known))
         return kernel
+
+    async def _bring_back_some(
+        self, sleep: Sleep, failure: str, progress: ProgressCallback
+    ) -> tuple[Kernel, Waking]:
+        """A kernel with what does not end kernels, or with nothing because of `failure`."""
+        deadly: dict[str, str] | None = None
+        with suppress(HibernationError):
+            deadly = await self._hibernation.deadly()
+        kernel = await self._start(self.request, progress)
+        if deadly is not None:
+            try:
+                return kernel, await self._hibernation.bring_back(kernel, deadly)
+            except HibernationError as error:
+                failure = str(error)
+                await kernel.aclose()
+                kernel = await self._start(self.request, progress)
+            except BaseException:
+                await kernel.aclose()
+                raise
+        return kernel, nothing_back(sleep, failure)
 
     async def _start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         for text in restore(request):

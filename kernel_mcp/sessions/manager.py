@@ -9,22 +9,25 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 
-from kernel_mcp.barriers import Barrier
+from kernel_mcp.barriers import Barrier, reason_of, surely
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
+from kernel_mcp.errors import InputError, KernelMcpError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.history import ClosedRecords, History
+from kernel_mcp.sessions.keeping import UNKEPT, Claim, Keeping
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.quota import Capacity, SessionQuota
+from kernel_mcp.sessions.saver import Kept, Saver
 from kernel_mcp.sessions.session import Clock, Preparation, Session
 from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
 
@@ -82,15 +85,21 @@ class SessionManager:
         audit: Audit | None = None,
         capacity: Capacity | None = None,
         preparation: Preparation | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
-        """Without a `capacity` only the settings bound how many sessions there may be."""
+        """Without a `capacity` only the settings bound how many sessions there may be.
+
+        Without `keeping` no session outlives the server.
+        """
         self._settings = settings
         self._source = source
         self._folders = folders
         self._workspace = workspace
         self._clock = clock
         self._preparation = preparation
+        self._keeping = keeping
         self._audit = audit or Audit()
+        self._saver = Saver(clock, lambda: keeping.store.make_room() if keeping else None)
         self._sessions: dict[str, Session] = {}
         self._defaults: dict[tuple[str, str], str] = {}
         self._held: dict[str, ExitStack] = {}
@@ -114,9 +123,15 @@ class SessionManager:
         """Run sessions inside this block; leaving it closes all of them."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
+            if self._keeping is not None:
+                tasks.start_soon(self._saver.run)
             try:
                 yield
             finally:
+                for session in self.sessions:
+                    if session.kept is not None:
+                        session.kept.entry.ends()
+                await self._saver.finish()
                 for session in self.sessions:
                     with Barrier("closing a session", session.handle):
                         session.close()
@@ -151,10 +166,14 @@ class SessionManager:
         timeout_s: float = 0.0,
         network: tuple[str, ...] | None = None,
         default: bool = False,
+        fresh: bool = False,
+        resume: bool = False,
     ) -> Session:
         """Open a session, for which the longest idle one may have to hibernate.
 
         `limits`, `timeout_s` and `network` are those of the settings where it has none of its own.
+        What was kept of an earlier one comes back, unless it is to be `fresh`; with `resume` also
+        where more is open now.
 
         Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
@@ -163,32 +182,59 @@ class SessionManager:
             self._check_name(caller, name)  # again: a session may have had to make room
             handle = "s-" + secrets.token_urlsafe(9)
             with ExitStack() as undo:
+                claim = await self._claim(name, undo, default=default, fresh=fresh, resume=resume)
                 name, folder = self._folders.place(handle, name, undo, default=default)
+                layer, entry = self._folders.layers / handle, claim.entry
+                if entry is not None:
+                    folder = folder if self._folders.keep else entry.workspace
+                    layer = entry.layer
                 request = KernelRequest(
-                    handle,
-                    folder,
-                    python,
-                    packages,
-                    layer=self._folders.layers / handle,
-                    limits=limits,
-                    network=network,
+                    handle, folder, python, packages, layer=layer, limits=limits, network=network
                 )
-                session = await self._open(caller, name, request, timeout_s)
+                if self._keeping is not None and claim.past is not None:
+                    try:
+                        request = self._keeping.request(request, claim.past.saved)
+                    except KernelMcpError as error:
+                        claim = Claim(note=f"What was kept of this session cannot be used: {error}")
+                session = await self._open(caller, name, request, timeout_s, claim)
                 self._held[handle] = undo.pop_all()
             return session
 
+    async def _claim(
+        self, name: str, undo: ExitStack, *, default: bool, fresh: bool, resume: bool
+    ) -> Claim:
+        """What was kept of a session, which `undo` lets go of."""
+        keeping = self._keeping
+        key = keeping.key(name, default=default) if keeping and name != SCRIPT else None
+        if keeping is None or key is None:
+            return UNKEPT
+        claim = UNKEPT
+        with Barrier("looking for what was kept of a session") as barrier:
+            work = partial(keeping.claim, key, fresh=fresh, resume=resume)
+            claim = await anyio.to_thread.run_sync(work)
+        if barrier.failure is not None:
+            return Claim(note=f"This session is not kept: {reason_of(barrier.failure)}")
+        if claim.entry is not None:
+            undo.callback(claim.entry.close)
+        return claim
+
     async def _open(
-        self, caller: Caller, name: str, request: KernelRequest, timeout_s: float
+        self, caller: Caller, name: str, request: KernelRequest, timeout_s: float, claim: Claim
     ) -> Session:
-        handle, folder = request.session, request.workspace
+        handle, folder, entry = request.session, request.workspace, claim.entry
         limits = request.limits or self._settings.limits
-        self._folders.make(handle, folder)
+        records = self._folders.records / handle if entry is None else entry.records
+        assert request.layer is not None
+        self._folders.make(folder, request.layer, records)
+        kept = None
+        if entry is not None and self._keeping is not None:
+            kept = Kept(entry, self._keeping, request, timeout_s)
         session = Session(
             request=request,
             owner=caller.principal,
             name=name,
             workspace=self._workspace(folder),
-            cells_dir=self._folders.records / handle,
+            cells_dir=records,
             source=self._source,
             admit=self._quota.admit,
             grace_s=self._settings.grace_s,
@@ -198,7 +244,13 @@ class SessionManager:
             clock=self._clock,
             journal=self._audit.journal(caller.principal, handle),
             preparation=self._preparation,
+            kept=kept,
+            changes=self._saver.touch,
         )
+        if kept is not None:
+            await self._continue(session, kept, claim)
+        elif claim.note:
+            session.ledger.add(claim.note)
         self._sessions[handle] = session
         if name:
             for former in [each for each in self._ended.values() if each.name == name]:
@@ -210,6 +262,22 @@ class SessionManager:
         assert self._tasks is not None
         await self._tasks.start(self._serve, session)
         return session
+
+    async def _continue(self, session: Session, kept: Kept, claim: Claim) -> None:
+        """Give a session what was kept of it."""
+        past, note = claim.past, claim.note
+        if past is not None:
+            with Barrier("bringing back a kept session", session.handle) as barrier:
+                await anyio.to_thread.run_sync(session.remember, past)
+            if barrier.failure is not None:
+                note = f"The cells of {past.when} cannot be read: {reason_of(barrier.failure)}"
+            session.continue_from(past)
+            session.journal.resumed(past.saved.moment, len(session.cells))
+            if past.cells:
+                await kept.log()
+        if note:
+            session.ledger.add(note)
+        kept.clear()
 
     def _check_name(self, caller: Caller, name: str) -> None:
         """Raise InputError for a name that no further session of this caller can have."""
@@ -259,6 +327,8 @@ class SessionManager:
         if session:
             if (found := self._own(caller, session)) is not None:
                 return found
+            if self._keeping and NAME.fullmatch(session) and self._keeping.has(session):
+                return await self.create(caller, name=session)
             if (ended := self._own_ended(caller, session)) is not None:
                 raise SessionGone(
                     f"Session {session!r} {self._fate(ended)} Open another with create_session, "
@@ -332,6 +402,7 @@ class SessionManager:
         With `keep_record` its cells can be read for `records.KEPT_S`.
         """
         session.keep_record = session.keep_record or keep_record
+        session.forgotten = True
         self._remember(session, why)
         session.close()
         with anyio.move_on_after(CLOSE_TIMEOUT_S):
@@ -365,6 +436,7 @@ class SessionManager:
                 await session.serve(task_status=task_status)
         finally:
             self._remember(session, "was ended by a failure of the server")
+            self._saver.forget(session)
             with anyio.CancelScope(shield=True):
                 async with session.installing:
                     await self._put_away(session)
@@ -376,6 +448,14 @@ class SessionManager:
 
     async def _put_away(self, session: Session) -> None:
         """Remove a session's files; cells of a script stay readable for a time."""
+        if (kept := session.kept) is not None:
+            with Barrier("putting a kept session away", session.handle):
+                if session.forgotten or session.blank:
+                    await surely(partial(kept.entry.remove, but_workspace=self._folders.keep))
+                elif kept.dirty:
+                    await kept.log()
+            kept.close()
+            return
         with Barrier("keeping a session's record", session.handle) as barrier:
             if session.keep_record:
                 await self._records.keep(session.owner, session.handle, session.cells)

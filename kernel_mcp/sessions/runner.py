@@ -61,6 +61,16 @@ class CellQueue:
         self._waiting.append(cell)
         return cell
 
+    def remember(self, code: str, cause: str) -> None:
+        """Add a cell that an earlier server ran, and of which no more is known."""
+        number = len(self.cells) + 1
+        log = OutputLog(self._folder, number)
+        log.evict(f"[… {cause} …]")
+        log.close()
+        cell = Cell.ended(number, code, log, Outcome(Status.KILLED, False, cause), 0.0)
+        cell.numbered, cell.phase = True, Phase.RUN
+        self.cells.append(cell)
+
     @property
     def first(self) -> Cell | None:
         """The cell that begins next."""

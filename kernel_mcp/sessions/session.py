@@ -25,10 +25,13 @@ from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
 from kernel_mcp.sessions.cell import Cell, StopReason, narrate
-from kernel_mcp.sessions.hibernation import Sleep
+from kernel_mcp.sessions.hibernation import Scratch, Sleep
+from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
+from kernel_mcp.sessions.saver import Kept, write_forked, write_here
+from kernel_mcp.sessions.saving import UnfitToFork
 from kernel_mcp.sessions.snapshot import counted, descriptions
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ class Preparation(Protocol):
         """Do it, and set `plain` and `installed`. Raises KernelMcpError: the cell may not run."""
 
 
+NOT_SAVED = "the server ended before what this cell did was saved"
 VARIABLES_TIMEOUT_S = 5.0
 RETRY_S = 60.0
 """Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
@@ -77,10 +81,13 @@ class Session:
         clock: Clock,
         journal: Journal = SILENT,
         preparation: Preparation | None = None,
+        kept: Kept | None = None,
+        changes: Callable[[Session], None] = lambda _session: None,
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
-        `timeout_s` is the limit of cells whose calls name none.
+        `timeout_s` is the limit of cells whose calls name none. `kept` is what outlives the server
+        of it, if anything; `changes` is called when there is something to save.
         """
         self.request = request
         self.timeout_s = timeout_s
@@ -95,6 +102,8 @@ class Session:
         self.installing = anyio.Lock()
         self.created = self.last_used = clock()
         self.keep_record = False
+        self.forgotten = False
+        """Whether what is kept of it goes with its end."""
         self.spared_until = 0.0
         self._spared_s = 0.0
         self.ledger = Ledger()
@@ -103,7 +112,7 @@ class Session:
         self.lifecycle = KernelLifecycle(
             request,
             source,
-            folder=cells_dir,
+            shelf=kept or Scratch(cells_dir),
             max_bytes=hibernate_bytes,
             admit=lambda: admit(self),
             ledger=self.ledger,
@@ -113,6 +122,12 @@ class Session:
             self.lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
         )
         self._preparation = preparation
+        self.kept = kept
+        if kept is not None:
+            kept.cells, kept.cell = self.cells, lambda: self.lifecycle.state_as_of
+        self._changes = changes
+        self._shelving = anyio.Lock()
+        self._saving: anyio.CancelScope | None = None
         self._clock = clock
         self._turn = anyio.Lock()
         self._ahead: anyio.CancelScope | None = None
@@ -146,6 +161,11 @@ class Session:
             return not any(self.workspace.root.iterdir())
         except OSError:
             return True
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something that outlives the server and was not saved."""
+        return self.kept is not None and self.kept.dirty
 
     @property
     def sleep(self) -> Sleep | None:
@@ -254,6 +274,7 @@ class Session:
         self, held: AsyncExitStack, fresh: Kernel | None, layer: Layer | None, *, files: bool
     ) -> Notice | None:
         notice = None
+        await self._stop_saving()
         with anyio.CancelScope(shield=True):  # the notice and the loss belong together
             if fresh is not None:
                 loss = self.lifecycle.lost_state("the session was reset")
@@ -294,9 +315,61 @@ class Session:
         if not self.restful:
             return False
         now = self._clock()
-        async with self._turn:
+        await self._stop_saving()
+        async with self._shelving, self._turn:
             sleep = Sleep(now, now - self.last_used, purpose)
-            return await self.lifecycle.hibernate(sleep, forced=bool(purpose))
+            done = await self.lifecycle.hibernate(sleep, forced=bool(purpose))
+            if done and self.kept is not None:
+                self.kept.settled()
+            return done
+
+    async def save(self, *, most_bytes: int | None = None) -> int | None:
+        """Save what it holds for a later server: bytes written, None while it is in use.
+
+        Cells go on meanwhile. With `most_bytes` all variables are saved, or none where they do not
+        fit. Raises HibernationError, OSError.
+        """
+        kept, kernel = self.kept, self.kernel
+        if kept is None or not self.restful:
+            return None
+        async with self._shelving:
+            with anyio.CancelScope() as scope:
+                self._saving = scope
+                try:
+                    if kernel is None or not self.lifecycle.used or kernel.exit is not None:
+                        await kept.log()
+                        return 0
+                    sleep = await self._written(kept, kernel, most_bytes)
+                    if sleep is None or not self._serves(kernel):
+                        return None
+                    with anyio.CancelScope(shield=True):
+                        await anyio.to_thread.run_sync(kept.keep, sleep)
+                    kept.settled()
+                    return sleep.size
+                finally:
+                    self._saving = None
+        return None
+
+    async def _written(self, kept: Kept, kernel: Kernel, most_bytes: int | None) -> Sleep | None:
+        try:
+            idle = partial(self._serves, kernel)
+            return await write_forked(kernel, kept, self._turn, idle, most_bytes=most_bytes)
+        except UnfitToFork:
+            if not self.restful:
+                return None
+            async with self._turn:
+                work = partial(write_here, kernel, kept, most_bytes=most_bytes)
+                return await self.lifecycle.unless_needed(work)
+
+    def _serves(self, kernel: Kernel) -> bool:
+        """Whether this is still its kernel, and no cell runs or waits."""
+        return kernel is self.kernel and kernel.exit is None and not self.queue.busy
+
+    async def _stop_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.cancel()
+        async with self._shelving:
+            pass
 
     def spare(self) -> None:
         """Set `spared_until` after a failed hibernation; the pause doubles while it is unused."""
@@ -304,6 +377,40 @@ class Session:
         unused = self.last_used < self.spared_until
         self._spared_s = min(2 * self._spared_s, RETRY_MOST_S) if unused else RETRY_S
         self.spared_until = now + self._spared_s
+
+    def remember(self, past: Past) -> None:
+        """Have the cells of an earlier server's session; before others use this one. Blocks.
+
+        Raises OSError, ValueError for what cannot be read.
+        """
+        if past.saved.history:
+            self.cells.restore(past.saved.history)
+        for number, code in past.cells.items():
+            if number == len(self.cells) + 1:
+                self.queue.remember(code, NOT_SAVED)
+
+    def continue_from(self, past: Past) -> None:
+        """Have the next cell bring back the variables of an earlier server's session."""
+        saved = past.saved
+        ran = [cell.number for cell in self.cells[saved.cell or 0 :] if cell.numbered]
+        told = saved.variables.get("lost", {})
+        sleep = Sleep(
+            self._clock(),
+            0.0,
+            dump=past.dump,
+            lost=told if isinstance(told, dict) else {},
+            failure=past.failure,
+            copies=past.dump.copies if past.dump is not None else (),
+            files=past.dump.files if past.dump is not None else (),
+            kept=past.when,
+            after=lost_with(saved, ran),
+            judge=lambda kernel: (
+                unlike(kernel.environment.version, saved),
+                changed(kernel.environment.packages, saved),
+            ),
+        )
+        self._touched = True
+        self.lifecycle.continue_from(sleep, saved.cell)
 
     def lost_state(self, cause: str) -> Loss:
         """What its end loses: its variables, and losses of which no notice was delivered."""
@@ -382,6 +489,8 @@ class Session:
         cell = self.queue.current or self.queue.begin()
         if cell is None:
             return
+        if self.kept is not None:
+            self.kept.begins(cell.number, cell.code)
         try:
             if cell.outcome is None:
                 await self._runner.run(cell)
@@ -389,6 +498,8 @@ class Session:
             with Barrier("putting a cell's output away", self.handle):
                 self.queue.end(cell)
             self.last_used = self._clock()
+            if self.kept is not None:
+                self._changes(self)
 
 
 async def _shielded(work: Callable[[], None]) -> None:

@@ -63,12 +63,13 @@ class SessionFolders:
             "another name."
         )
 
-    def make(self, handle: str, workspace: Path) -> None:
-        """Make the folders of a session; a kept workspace is taken as it is."""
-        if not workspace.is_dir():
-            make_private(workspace)
-        make_private(self.records / handle)
-        Layer(self.layers / handle).make()
+    def make(self, workspace: Path, layer: Path, records: Path) -> None:
+        """Make the folders of a session; what is kept is taken as it is."""
+        for folder in (workspace, records):
+            if not folder.is_dir():
+                make_private(folder)
+        if not layer.is_dir():
+            Layer(layer).make()
 
     async def remove(self, handle: str, *, script: bool, recorded: bool) -> None:
         """Remove what does not outlive the session; with `recorded` its records do."""

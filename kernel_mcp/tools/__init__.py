@@ -232,7 +232,7 @@ ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 @dataclass(frozen=True, slots=True)
 class Services:
     """What the tools of one server work with. `report` is what is in force, resources included;
-    `resources` says it of other limits.
+    `resources` says it of other limits, `kept` what outlives the server.
     """
 
     settings: Settings
@@ -247,6 +247,7 @@ class Services:
     clock: Clock
     doors: Doors
     network: Network
+    kept: str
 
 
 class Post(Protocol):

@@ -150,6 +150,7 @@ class ServerInfo(Told):
     sandbox_found: list[str] = Field(
         description="how the session's kernel was started, and what was read of its process then"
     )
+    kept: str = Field(description="What outlives the server, or why nothing does")
     audit_log: str = Field(description="on, off, or since when and why it fails")
     limits: LimitsModel
     workspace: str = Field(description="The kernel's working folder, as code sees it")

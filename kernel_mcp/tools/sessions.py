@@ -73,6 +73,8 @@ def register(box: Toolbox, services: Services) -> None:
         cpu: CpuArg = None,
         timeout: LimitArg = None,
         network: NetworkArg = None,
+        fresh: Annotated[bool, Field(description="Forget its kept state")] = False,
+        resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
     ) -> SessionHandle:
         """Open a further session with its own kernel, variables and workspace.
 
@@ -91,6 +93,8 @@ def register(box: Toolbox, services: Services) -> None:
             limits=limits,
             timeout_s=limit_s,
             network=reached,
+            fresh=fresh,
+            resume=resume,
         )
         if services.factory.prepared(opened.request):
             opened.begin()
@@ -238,6 +242,8 @@ async def open_session(
     limits: Limits | None,
     timeout_s: float,
     network: tuple[str, ...] | None = None,
+    fresh: bool = False,
+    resume: bool = False,
 ) -> Session:
     """A session whose environment is there, or none. Raises EnvironmentBuildError."""
     session = await services.manager.create(
@@ -248,6 +254,8 @@ async def open_session(
         limits=limits,
         timeout_s=timeout_s,
         network=network,
+        fresh=fresh,
+        resume=resume,
     )
     if not session.request.at_home:
         try:
@@ -335,6 +343,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
         audit_log=services.audit.state,
+        kept=services.kept,
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,
             cpu_s=limits.cpu_seconds,

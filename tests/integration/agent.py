@@ -125,12 +125,15 @@ class Agent:
 
 
 def command(*flags: str, env: dict[str, str] | None = None) -> StdioServerParameters:
-    """How the server is started; the environment cache of the user running the tests is used."""
+    """How the server is started; the environment cache of the user running the tests is used.
+
+    No session is kept for the next server unless `--persist` is given.
+    """
     inherited = {key: value for key, value in os.environ.items() if key.startswith(("UV_", "XDG_"))}
     return StdioServerParameters(
         command=sys.executable,
         args=["-m", "kernel_mcp", *flags],
-        env={**inherited, **(env or {})},
+        env={"KERNEL_MCP_PERSIST": "off", **inherited, **(env or {})},
         cwd=Path(__file__).parents[2],
     )
 

@@ -144,6 +144,7 @@ WIDER = {
     "warm": "3",
     "tools": '"core,files"',
     "network": '"other.example.com"',
+    "persist": '"3G,7d"',
 }
 NARROWER = {
     "allow": ('["pandas"]', ("pandas",)),
@@ -170,6 +171,7 @@ NARROWER = {
     "warm": ("0", 0),
     "tools": ('["core"]', ("core",)),
     "network": ('"a.example.com"', ("a.example.com",)),
+    "persist": ('"off"', None),
 }
 PERMITTED: dict[str, str | list[str]] = {
     "cpu": "30",

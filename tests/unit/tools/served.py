@@ -133,6 +133,7 @@ async def served(
         sandbox=sandbox,
         resources=ResourceManager(refusal="this is a test", grouped=True),
         report=sandbox.report(),
+        kept="off",
         audit=Audit(),
         clock=clock,
         doors=Doors(),

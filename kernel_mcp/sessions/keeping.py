@@ -1,0 +1,430 @@
+"""Which sessions outlive the server, what of them comes back, and the words for both.
+
+Loading variables runs code that the session left. So a session comes back by itself only where
+nothing is open that was closed when it was saved; else its caller has to ask for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import mmap
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_mcp.config.settings import Limits, Settings
+from kernel_mcp.config.values import KIB, format_bytes, no_more_or_unlimited
+from kernel_mcp.errors import HibernationError
+from kernel_mcp.sessions.snapshot import Dump
+from kernel_mcp.sessions.store import Entry, Key, Saved, SessionStore
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from kernel_mcp.kernels.factory import KernelRequest
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_NAME = "default"
+"""What the default session is called in a store."""
+TRACE_BYTES = 256 * KIB
+MOST_CODE_CHARS = 20_000
+"""Of one cell since the last save."""
+_FULL = ("bwrap", "container")
+"""Sandboxes without gaps."""
+
+
+class Trace:
+    """The cells since the last save, in memory that a killed server leaves in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """What is in it stays until `forget`. Raises OSError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, TRACE_BYTES)  # a page without room on the disk is a SIGBUS
+            self._memory = mmap.mmap(fd, TRACE_BYTES)
+        finally:
+            os.close(fd)
+        self._cells: dict[int, bytes] = {}
+        self._end = max(0, self._memory.find(b"\0"))
+
+    def add(self, number: int, code: str) -> None:
+        """A cell begins."""
+        cell = json.dumps([number, code[:MOST_CODE_CHARS]]).encode() + b"\n"
+        self._cells[number] = cell
+        if self._end + len(cell) < TRACE_BYTES:
+            self._memory[self._end : self._end + len(cell)] = cell
+            self._end += len(cell)
+
+    def forget(self, last: int) -> None:
+        """Cells up to this number have been saved."""
+        cells = [cell for number, cell in self._cells.items() if number > last]
+        self._cells = {number: cell for number, cell in self._cells.items() if number > last}
+        text = b"".join(cells)[: TRACE_BYTES - 1]
+        self._memory[: max(self._end, len(text))] = text.ljust(max(self._end, len(text)), b"\0")
+        self._end = len(text)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
+
+
+def traced(path: Path) -> dict[int, str]:
+    """The cells in a trace, by number; what cannot be read is left out. Raises OSError."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    found = {}
+    try:
+        for line in data.partition(b"\0")[0].splitlines():
+            number, code = json.loads(line)
+            found[int(number)] = str(code)
+    except (ValueError, TypeError, RecursionError):
+        pass  # the line that was being written
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What comes back of an earlier server's session.
+
+    when     when that was, in words
+    dump     its variables; None for none
+    failure  why they cannot be had
+    cells    those that began after the variables were saved, by number
+    """
+
+    saved: Saved
+    when: str
+    dump: Dump | None = None
+    failure: str = ""
+    cells: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a new session has of its past: `entry` None for one that is not kept.
+
+    `note` is for its first answer, empty for none.
+    """
+
+    entry: Entry | None = None
+    past: Past | None = None
+    note: str = ""
+
+
+UNKEPT = Claim()
+
+
+class Keeping:
+    """Finds what was kept of sessions; `doors` are what is open in this server, by kind."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        folder: str,
+        bare: bool,
+        doors: Mapping[str, tuple[str, ...]],
+        settings: Settings,
+        permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
+    ) -> None:
+        """`folder` is where the server works; a `bare` one keeps sessions with names alone.
+
+        `permits` raises KernelMcpError for packages that no session may ask for.
+        """
+        self.store = store
+        self.folder = folder
+        self.bare = bare
+        self._doors = doors
+        self._settings = settings
+        self._permits = permits
+
+    def key(self, name: str, *, default: bool) -> Key | None:
+        """What finds a session again; None for one that is not kept."""
+        if not name and (self.bare or not default):
+            return None
+        return Key(self.folder, name or DEFAULT_NAME)
+
+    def has(self, name: str) -> bool:
+        """Whether a session of this name was kept."""
+        return self.store.has(Key(self.folder, name))
+
+    def claim(self, key: Key, *, fresh: bool, resume: bool) -> Claim:
+        """Take the entry of a key for a new session; blocks.
+
+        With `fresh` it is emptied first, with `resume` it is taken whatever is open. Raises
+        OSError.
+        """
+        entry = self.store.open(key)
+        if entry is None:
+            return Claim(note=_HELD)
+        try:
+            if fresh:
+                entry.remove()
+                entry.saved, entry.problem = None, ""
+                entry.make()
+            claim = self._past(entry, resume=resume)
+        except BaseException:
+            entry.close()
+            raise
+        if claim.entry is None:
+            entry.close()
+        return claim
+
+    def doors(self, network: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
+        """What is open to a session that has asked for so much of the network."""
+        return {**self._doors, "network": self._doors["network"] if network is None else network}
+
+    def request(self, request: KernelRequest, saved: Saved) -> KernelRequest:
+        """A request with what the session had asked for before, as far as that is permitted.
+
+        What `request` asks for itself stays. Raises KernelMcpError for packages that are not.
+        """
+        asked = saved.asked
+        python = request.python or str(asked.get("python") or "")
+        if not python and saved.dump and _minor(saved.python[0]) != _minor(self._own_python()):
+            python = _minor(saved.python[0])
+        packages = request.packages
+        if not packages and asked.get("packages"):
+            packages = self._permits([str(each) for each in asked["packages"]])
+        network, limits = request.network, request.limits
+        if network is None and asked.get("network") is not None:
+            own = self._settings.network
+            before = map(str, asked["network"])
+            network = tuple(each for each in before if "*" in own or each in own)
+        if limits is None and asked.get("limits") is not None:
+            limits = _within(asked["limits"], self._settings.limits)
+        return dataclasses.replace(
+            request, python=python, packages=packages, network=network, limits=limits
+        )
+
+    def _own_python(self) -> str:
+        """The version of the server's own environment, as far as it is known before it is read."""
+        given = self._settings.python
+        here = ".".join(map(str, sys.version_info[:2]))
+        return here if not given else given if given[:1].isdigit() else ""
+
+    def _past(self, entry: Entry, *, resume: bool) -> Claim:
+        saved = entry.saved
+        if entry.problem:
+            logger.warning("what was kept of a session cannot be read: %s", entry.problem)
+            note = f"What was kept of this session cannot be read: {entry.problem}. {_FILES_STAY}"
+            return Claim(entry, None, note)
+        cells = traced(entry.trace)
+        if saved is None:
+            if not cells:
+                return Claim(entry)
+            saved = Saved(entry.key.folder, entry.key.name)
+        when = moment(saved.moment or entry.used, self.store.now())
+        wider = self._wider(saved) if saved.dump and not resume else []
+        if wider:
+            return Claim(note=_held_back(saved, when, wider, entry.key.name))
+        dump, failure = None, ""
+        if saved.dump and (saved.python[1:] != (_IMPLEMENTATION, platform.machine())):
+            failure = f"they are those of {saved.python[1]} on {saved.python[2]}"
+        try:
+            dump = entry.dump()
+        except HibernationError as error:
+            failure = str(error)
+        return Claim(entry, Past(saved, when, dump, failure, cells))
+
+    def _wider(self, saved: Saved) -> list[str]:
+        """What is open now and was not at the save, in words."""
+        found = []
+        network = saved.asked.get("network")
+        now = self.doors(None if network is None else tuple(map(str, network)))
+        for kind, opened in now.items():
+            before = saved.doors.get(kind, ())
+            if kind == "sandbox":
+                if opened != before and not set(opened) <= set(_FULL):
+                    found.append(f"sandbox {', '.join(opened)}")
+                continue
+            more = [] if "*" in before else [each for each in opened if each not in before]
+            if more:
+                found.append(f"{kind} {', '.join(more)}")
+        return found
+
+
+_IMPLEMENTATION = "cpython"
+_FILES_STAY = "Its files and packages are there; its variables are not"
+_HELD = (
+    "Another server that runs in this folder has the kept state of this session: this one begins "
+    "fresh, and nothing of it is kept when the server ends"
+)
+
+
+def open_doors(settings: Settings, sandbox: str) -> dict[str, tuple[str, ...]]:
+    """What is open to the sessions of a server, by kind; `*` stands for all of a kind."""
+    mounts = []
+    for each in settings.mounts if sandbox != "none" else ():
+        place = str(each.host) if str(each.host) == each.guest else f"{each.host} at {each.guest}"
+        mounts.append(place)
+        mounts += [f"{place} to write"] * each.writable
+        mounts += [f"{place} not strict"] * (not each.strict)
+    hosts = dict.fromkeys((*settings.network, *(each.host for each in settings.secrets)))
+    return {
+        "sandbox": (sandbox,),
+        "mount": tuple(mounts),
+        "network": tuple(hosts) if sandbox != "none" else ("*",),
+        "secret": tuple(map(str, settings.secrets)),
+        "env": tuple(each.name for each in settings.variables),
+        "device": tuple(map(str, settings.devices)),
+    }
+
+
+def saved_of(
+    entry: Entry, request: KernelRequest, timeout_s: float, doors: Mapping[str, tuple[str, ...]]
+) -> Saved:
+    """The manifest of a session before anything of it was saved."""
+    limits = request.limits
+    asked = {
+        "python": request.python,
+        "packages": [str(each) for each in request.packages],
+        "network": None if request.network is None else [*request.network],
+        "limits": None if limits is None else dataclasses.asdict(limits),
+        "timeout_s": timeout_s,
+    }
+    return Saved(entry.key.folder, entry.key.name, doors=doors, asked=asked)
+
+
+def python_of(version: str) -> tuple[str, str, str]:
+    """What a dump made by a kernel of this version needs."""
+    return version, _IMPLEMENTATION, platform.machine()
+
+
+def unlike(version: str, saved: Saved) -> str:
+    """Why a kernel of this version may not load what was saved; empty where it may."""
+    if not version or _minor(version) == _minor(saved.python[0]):
+        return ""
+    return (
+        f"they were saved by Python {_minor(saved.python[0])} and cannot be read by {version}; "
+        f"a session of that Python has them: create_session(name=..., python="
+        f"{_minor(saved.python[0])!r})"
+    )
+
+
+def changed(packages: Sequence[str], saved: Saved) -> str:
+    """Packages of the environment that are other versions than at the save, in words."""
+    then = dict(each.partition("==")[::2] for each in saved.environment)
+    now = dict(each.partition("==")[::2] for each in packages)
+    found = [
+        f"{name} {before} is {now.get(name, 'not there')} now"
+        for name, before in then.items()
+        if now.get(name) != before
+    ]
+    return ", ".join(found[:10])
+
+
+def lost_with(saved: Saved, ran: Sequence[int]) -> str:
+    """A sentence on the cells that ran after the variables were saved; empty without any."""
+    since = [number for number in ran if number > (saved.cell or 0)]
+    if not since:
+        return ""
+    first, last = since[0], since[-1]
+    which = f"Cell {first}" if first == last else f"Cells {first}\N{EN DASH}{last}"
+    they, them = ("it", "it") if first == last else ("they", "them")
+    return (
+        f"{which} ran after that was saved, and what {they} did to variables is lost: run {them} "
+        "again (read the code in the notebook, or as kernel://…/cells/N)."
+    )
+
+
+def moment(then: float, now: float) -> str:
+    """When something was, as a person says it: `today 17:40`, `yesterday 17:40`, `Friday 17:40`."""
+    at, today = (datetime.fromtimestamp(each, timezone.utc).astimezone() for each in (then, now))
+    days = (today.date() - at.date()).days
+    day = {0: "today", 1: "yesterday"}.get(days, at.strftime("%A"))
+    if not 0 <= days < 7:
+        day = at.strftime("%Y-%m-%d")
+    return f"{day} {at:%H:%M}"
+
+
+def _held_back(saved: Saved, when: str, wider: Sequence[str], name: str) -> str:
+    names = saved.variables.get("names")
+    count = len(names) if isinstance(names, list) else 0
+    return (
+        f"A session of this name was kept {when}, with {count} variables. It was not brought back: "
+        f"since then more was opened ({'; '.join(wider)}), and loading runs what the session left. "
+        f"create_session(name={name!r}, resume=true) takes it all the same, "
+        f"create_session(name={name!r}, fresh=true) forgets it. This session begins fresh, and is "
+        "not kept"
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _within(asked: Mapping[str, Any], own: Limits) -> Limits | None:
+    """Limits that a session had asked for, or None where the operator now permits less."""
+    try:
+        wanted = Limits(**asked)
+    except TypeError:
+        return None
+    pairs = (
+        (wanted.memory_bytes, own.memory_bytes),
+        (wanted.cpus, own.cpus),
+        (wanted.cpu_seconds, own.cpu_seconds),
+    )
+    fits = all(no_more_or_unlimited(mine, most) for mine, most in pairs)
+    rest = dataclasses.replace(
+        own,
+        memory_bytes=wanted.memory_bytes,
+        cpus=wanted.cpus,
+        cpu_seconds=wanted.cpu_seconds,
+    )
+    return rest if fits else None
+
+
+def kept_in_words(keeping: Keeping | None, why: str) -> str:
+    """What is kept of sessions beyond the server's end, for `info`; `why` nothing is."""
+    if keeping is None:
+        return why
+    size = format_bytes(keeping.store.most_bytes) if keeping.store.most_bytes else "no bound"
+    time = f"{keeping.store.most_s / 86400:.3g} days"
+    which = "sessions with names" if keeping.bare else "the default session and those with names"
+    return f"{which}, for a server in {keeping.folder}: {size} of all, {time} after their last use"
+
+
+def keeping_of(
+    settings: Settings,
+    state: Path,
+    sandbox: str,
+    permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
+) -> tuple[Keeping | None, str]:
+    """What keeps the sessions of a server whose folder for state this is; or why nothing does."""
+    if settings.persist is None:
+        return None, "off (--persist off)"
+    try:
+        folder = os.path.realpath(Path.cwd())
+    except OSError:
+        return None, "off: the folder that the server works in was removed"
+    home = os.path.realpath(os.environ.get("HOME") or "/")
+    place = Path(os.path.realpath(state / "kept"))
+    bare = folder in ("/", home)
+    if not bare and place.is_relative_to(folder):
+        return (
+            None,
+            f"off: {place} is in the folder that the server works in, where others put files",
+        )
+    store = SessionStore(place, most_bytes=settings.persist.bytes, most_s=settings.persist.seconds)
+    try:
+        store.make()
+    except OSError as reason:
+        logger.warning("sessions are not kept: %s", reason)
+        return None, f"off: {reason}"
+    doors = open_doors(settings, sandbox)
+    keeping = Keeping(
+        store, folder=folder, bare=bare, doors=doors, settings=settings, permits=permits
+    )
+    return keeping, ""

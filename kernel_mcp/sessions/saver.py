@@ -1,0 +1,312 @@
+"""Saves what sessions hold before the server ends, however it ends: in the background, by itself.
+
+A session is saved once it was idle for a moment after it has changed. What a save costs bounds how
+often there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.values import MIB
+from kernel_mcp.errors import HibernationError
+from kernel_mcp.kernels.factory import KernelRequest
+from kernel_mcp.sessions.hibernation import Sleep
+from kernel_mcp.sessions.history import History
+from kernel_mcp.sessions.keeping import Keeping, Trace, python_of, saved_of
+from kernel_mcp.sessions.saving import Saving, pause_after
+from kernel_mcp.sessions.snapshot import Dump, take
+from kernel_mcp.sessions.store import Entry, Saved
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Children in one save, each without the variable that ended the one before."""
+HERE_BYTES = 64 * MIB
+HERE_S = 2.0
+"""What a kernel that may not be forked saves itself, and in which processor time."""
+
+
+class Kept:
+    """The `Shelf` of a session that outlives the server: its entry, its trace, what is saved."""
+
+    def __init__(
+        self, entry: Entry, keeping: Keeping, request: KernelRequest, timeout_s: float
+    ) -> None:
+        """Raises OSError."""
+        self.entry = entry
+        self.cells: History | None = None
+        self.cell: Callable[[], int | None] = lambda: None
+        """The last cell whose work the variables hold."""
+        self._keeping = keeping
+        doors = keeping.doors(request.network)
+        self._base = saved_of(entry, request, timeout_s, doors)
+        self._next = self._base
+        self._count = 0
+        self._known = (-1, -1)
+        self._trace = Trace(entry.trace)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether anything was saved."""
+        return self.entry.saved is not None
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something that was not saved."""
+        return (len(self.cells or ()), self.cell() or 0) != self._known
+
+    def clear(self) -> None:
+        """All that the trace has is saved, or of no use."""
+        self._trace.forget(self._count)
+
+    def begins(self, number: int, code: str) -> None:
+        """A cell begins."""
+        self._trace.add(number, code)
+
+    def fresh(self, kernel: Kernel) -> Path:
+        """See `Shelf`."""
+        environment = kernel.environment
+        self._next = replace(
+            self._logged(),
+            moment=self._keeping.store.now(),
+            cell=self.cell(),
+            python=python_of(environment.version),
+            environment=tuple(environment.packages),
+            doors=self._base.doors,
+        )
+        return self.entry.fresh()
+
+    def keep(self, sleep: Sleep) -> None:
+        """See `Shelf`."""
+        dump = sleep.dump
+        saved = replace(self._next, dump="", size=0, variables={"lost": dict(sleep.lost)})
+        if dump is not None:
+            row = {**dump.row(), "lost": dict(sleep.lost), "copies": [*sleep.copies]}
+            row["files"] = [*sleep.files]
+            saved = replace(saved, dump=dump.path.name, size=dump.size, variables=row)
+        self.entry.commit(saved)
+
+    def used(self) -> None:
+        """See `Shelf`: the variables stay saved."""
+
+    def drop(self) -> None:
+        """See `Shelf`."""
+        self.entry.drop_variables(len(self.cells or ()))
+
+    async def log(self) -> None:
+        """Save the cells alone. Raises OSError."""
+        self._next = self._logged()
+        await anyio.to_thread.run_sync(self.entry.commit, self._next)
+        self.settled()
+
+    def settled(self) -> None:
+        """What was noted last is saved."""
+        self._known = (self._count, self._next.cell or 0)
+        self._trace.forget(self._count)
+
+    def room(self) -> int:
+        """Bytes that the variables may take."""
+        return self.entry.room()
+
+    def close(self) -> None:
+        """Let others have the entry."""
+        self._trace.close()
+        self.entry.close()
+
+    def _logged(self) -> Saved:
+        """What was saved, with the cells of now."""
+        assert self.cells is not None
+        history = self.cells.state()
+        self._count = len(history["places"])
+        before = self.entry.saved or self._base
+        return replace(before, history=history, asked=self._base.asked)
+
+
+class Saveable(Protocol):
+    """A session as its saver sees it. Times are seconds of its clock."""
+
+    handle: str
+    last_used: float
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something that was not saved."""
+
+    async def save(self, *, most_bytes: int | None = None) -> int | None:
+        """Save what it holds: bytes written, None while it is in use.
+
+        With `most_bytes` all variables are saved, or none where they do not fit. Raises
+        HibernationError, OSError.
+        """
+
+
+async def write_forked(
+    kernel: Kernel,
+    kept: Kept,
+    turn: anyio.Lock,
+    idle: Callable[[], bool],
+    *,
+    most_bytes: int | None,
+) -> Sleep | None:
+    """Have children of an idle kernel write its variables; None when it is no longer `idle`.
+
+    Raises UnfitToFork, HibernationError, OSError.
+    """
+    left: dict[str, str] = {}
+    failure = HibernationError("nothing was tried")
+    for _ in range(ATTEMPTS):
+        most = await anyio.to_thread.run_sync(kept.room)
+        most = most if most_bytes is None else min(most, most_bytes)
+        with Saving() as saving:
+            async with turn:
+                if not idle():
+                    return None
+                path = kept.fresh(kernel)
+                await saving.begin(kernel, max_bytes=most, whole=most_bytes is not None, leave=left)
+            try:
+                return _told(await saving.finish(path, max_bytes=most), left)
+            except HibernationError as error:
+                if not saving.last:
+                    raise
+                left[saving.last] = f"ended the process that stored it: {error}"
+                failure = error
+    raise failure
+
+
+async def write_here(kernel: Kernel, kept: Kept, *, most_bytes: int | None) -> Sleep:
+    """Have the kernel itself write its variables, while nothing else runs in it.
+
+    Raises HibernationError, OSError.
+    """
+    most = min(await anyio.to_thread.run_sync(kept.room), HERE_BYTES, most_bytes or HERE_BYTES)
+    path = kept.fresh(kernel)
+    dump = await take(kernel, path, max_bytes=most, shared=True, seconds=HERE_S)
+    if most_bytes is not None and dump.lost:
+        raise HibernationError("they do not fit")
+    return _told(dump, {})
+
+
+def _told(dump: Dump, left: Mapping[str, str]) -> Sleep:
+    return Sleep(
+        0.0,
+        0.0,
+        dump=dump if dump.stored else None,
+        lost={**dump.lost, **left},
+        copies=dump.copies,
+        files=dump.files,
+    )
+
+
+IDLE_S = 2.0
+"""Seconds without a cell after which what has changed is saved."""
+RETRY_S = 60.0
+RETRY_MOST_S = 3600.0
+AT_ONCE = 2
+LAST_S = 1.6
+"""For all saves at the server's end: clients wait some 2 s."""
+LAST_BYTES = 20 * MIB
+
+
+class Saver:
+    """Saves sessions that have changed; `clock` is theirs, `after` is called behind each save."""
+
+    def __init__(self, clock: Callable[[], float], after: Callable[[], object]) -> None:
+        self._clock = clock
+        self._after = after
+        self._waiting: dict[str, Saveable] = {}
+        self._not_before: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        self._saving: set[str] = set()
+        self._wake = anyio.Event()
+
+    def touch(self, session: Saveable) -> None:
+        """A session has changed."""
+        if session.handle not in self._waiting:
+            self._waiting[session.handle] = session
+            self._wake.set()
+
+    def forget(self, session: Saveable) -> None:
+        """A session has ended."""
+        for known in (self._waiting, self._not_before, self._failures):
+            known.pop(session.handle, None)
+
+    def due(self) -> dict[str, float]:
+        """When each session that has changed is to be saved, by handle."""
+        return {
+            handle: max(session.last_used + IDLE_S, self._not_before.get(handle, 0.0))
+            for handle, session in self._waiting.items()
+            if handle not in self._saving
+        }
+
+    async def run(self) -> None:
+        """Save for ever; has to be run as a task."""
+        limiter = anyio.CapacityLimiter(AT_ONCE)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._wake = anyio.Event()
+                due, now = self.due(), self._clock()
+                for handle, moment in due.items():
+                    if moment <= now:
+                        self._saving.add(handle)
+                        tasks.start_soon(self._save, self._waiting[handle], limiter)
+                later = [moment for moment in due.values() if moment > now]
+                with anyio.move_on_after(min(later) - now if later else None):
+                    await self._wake.wait()
+
+    async def finish(self) -> None:
+        """Save what has changed and is small, in the time that a server has at its end."""
+        sessions, self._waiting = list(self._waiting.values()), {}
+        with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_S):
+            async with anyio.create_task_group() as tasks:
+                for session in sessions:
+                    tasks.start_soon(self._last, session)
+
+    async def _save(self, session: Saveable, limiter: anyio.CapacityLimiter) -> None:
+        handle, began = session.handle, self._clock()
+        try:
+            async with limiter:
+                with Barrier("keeping a session", handle) as barrier:
+                    try:
+                        self._saved(session, began, await session.save())
+                    except HibernationError as error:
+                        logger.info("session %s could not be kept: %s", handle, error)
+                        self._fail(handle, began)
+                if barrier.failure is not None:
+                    self._fail(handle, began)
+                with Barrier("making room for kept sessions"):
+                    await anyio.to_thread.run_sync(self._after)
+        finally:
+            self._saving.discard(handle)
+            self._wake.set()
+
+    def _saved(self, session: Saveable, began: float, written: int | None) -> None:
+        handle = session.handle
+        if written is None:  # it has come into use
+            self._not_before[handle] = self._clock() + IDLE_S
+            return
+        self._failures.pop(handle, None)
+        self._not_before[handle] = began + pause_after(written)
+        if not session.changed:
+            self._waiting.pop(handle, None)
+
+    def _fail(self, handle: str, began: float) -> None:
+        count = self._failures[handle] = self._failures.get(handle, 0) + 1
+        self._not_before[handle] = began + min(RETRY_S * 2 ** (count - 1), RETRY_MOST_S)
+
+    async def _last(self, session: Saveable) -> None:
+        with Barrier("keeping a session at the end", session.handle):
+            try:
+                await session.save(most_bytes=LAST_BYTES)
+            except HibernationError as error:
+                logger.warning("what has changed in a session was not kept: %s", error)
