@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TOO_LARGE = "too large"
+"""How the reason begins why a value without room was left out."""
 ATTEMPTS = 3
 """Children in one save, each without the variable that ended the one before."""
-HERE_BYTES = 64 * MIB
 HERE_S = 2.0
-"""What a kernel that may not be forked saves itself, and in which processor time."""
+"""Processor time of a kernel that may not be forked, for its own saving."""
 
 
 class Kept:
@@ -189,11 +190,12 @@ async def write_here(kernel: Kernel, kept: Kept, *, most_bytes: int | None) -> S
 
     Raises HibernationError, OSError.
     """
-    most = min(await anyio.to_thread.run_sync(kept.room), HERE_BYTES, most_bytes or HERE_BYTES)
+    room = await anyio.to_thread.run_sync(kept.room)
+    most = room if most_bytes is None else min(room, most_bytes)
     path = kept.fresh(kernel)
     dump = await take(kernel, path, max_bytes=most, shared=True, seconds=HERE_S)
-    if most_bytes is not None and dump.lost:
-        raise HibernationError("they do not fit")
+    if most_bytes is not None and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
+        raise HibernationError(TOO_LARGE)
     return _told(dump, {})
 
 

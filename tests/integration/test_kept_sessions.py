@@ -1,0 +1,213 @@
+"""Sessions that outlive the server, through a real client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.integration.agent import ANALYSIS, notices
+from tests.integration.lives import Place
+
+pytestmark = [pytest.mark.anyio]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+WORK = """
+import pandas as pd, sqlite3
+df = pd.DataFrame({"a": range(12_000)})
+shared = [1]
+both = [shared]
+conn = sqlite3.connect(":memory:")
+def twice(x):
+    return 2 * x
+open("notes.txt", "w").write("hello")
+"""
+
+
+async def test_a_session_goes_on_in_the_next_server_and_the_first_answer_says_what_came_back(
+    place: Place,
+) -> None:
+    async with place.life("--allow", ANALYSIS) as first:
+        await first.run(WORK)
+        await first.run("'the result of cell 2'")
+    log = place.root / "audit"
+    async with place.life("--allow", ANALYSIS, "--audit-log", str(log)) as second:
+        answer = await second.run("df.shape, both[0] is shared, twice(21), Out[2]")
+        assert answer.text.startswith("((12000, 1), True, 42, 'the result of cell 2')")
+        (notice,) = notices(answer)
+        assert "Continued from today " in notice
+        assert "pd, sqlite3, df (12 k × 1), shared, both, twice" in notice  # noqa: RUF001
+        assert "Not back: conn (sqlite connection)" in notice
+        assert answer.cell["lost"] == ["conn"]
+        assert (answer.cell["cell"], answer.cell["state_as_of"]) == (3, 3)
+        assert notices(await second.run("1")) == []
+        assert "hello" in (await second.call("read_file", path="notes.txt")).text
+        exported = await second.call("export_notebook")
+        assert not exported.failed
+        code = "import glob; open(glob.glob('*.ipynb')[0]).read()"
+        assert "sqlite3.connect" in (await second.run(code)).text
+        assert '"event": "resume"' in log.read_text()
+        await second.call("close_session")
+    assert place.manifests() == []
+    async with place.life() as third:
+        answer = await third.run("'df' in globals()")
+        assert (answer.text, answer.cell["cell"]) == ("False", 1)
+
+
+async def test_a_killed_server_loses_the_cells_since_the_last_save_and_says_which(
+    place: Place,
+) -> None:
+    async with place.life("--template") as first:
+        await first.run("a = 1")
+        await place.saved(1)
+        await first.run("b = 2")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(first.call, "execute")
+            await first.call("execute", code="c = 3\nimport time; time.sleep(60)", wait=0)
+            first.kill()
+            tasks.cancel_scope.cancel()
+    async with place.life("--template") as second:
+        shown = await second.call("list_variables")
+        assert [each["name"] for each in shown.data["variables"]] == ["a"]
+        assert "Cells 2–3 ran after that was saved" in shown.data["note"]  # noqa: RUF001
+        answer = await second.run("a, 'b' in globals()")
+        assert answer.text.startswith("(1, False)")
+        assert "Cells 2–3 ran after that was saved" in answer.text  # noqa: RUF001
+        assert (answer.cell["cell"], answer.cell["state_kept"]) == (4, False)
+        lost = await second.call("wait", cell=3)
+        assert lost.status == "killed"
+
+
+async def test_one_of_two_servers_in_a_folder_has_the_session_and_the_other_says_so(
+    place: Place, tmp_path: Path
+) -> None:
+    async with place.life() as first, place.life() as second:
+        assert notices(await first.run("a = 1")) == []
+        (notice,) = notices(await second.run("a = 2"))
+        assert "Another server that runs in this folder" in notice
+        assert notices(await second.run("a")) == []
+        async with place.life(work=tmp_path / "elsewhere") as third:
+            assert notices(await third.run("a = 3")) == []
+    async with place.life() as after:
+        assert (await after.run("a")).text.startswith("1\n")
+
+
+async def test_sessions_come_back_by_their_names_and_not_after_their_end(place: Place) -> None:
+    async with place.life() as first:
+        for name in ("kept", "closed", "emptied"):
+            await first.call("create_session", name=name)
+            await first.run("value = 7", session=name)
+            await place.saved(1, name)
+        await first.call("close_session", session="closed")
+        await first.call("reset", session="emptied")
+        first.kill()
+    async with place.life() as second:
+        assert (await second.run("value + 1", session="kept")).text.startswith("8\n")
+        assert "NameError" in (await second.run("value", session="emptied")).text
+        assert "There is no session 'closed'" in await second.refused(
+            "execute", code="value", session="closed"
+        )
+        await second.call("close_session", session="emptied")
+    async with place.life() as third:
+        await third.call("create_session", name="kept", fresh=True)
+        answer = await third.run("'value' in globals()", session="kept")
+        assert (answer.text, answer.cell["cell"]) == ("False", 1)
+
+
+async def test_nothing_is_loaded_by_itself_where_more_is_open_than_at_the_save(
+    place: Place,
+) -> None:
+    async with place.life() as first:
+        await first.run("class Spy:\n    def __reduce__(self): return (print, ('loaded',))")
+        await first.run("spy = Spy(); a = 1")
+    async with place.life("--env", "TOKEN=value-of-it") as second:
+        answer = await second.run("'a' in globals()")
+        (notice,) = notices(answer)
+        assert "env TOKEN" in notice
+        assert "create_session(name='default', resume=true)" in notice
+        assert answer.text.startswith("False")
+        opened = await second.call("create_session", name="default", resume=True)
+        answer = await second.run("a", session=opened.data["session"])
+        assert answer.text.startswith("1\n")
+    async with place.life() as third:  # less is open: it comes back
+        assert (await third.run("a")).text.startswith("1\n")
+
+
+POISON = """
+import os, signal, time
+class Deadly:
+    def __reduce__(self):
+        return (eval, ("__import__('os').kill(__import__('os').getpid(), 9)",))
+class Endless:
+    def __reduce__(self):
+        return (eval, ("[0 for _ in iter(int, 1)]",))
+class Unstorable:
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+before = "fine"
+deadly = Deadly()
+endless = Endless()
+unstorable = Unstorable()
+shared = [1]
+holder = {"deadly": deadly, "shared": shared}
+after = "fine, too"
+"""
+
+
+async def test_variables_that_kill_kernels_or_never_end_cost_themselves_and_what_they_share_with(
+    place: Place,
+) -> None:
+    async with place.life() as first:
+        await first.run(POISON)
+        await place.saved(1)
+        assert (await first.run("before")).text == "'fine'"
+    async with place.life() as second:
+        answer = await second.run("before, after, 'endless' in globals()")
+        assert answer.text.startswith("('fine', 'fine, too', False)")
+        assert set(answer.cell["lost"]) >= {"deadly", "endless", "unstorable", "holder", "shared"}
+        assert "deadly (ended the kernel that read it" in answer.text
+        assert "unstorable (ended the process that stored it" in answer.text
+
+
+async def test_a_session_with_a_thread_is_saved_by_its_own_kernel(place: Place) -> None:
+    async with place.life() as first:
+        await first.run(
+            "import threading\nend = threading.Event()\n"
+            "thread = threading.Thread(target=end.wait, daemon=True); thread.start(); a = 1"
+        )
+        await place.saved(1)
+        first.kill()
+    async with place.life() as second:
+        answer = await second.run("a")
+        assert answer.text.startswith("1\n")
+        assert "thread (thread)" in answer.text
+
+
+async def test_in_the_home_folder_only_sessions_with_names_are_kept(place: Place) -> None:
+    async with place.life(work=place.root) as first:
+        await first.run("a = 1")
+        await first.call("create_session", name="named")
+        await first.run("a = 2", session="named")
+        assert "sessions with names" in (await first.call("info")).data["kept"]
+    async with place.life(work=place.root) as second:
+        assert "NameError" in (await second.run("a")).text
+        assert (await second.run("a", session="named")).text.startswith("2\n")
+
+
+async def test_what_is_off_or_inside_the_working_folder_keeps_nothing(place: Place) -> None:
+    async with place.life("--persist", "off") as first:
+        await first.run("a = 1")
+        assert (await first.call("info")).data["kept"] == "off (--persist off)"
+    assert not place.kept.exists()
+    place.work.mkdir(exist_ok=True)
+    async with place.life("--state-dir", str(place.work / "s")) as second:
+        await second.run("a = 1")
+        assert (
+            "is in the folder that the server works in" in (await second.call("info")).data["kept"]
+        )
