@@ -48,6 +48,9 @@ other commands:
   kernel-mcp env list       kernel environments in the cache
   kernel-mcp env build      build the environment of --allow and --python now
   kernel-mcp env prune      remove cached environments that nobody used for 30 days
+  kernel-mcp sessions list  sessions that are kept for the next server in their folder
+  kernel-mcp sessions forget NAME
+                            remove what is kept of one
   kernel-mcp image build    make the image that the kernels of --sandbox container run in
 """
 
@@ -111,6 +114,12 @@ def _env(argv: Sequence[str]) -> int:
     return run_env(argv)
 
 
+def _sessions(argv: Sequence[str]) -> int:
+    from kernel_mcp.commands import run_sessions
+
+    return run_sessions(argv)
+
+
 def _image(argv: Sequence[str]) -> int:
     from kernel_mcp.commands import run_image
 
@@ -121,5 +130,6 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "doctor": _doctor,
     "env": _env,
+    "sessions": _sessions,
     "image": _image,
 }

@@ -1,14 +1,16 @@
-"""The commands beside the server: `kernel-mcp doctor`, `kernel-mcp env`, `kernel-mcp image`."""
+"""The commands beside the server: `kernel-mcp doctor`, `env`, `sessions` and `image`."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -21,10 +23,14 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
 from kernel_mcp.linux.process import foreign_environment
+from kernel_mcp.output.text import one_line
 from kernel_mcp.policy import profile_entries
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.container.engine import Engine
 from kernel_mcp.sandbox.select import select_sandbox
+
+if TYPE_CHECKING:
+    from kernel_mcp.sessions.store import SessionStore
 
 _DOCTOR = """\
 Start a sandboxed kernel with every backend this machine has, or with those of --sandbox, and
@@ -170,6 +176,90 @@ def _bytes(size: int) -> str:
 def _ago(moment: float) -> str:
     days = (time.time() - moment) / 86400
     return f"{days:.0f} days ago" if days >= 1 else "today"
+
+
+# sessions: what is kept of them.
+
+_SESSIONS_USAGE = "sessions: expected one of list, forget; see kernel-mcp sessions --help"
+_SESSIONS_HELP = """\
+usage: kernel-mcp sessions list|forget [flags]
+
+Sessions that outlive their server: each is there again for the next one in its folder.
+
+  list                    all of this user, with the folder of each
+  forget NAME...          remove what is kept of sessions of the current folder; `default` is
+                          the one that calls use which name none
+  forget --all            remove what is kept of all sessions of this user
+
+Each has its own flags: kernel-mcp sessions forget --help"""
+_STATE = ("state-dir", "persist")
+
+
+def run_sessions(argv: Sequence[str]) -> int:
+    """Run one `sessions` command; its exit code. Raises KernelMcpError."""
+    command, rest = (argv[0], argv[1:]) if argv else ("", ())
+    if command in HELP:
+        print(_SESSIONS_HELP)
+        return 0
+    if command not in ("list", "forget"):
+        raise ConfigError(_SESSIONS_USAGE)
+    about = {"list": "Sessions that are kept.", "forget": "Remove what is kept of sessions."}
+    parser = settings_parser(f"kernel-mcp sessions {command}", about[command], OTHERS, shown=_STATE)
+    if command == "forget":
+        parser.add_argument("names", nargs="*", metavar="NAME", help="of sessions of --folder")
+        parser.add_argument("--folder", metavar="DIR", help="where (default: the current folder)")
+        parser.add_argument("--all", action="store_true", help="all sessions of this user")
+    flags = vars(parser.parse_args(list(rest)))
+    names = [str(name) for name in flags.pop("names", None) or ()]
+    folder, every = flags.pop("folder", None) or ".", bool(flags.pop("all", False))
+    from kernel_mcp.sessions.keeping import store_of
+
+    store = store_of(settings_from(flags))
+    if command == "list":
+        return _list_sessions(store)
+    if not (names or every):
+        raise ConfigError("sessions forget: expected names of sessions, or --all")
+    return _forget_sessions(store, os.path.realpath(folder), None if every else names)
+
+
+def _list_sessions(store: SessionStore) -> int:
+    from kernel_mcp.sessions.keeping import moment
+
+    found = store.entries()
+    now = store.now()
+    for each in found:
+        saved = each.saved
+        key = "?  (never saved)" if saved is None else f"{one_line(saved.folder)}  {saved.name}"
+        left = max(0.0, (each.used + store.most_s - now) / 86400)
+        ends = "in use" if each.held else f"goes in {left:.1f} days"
+        names = saved.variables.get("names", ()) if saved is not None else ()
+        when = moment(saved.moment, now) if saved is not None and saved.moment else "never"
+        print(f"{key}  {len(names)} variables, saved {when}, {_bytes(each.bytes)}, {ends}")
+    count = "1 session" if len(found) == 1 else f"{len(found)} sessions"
+    print(f"{count}, {_bytes(sum(each.bytes for each in found))}")
+    return 0
+
+
+def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | None) -> int:
+    """Remove sessions of a folder, or all for None; 1 when one could not be."""
+    from kernel_mcp.sessions.store import Key
+
+    there = {each.id: each for each in store.entries()}
+    wanted = [*there] if names is None else [Key(folder, name).id for name in names]
+    failed = 0
+    for number, each in enumerate(wanted):
+        known = there.get(each)
+        called = known.saved.name if known is not None and known.saved is not None else each
+        called = names[number] if names is not None else called
+        if known is None:
+            print(f"nothing is kept of {called} in {folder}", file=sys.stderr)
+        elif not store.forget(each):
+            print(f"{called} is in use by a server: end it first", file=sys.stderr)
+        else:
+            print(f"forgot {called}")
+            continue
+        failed = 1
+    return failed
 
 
 # image: what the kernels of `--sandbox container` run in.

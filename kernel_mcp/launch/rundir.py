@@ -239,7 +239,7 @@ class RunDirectory:
 
         Raises ConfigError when `base` is too long or cannot be used.
         """
-        parent = _default_base() if base is None else base.absolute()
+        parent = default_base() if base is None else base.absolute()
         path = parent / f"{_PREFIX}{secrets.token_hex(4)}"
         if len(os.fsencode(path)) > LONGEST:
             raise ConfigError(
@@ -292,8 +292,11 @@ class RunDirectory:
         self.close()
 
 
-def _default_base() -> Path:
-    """On a disk rather than in memory, since workspaces may live here too."""
+def default_base() -> Path:
+    """The folder for state where no flag names one.
+
+    On a disk rather than in memory, since workspaces may live here too.
+    """
     parent = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else "/tmp"
     return Path(parent, f"kernel-mcp-{os.geteuid()}")
 

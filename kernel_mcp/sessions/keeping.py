@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import mmap
 import os
 import platform
@@ -20,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.config.values import KIB, format_bytes, no_more_or_unlimited
+from kernel_mcp.config.values import KIB, Persist, format_bytes, no_more_or_unlimited
 from kernel_mcp.errors import HibernationError
+from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.sessions.snapshot import Dump
 from kernel_mcp.sessions.store import Entry, Key, Saved, SessionStore
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+KEPT = "kept"
+"""The folder of the store in that for state."""
 DEFAULT_NAME = "default"
 """What the default session is called in a store."""
 TRACE_BYTES = 256 * KIB
@@ -386,6 +390,15 @@ def _within(asked: Mapping[str, Any], own: Limits) -> Limits | None:
     return rest if fits else None
 
 
+def store_of(settings: Settings) -> SessionStore:
+    """The store of servers with these settings; it may not be there."""
+    persist = settings.persist or Persist(0, math.inf)
+    state = settings.state_dir or default_base()
+    return SessionStore(
+        Path(os.path.realpath(state / KEPT)), most_bytes=persist.bytes, most_s=persist.seconds
+    )
+
+
 def kept_in_words(keeping: Keeping | None, why: str) -> str:
     """What is kept of sessions beyond the server's end, for `info`; `why` nothing is."""
     if keeping is None:
@@ -410,7 +423,7 @@ def keeping_of(
     except OSError:
         return None, "off: the folder that the server works in was removed"
     home = os.path.realpath(os.environ.get("HOME") or "/")
-    place = Path(os.path.realpath(state / "kept"))
+    place = Path(os.path.realpath(state / KEPT))
     bare = folder in ("/", home)
     if not bare and place.is_relative_to(folder):
         return (

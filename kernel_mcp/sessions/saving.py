@@ -53,6 +53,7 @@ class Saving:
     def __init__(self) -> None:
         self._host, self._guest = socket.socketpair()
         self._child = -1
+        self._spared = {os.getpid()}
         self._kept = bytearray()
         self.last = ""
         """The variable that it had in hand when it ended."""
@@ -91,6 +92,7 @@ class Saving:
 
         Raises UnfitToFork, HibernationError.
         """
+        self._spared.add(kernel.handle.pid)
         content = {
             "max_bytes": max_bytes,
             "seconds": SECONDS,
@@ -202,7 +204,7 @@ class Saving:
             pid = 0
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 pid = _CREDENTIALS.unpack(said)[0]
-            if pid > 0:
+            if pid > 0 and pid not in self._spared:
                 with contextlib.suppress(OSError):
                     self._child = os.pidfd_open(pid)
                     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")

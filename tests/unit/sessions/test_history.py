@@ -236,3 +236,47 @@ async def test_a_record_that_cannot_be_read_says_so(
     why = "No such file or directory" if damage == "gone" else "its row is not whole"
     assert why in "".join(lost.log.text())
     assert len(json.loads(notebook(cells.history))["cells"]) == 2
+
+
+def test_another_history_goes_on_where_the_state_of_one_was_taken(tmp_path: Path) -> None:
+    first = Cells(tmp_path)
+    for events in OUTPUTS:
+        first.run(*events)
+    first.history.settle()
+    first.run(Stream("stdout", "not on disk yet"), told=False)
+    state = json.loads(json.dumps(first.history.state()))
+    count = len(first.history)
+    first.run(Stream("stdout", "after " * 60_000))
+    second = Cells(tmp_path)
+    second.history.restore(state)
+    assert len(second.history) == count
+    for mine, other in zip(second.history, first.history[:count], strict=True):
+        assert (mine.code, mine.outcome, mine.number) == (other.code, other.outcome, other.number)
+        assert list(mine.log.text()) == list(other.log.text())
+    assert not (tmp_path / f"{count + 1}.txt").exists()
+    added = second.run(Stream("stdout", "more"))
+    assert added.number == count + 1
+    second.history.settle()
+    assert list(second.history[0].log.text()) == list(first.history[0].log.text())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"places": [-1]},
+        {"bytes": []},
+        {"statuses": [99] * 2, "live": {}},
+        {"live": {"9": [1]}},
+        {"rows": 3},
+    ],
+)
+def test_a_state_that_is_none_changes_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+    first = Cells(tmp_path / "a")
+    first.run()
+    first.run()
+    state = {**first.history.state(), **change}
+    (tmp_path / "b").mkdir()
+    second = Cells(tmp_path / "b")
+    with pytest.raises(ValueError, match=r"\w"):
+        second.history.restore(state)
+    assert len(second.history) == 0

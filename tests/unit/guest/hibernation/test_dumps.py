@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
-from kernel_specs.restricted.hibernation.dumps import BUFFER_BYTES, Arrival, Dump, Room, Segment
+from kernel_specs.restricted.hibernation.dumps import (
+    BUFFER_BYTES,
+    Arrival,
+    Dump,
+    Room,
+    Segment,
+    sharing,
+)
 from kernel_specs.restricted.hibernation.pickles import ArrayReducer
 
 
@@ -151,3 +158,35 @@ def test_more_than_the_header_says_is_refused() -> None:
 
 def test_an_empty_dump_arrives_too() -> None:
     assert passed_on([], 3) == {}
+
+
+def test_values_that_share_objects_are_told_from_those_that_only_look_alike() -> None:
+    shared = [1]
+    values: list[Any] = [
+        shared,
+        "a text",
+        {"of": "a text"},
+        [[shared]],
+        (1, 2),
+        {"a": (1, 2)},
+        [list, len],
+        {"also": len, "and": list},
+    ]
+    segments = []
+    for number, value in enumerate(values):
+        segment = Segment(Room(10**6), PlainPickler)
+        segment.add(value)
+        segment.keep(str(number))
+        segments.append(segment)
+    assert sharing(segments) == [[0, 3], [1], [2], [4], [5], [6], [7]]
+
+
+def test_a_room_for_drafts_has_more_for_pickles_and_none_for_what_never_fits() -> None:
+    room = Room(100, drafts=2)
+    room.take(90)
+    room.take(90)
+    room.take(100, copied=False)
+    with pytest.raises(TooLargeError, match="too large"):
+        room.take(90)
+    with pytest.raises(TooLargeError, match="too large"):
+        room.take(101, copied=False)

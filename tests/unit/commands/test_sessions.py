@@ -1,0 +1,65 @@
+"""`kernel-mcp sessions`: what is kept, and how to be rid of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.cli import EXIT_USAGE, main
+from kernel_mcp.sessions.store import Key, SessionStore
+from tests.unit.sessions.test_store import opened, save
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """The folder for state of a server with three sessions, one of them in use."""
+    store = SessionStore(tmp_path / "kept", most_bytes=0, most_s=1e9)
+    store.make()
+    for name in ("default", "other", "used"):
+        entry = opened(store, Key(str(tmp_path), name))
+        save(entry, b"data")
+        if name != "used":
+            entry.close()
+    return tmp_path
+
+
+def run(state: Path, *words: str) -> int:
+    return main(["sessions", *words, "--state-dir", str(state)])
+
+
+def test_all_sessions_are_listed_with_folder_and_name(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(state, "list") == 0
+    shown = capsys.readouterr().out
+    assert f"{state}  default  1 variables" in shown
+    assert shown.count("in use") == 1
+    assert "3 sessions" in shown
+
+
+def test_sessions_are_forgotten_by_name_and_folder(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(state, "forget", "default", "--folder", str(state)) == 0
+    assert "forgot default" in capsys.readouterr().out
+    assert run(state, "forget", "default", "--folder", str(state)) == 1
+    assert run(state, "forget", "used", "--folder", str(state)) == 1
+    assert "in use by a server" in capsys.readouterr().err
+    assert run(state, "forget", "--all") == 1
+    run(state, "list")
+    assert "1 session," in capsys.readouterr().out
+
+
+def test_a_command_that_names_nothing_is_refused_and_explained(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(state, "forget") == EXIT_USAGE
+    assert main(["sessions"]) == EXIT_USAGE
+    assert main(["sessions", "--help"]) == 0
+    assert "forget NAME" in capsys.readouterr().out
+
+
+def test_there_may_be_nothing_to_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, "list") == 0
+    assert "0 sessions" in capsys.readouterr().out

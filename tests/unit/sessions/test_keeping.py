@@ -1,0 +1,199 @@
+"""What of an earlier session comes back, and the words for it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import HeaderSecret, Mount
+from kernel_mcp.errors import InstallError
+from kernel_mcp.kernels.factory import KernelRequest
+from kernel_mcp.sessions.keeping import (
+    Keeping,
+    Trace,
+    changed,
+    keeping_of,
+    lost_with,
+    moment,
+    open_doors,
+    traced,
+    unlike,
+)
+from kernel_mcp.sessions.store import Key, Saved, SessionStore
+from tests.unit.sessions.test_store import save
+
+DATA = Path("/data")
+
+
+def keeping(folder: Path, *, bare: bool = False, sandbox: str = "bwrap", **given: Any) -> Keeping:
+    settings = Settings(**given)
+    store = SessionStore(folder / "kept", most_bytes=0, most_s=1e9)
+    store.make()
+    return Keeping(
+        store,
+        folder="/project",
+        bare=bare,
+        doors=open_doors(settings, sandbox),
+        settings=settings,
+        permits=lambda packages: (),
+    )
+
+
+def kept(folder: Path, **given: Any) -> None:
+    """Leave a session with a variable in a server with these settings."""
+    before = keeping(folder, **given)
+    claim = before.claim(Key("/project", "default"), fresh=False, resume=False)
+    assert claim.entry is not None
+    save(claim.entry, b"data")
+    saved = claim.entry.saved
+    assert saved is not None
+    row = {name: getattr(saved, name) for name in Saved.__dataclass_fields__}
+    doors, python = before.doors(None), ("3.11.1", "cpython", __import__("platform").machine())
+    claim.entry.commit(Saved.of({**row, "format": 1, "doors": doors, "python": python}))
+    claim.entry.close()
+
+
+OPEN: list[dict[str, Any]] = [
+    {"network": ("pypi.org",)},
+    {"mounts": (Mount(DATA, "/data"),)},
+    {"devices": (Path("/dev/x"),)},
+    {"secrets": (HeaderSecret("TOKEN", "api.example.com", value="0123456789"),)},
+    {"sandbox": "none"},
+    {"sandbox": "landlock"},
+]
+
+
+@pytest.mark.parametrize("door", OPEN, ids=lambda door: next(iter(door)))
+def test_a_door_that_was_closed_at_the_save_holds_a_session_back(
+    tmp_path: Path, door: dict[str, Any]
+) -> None:
+    kept(tmp_path)
+    key = Key("/project", "default")
+    later = keeping(tmp_path, **door)
+    claim = later.claim(key, fresh=False, resume=False)
+    assert (claim.entry, claim.past) == (None, None)
+    assert "resume=true" in claim.note
+    claim = later.claim(key, fresh=False, resume=True)
+    assert claim.past is not None
+    assert claim.past.dump is not None
+
+
+@pytest.mark.parametrize("door", OPEN[:4], ids=lambda door: next(iter(door)))
+def test_a_door_that_was_open_then_and_is_closed_now_holds_nothing_back(
+    tmp_path: Path, door: dict[str, Any]
+) -> None:
+    kept(tmp_path, **door)
+    for now in (door, {}):
+        claim = keeping(tmp_path, **now).claim(
+            Key("/project", "default"), fresh=False, resume=False
+        )
+        assert claim.entry is not None
+        claim.entry.close()
+
+
+def test_a_mount_that_was_read_only_is_wider_when_it_can_be_written_to(tmp_path: Path) -> None:
+    kept(tmp_path, mounts=(Mount(DATA, "/data"),))
+    later = keeping(tmp_path, mounts=(Mount(DATA, "/data", "rw"),))
+    claim = later.claim(Key("/project", "default"), fresh=False, resume=False)
+    assert "/data to write" in claim.note
+
+
+def test_a_fresh_session_has_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    kept(tmp_path)
+    claim = keeping(tmp_path).claim(Key("/project", "default"), fresh=True, resume=False)
+    assert claim.entry is not None
+    assert (claim.past, claim.entry.saved, claim.note) == (None, None, "")
+
+
+def test_the_default_session_has_no_key_where_everything_is_below(tmp_path: Path) -> None:
+    assert keeping(tmp_path).key("", default=True) == Key("/project", "default")
+    assert keeping(tmp_path).key("", default=False) is None
+    assert keeping(tmp_path, bare=True).key("", default=True) is None
+    assert keeping(tmp_path, bare=True).key("named", default=False) == Key("/project", "named")
+
+
+def test_a_request_has_what_the_session_had_asked_for_as_far_as_it_may(tmp_path: Path) -> None:
+    plain = KernelRequest("s", Path("/w"))
+    asked = {"python": "3.12", "packages": [], "network": ["a.org", "b.org"], "limits": None}
+    saved = Saved("/project", "default", asked=asked)
+    request = keeping(tmp_path, network=("a.org",)).request(plain, saved)
+    assert (request.python, request.network) == ("3.12", ("a.org",))
+
+
+def test_a_session_comes_back_in_the_python_that_saved_it(tmp_path: Path) -> None:
+    saved = Saved("/p", "default", dump="x", python=("3.10.2", "cpython", "x86_64"))
+    request = keeping(tmp_path, python="3.12").request(KernelRequest("s", Path("/w")), saved)
+    assert request.python == "3.10"
+    assert unlike("3.10.9", saved) == ""
+    assert "Python 3.10" in unlike("3.12.1", saved)
+
+
+def test_packages_that_are_not_permitted_any_more_are_an_error(tmp_path: Path) -> None:
+    def refuse(packages: object) -> Any:
+        raise InstallError("no")
+
+    made = keeping(tmp_path)
+    made._permits = refuse
+    saved = Saved("/p", "default", asked={"packages": ["rich"]})
+    with pytest.raises(InstallError):
+        made.request(KernelRequest("s", Path("/w")), saved)
+
+
+def test_packages_of_other_versions_are_named() -> None:
+    saved = Saved("/p", "default", environment=("numpy==1.26", "rich==13", "same==1"))
+    assert changed(("numpy==2.0", "same==1"), saved) == (
+        "numpy 1.26 is 2.0 now, rich 13 is not there now"
+    )
+
+
+def test_cells_after_the_save_are_named() -> None:
+    saved = Saved("/p", "default", cell=12)
+    assert lost_with(saved, [11, 12]) == ""
+    assert lost_with(saved, [12, 13]).startswith("Cell 13 ran after that was saved")
+    assert lost_with(saved, [13, 14]).startswith("Cells 13–14 ran")  # noqa: RUF001
+
+
+def test_a_moment_is_told_as_people_do() -> None:
+    now = datetime(2026, 3, 11, 12, 0).astimezone(timezone.utc).timestamp()
+    day = 24 * 3600.0
+    assert moment(now - 3600, now) == "today 11:00"
+    assert moment(now - day, now) == "yesterday 12:00"
+    assert moment(now - 2 * day, now) == "Monday 12:00"
+    assert moment(now - 9 * day, now) == "2026-03-02 12:00"
+
+
+def test_a_trace_names_the_cells_that_were_not_saved(tmp_path: Path) -> None:
+    path = tmp_path / "cells"
+    trace = Trace(path)
+    for number in (1, 2, 3):
+        trace.add(number, f"cell {number} \ud800")
+    trace.forget(2)
+    trace.add(4, "x" * 10_000_000)
+    assert list(traced(path)) == [3, 4]
+    assert traced(path)[3] == "cell 3 \ud800"
+    for number in range(5, 200):
+        trace.add(number, "y" * 5000)  # as many as fit
+    assert list(traced(path))[:4] == [3, 4, 5, 6]
+    trace.forget(1000)
+    assert traced(path) == {}
+    trace.close()
+    assert traced(tmp_path / "none") == {}
+    path.write_bytes(b'[1, "a"]\n[2, "half of\0\0')
+    assert traced(path) == {1: "a"}
+
+
+def test_a_store_inside_the_working_folder_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    made, why = keeping_of(Settings(), tmp_path / "work" / "s", "bwrap", lambda names: ())
+    assert made is None
+    assert "is in the folder" in why
+    made, why = keeping_of(Settings(), tmp_path / "s", "bwrap", lambda names: ())
+    assert made is not None
+    assert made.folder == str(tmp_path / "work")

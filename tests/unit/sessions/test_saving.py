@@ -1,0 +1,202 @@
+"""What a forked child sends is bounded and checked, and its own saver knows when to save."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from kernel_mcp.errors import HibernationError
+from kernel_mcp.kernels.kernel import Answer, Kernel
+from kernel_mcp.kernels.wire import Message
+from kernel_mcp.sessions.saver import IDLE_S, Saver
+from kernel_mcp.sessions.saving import BYTES_PER_S, Saving, UnfitToFork, pause_after
+from kernel_specs.restricted.hibernation.saving import BLOCK
+from tests.unit.fake_kernels import FakeClock
+
+pytestmark = [pytest.mark.anyio]
+
+REPORT = {
+    "status": "ok",
+    "size": 4,
+    "names": ["a"],
+    "stored": ["a"],
+    "lost": {},
+    "variables": [],
+    "copies": [],
+    "files": [],
+    "groups": [["a"]],
+}
+
+
+def block(tag: bytes, data: bytes, size: int | None = None) -> bytes:
+    return BLOCK.pack(tag, len(data) if size is None else size) + data
+
+
+def report(**changes: Any) -> bytes:
+    return block(b"r", json.dumps({**REPORT, **changes}).encode())
+
+
+class Forks:
+    """A kernel whose child sends these bytes."""
+
+    def __init__(self, sends: bytes, **reply: Any) -> None:
+        self.handle = self
+        self.pid = 1
+        self._sends = sends
+        self._reply = {"status": "ok", "unfit": "", **reply}
+
+    @contextmanager
+    def asking(
+        self, channel: str, kind: str, content: dict[str, Any], *, given: socket.socket
+    ) -> Iterator[Answer]:
+        mine = socket.socket(fileno=os.dup(given.fileno()))
+
+        def send() -> None:
+            with mine:
+                mine.sendall(self._sends)
+
+        threading.Thread(target=send).start()
+        answer = Answer()
+        answer.message = Message("reply", "", self._reply)
+        answer.done.set()
+        yield answer
+
+
+async def saved(folder: Path, sends: bytes, most_bytes: int = 100) -> Any:
+    with Saving() as saving, anyio.fail_after(30):
+        await saving.begin(cast(Kernel, Forks(sends)), max_bytes=most_bytes)
+        return await saving.finish(folder / "dump", max_bytes=most_bytes)
+
+
+async def test_what_a_child_sends_is_on_the_disk(tmp_path: Path) -> None:
+    dump = await saved(tmp_path, block(b"n", b"a") + report() + block(b"d", b"data"))
+    assert dump.path.read_bytes() == b"data"
+    assert (dump.names, dump.groups) == (("a",), (("a",),))
+
+
+LIES: dict[str, bytes] = {
+    "nothing": b"",
+    "no report": block(b"d", b"data"),
+    "a report without end": block(b"r", b"{}", 2**40),
+    "a report that is none": block(b"r", b"[1]"),
+    "a report in a report": block(b"r", b"[" * 100_000),
+    "names of no names": report(names=[1]) + block(b"d", b"data"),
+    "groups of no names": report(groups=[["a" * 1000]]) + block(b"d", b"data"),
+    "a name without end": block(b"n", b"a" * 100, 10**6),
+    "more than there is room for": report(size=2**40) + block(b"d", b"data", 2**40),
+    "another size than announced": report() + block(b"d", b"dat", 3),
+    "less than announced": report() + block(b"d", b"da", 4),
+    "less than nothing": report(size=-1) + block(b"d", b"data"),
+    "names without end": block(b"n", b"a") * 30_000 + report(),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_child_that_lies_has_saved_nothing(tmp_path: Path, lie: str) -> None:
+    with pytest.raises(HibernationError):
+        await saved(tmp_path, LIES[lie])
+
+
+async def test_the_variable_that_ended_the_child_is_known(tmp_path: Path) -> None:
+    with Saving() as saving:
+        kernel = cast(Kernel, Forks(block(b"n", b"") + block(b"n", b"good") + block(b"n", b"bad")))
+        await saving.begin(kernel, max_bytes=9)
+        with pytest.raises(HibernationError, match="ended too early"):
+            await saving.finish(tmp_path / "dump", max_bytes=9)
+        assert saving.last == "bad"
+
+
+async def test_a_kernel_that_may_not_be_forked_says_why() -> None:
+    with Saving() as saving, pytest.raises(UnfitToFork, match="a thread"):
+        await saving.begin(cast(Kernel, Forks(b"", unfit="a thread")), max_bytes=9)
+
+
+async def test_large_saves_are_rare() -> None:
+    assert pause_after(1000) == 60.0
+    assert pause_after(1000 * BYTES_PER_S) == 1000.0
+
+
+class Changing:
+    """A session that is saved at once."""
+
+    def __init__(self, handle: str, clock: Callable[[], float]) -> None:
+        self.handle = handle
+        self.last_used = clock()
+        self.changed = True
+        self.saves: list[int | None] = []
+        self.written: int | None = 10
+        self.failure: Exception | None = None
+        self.done = anyio.Event()
+
+    async def save(self, *, most_bytes: int | None = None) -> int | None:
+        self.saves.append(most_bytes)
+        self.changed = self.written is None
+        self.done.set()
+        if self.failure is not None:
+            raise self.failure
+        return self.written
+
+
+async def test_a_session_is_saved_when_it_has_been_idle_and_not_again_for_a_minute() -> None:
+    clock = FakeClock()
+    saver = Saver(clock, lambda: None)
+    session = Changing("s", clock)
+    async with anyio.create_task_group() as tasks:
+        saver.touch(session)
+        assert saver.due() == {"s": clock.now + IDLE_S}
+        began = clock.now = clock.now + IDLE_S
+        tasks.start_soon(saver.run)
+        with anyio.fail_after(30):
+            await session.done.wait()
+            session.last_used = clock.now = clock.now + 1.0
+            while not saver.due():
+                saver.touch(session)
+                await anyio.lowlevel.checkpoint()
+        assert saver.due() == {"s": began + 60.0}
+        tasks.cancel_scope.cancel()
+    assert session.saves == [None]
+
+
+@pytest.mark.parametrize("failure", [HibernationError("no"), OSError(28, "full")])
+async def test_a_session_that_cannot_be_saved_is_tried_again_ever_later(
+    failure: Exception,
+) -> None:
+    clock = FakeClock()
+    saver = Saver(clock, lambda: None)
+    session = Changing("s", clock)
+    session.failure = failure
+    async with anyio.create_task_group() as tasks:
+        saver.touch(session)
+        clock.now += IDLE_S
+        tasks.start_soon(saver.run)
+        for pause in (60.0, 120.0, 240.0):
+            with anyio.fail_after(30):
+                while saver.due().get("s", 0.0) <= clock.now:
+                    await anyio.lowlevel.checkpoint()
+            assert saver.due()["s"] == clock.now + pause
+            clock.now += pause
+            saver.touch(Changing("other", clock))
+            saver.forget(Changing("other", clock))
+        tasks.cancel_scope.cancel()
+
+
+async def test_at_the_end_what_has_changed_is_saved_whole_or_not_at_all() -> None:
+    clock = FakeClock()
+    saver = Saver(clock, lambda: None)
+    sessions = [Changing(f"s{number}", clock) for number in range(3)]
+    sessions[1].failure = HibernationError("too large")
+    for session in sessions:
+        saver.touch(session)
+    await saver.finish()
+    assert [session.saves for session in sessions] == [[20 * 2**20]] * 3
+    await saver.finish()
+    assert len(sessions[0].saves) == 1

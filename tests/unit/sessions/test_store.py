@@ -1,0 +1,190 @@
+"""Entries on disk: whole after every crash, one holder each, bounded in size and time."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kernel_mcp.errors import HibernationError
+from kernel_mcp.sessions.store import Entry, Key, Saved, SessionStore
+
+KEY = Key("/home/me/project", "default")
+ROW = {"names": ["a"], "lost": {}, "variables": [], "stored": ["a"], "copies": [], "files": []}
+
+
+def store(folder: Path, most_bytes: int = 10**9, most_s: float = 100.0) -> SessionStore:
+    made = SessionStore(folder / "kept", most_bytes=most_bytes, most_s=most_s)
+    made.make()
+    return made
+
+
+def opened(made: SessionStore, key: Key = KEY) -> Entry:
+    entry = made.open(key)
+    assert entry is not None
+    return entry
+
+
+def save(entry: Entry, data: bytes, cell: int = 1) -> None:
+    path = entry.fresh()
+    path.write_bytes(data)
+    saved = Saved(*(entry.key.folder, entry.key.name), cell=cell, moment=1.0, dump=path.name)
+    entry.commit(Saved.of({**_row(saved), "size": len(data), "variables": ROW}))
+
+
+def _row(saved: Saved) -> dict[str, object]:
+    return {
+        "format": 1,
+        **{name: getattr(saved, name) for name in Saved.__dataclass_fields__},
+    }
+
+
+def test_what_was_saved_is_there_for_the_next_who_opens_the_entry(tmp_path: Path) -> None:
+    entry = opened(store(tmp_path))
+    assert entry.saved is None
+    assert entry.dump() is None
+    save(entry, b"first")
+    save(entry, b"second", cell=7)
+    entry.close()
+    again = opened(store(tmp_path))
+    dump = again.dump()
+    assert again.saved is not None
+    assert again.saved.cell == 7
+    assert dump is not None
+    assert (dump.path.read_bytes(), dump.names) == (b"second", ("a",))
+    assert len(list(again.folder.glob("variables-*"))) == 1
+
+
+def test_only_this_user_may_look(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    opened(made)
+    for folder in (tmp_path / "kept", *(tmp_path / "kept").iterdir()):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_crash_at_any_point_leaves_what_was_saved_before(tmp_path: Path) -> None:
+    entry = opened(store(tmp_path))
+    save(entry, b"old")
+    entry.fresh().write_bytes(b"half of the n")
+    (entry.folder / "manifest.json.new").write_bytes(b'{"format": 1, "fol')
+    entry.close()
+    again = opened(store(tmp_path))
+    dump = again.dump()
+    assert dump is not None
+    assert dump.path.read_bytes() == b"old"
+    save(again, b"new")
+    assert again.saved is not None
+    there = {path.name for path in again.folder.iterdir()}
+    assert there == {"manifest.json", "r", again.saved.dump}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 2}', '{"format": 1, "folder": 3}', "[" * 100_000]
+)
+def test_a_manifest_that_cannot_be_read_is_a_problem_and_no_failure(
+    tmp_path: Path, text: str
+) -> None:
+    entry = opened(store(tmp_path))
+    (entry.folder / "manifest.json").write_text(text)
+    entry.close()
+    again = opened(store(tmp_path))
+    assert again.saved is None
+    assert again.problem
+
+
+def test_a_dump_that_is_not_whole_does_not_count(tmp_path: Path) -> None:
+    entry = opened(store(tmp_path))
+    save(entry, b"data")
+    (entry.folder / str(entry.saved and entry.saved.dump)).write_bytes(b"dat")
+    with pytest.raises(HibernationError, match="not whole"):
+        entry.dump()
+
+
+def test_a_manifest_names_no_file_outside_its_entry(tmp_path: Path) -> None:
+    entry = opened(store(tmp_path))
+    save(entry, b"data")
+    (tmp_path / "elsewhere").write_bytes(b"data")
+    manifest = entry.folder / "manifest.json"
+    data = {**json.loads(manifest.read_text()), "dump": "../../../elsewhere"}
+    manifest.write_text(json.dumps(data))
+    entry.close()
+    with pytest.raises(HibernationError):
+        opened(store(tmp_path)).dump()
+
+
+def test_one_holds_an_entry_until_it_lets_go(tmp_path: Path) -> None:
+    entry = opened(store(tmp_path))
+    assert store(tmp_path).open(KEY) is None
+    assert store(tmp_path).open(Key(KEY.folder, "other")) is not None
+    entry.close()
+    assert store(tmp_path).open(KEY) is not None
+
+
+def test_an_entry_that_is_being_let_go_is_waited_for(tmp_path: Path) -> None:
+    entry = opened(store(tmp_path))
+    entry.ends()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(store(tmp_path).open, KEY)
+        entry.close()
+        assert waiting.result() is not None
+
+
+def test_a_removed_entry_can_be_had_again(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    entry = opened(made)
+    save(entry, b"data")
+    entry.workspace.mkdir()
+    (entry.workspace / "file").touch()
+    entry.close()
+    assert made.has(KEY)
+    assert made.forget(KEY.id)
+    assert not made.has(KEY)
+    assert not entry.workspace.exists()
+    again = opened(made)
+    assert again.saved is None
+    assert not made.forget(KEY.id)
+
+
+def test_an_entry_that_was_not_used_for_long_is_gone(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    entry = opened(made)
+    save(entry, b"data")
+    entry.close()
+    later = SessionStore(
+        tmp_path / "kept", most_bytes=0, most_s=100.0, now=lambda: made.now() + 101
+    )
+    assert not later.has(KEY)
+    assert opened(later).saved is None
+
+
+def test_the_longest_unused_go_when_all_hold_too_much_and_those_in_use_stay(
+    tmp_path: Path,
+) -> None:
+    made = store(tmp_path)
+    for number, name in enumerate(("held", "oldest", "newer")):
+        entry = opened(made, Key("/p", name))
+        save(entry, bytes(200_000))
+        for path in (entry.folder, entry.folder / "manifest.json"):
+            os.utime(path, (made.now() - 50 + number,) * 2)
+        if name != "held":
+            entry.close()
+    small = SessionStore(tmp_path / "kept", most_bytes=500_000, most_s=100.0)
+    removed = [each.saved.name for each in small.make_room() if each.saved is not None]
+    assert removed == ["oldest"]
+    assert {each.saved.name for each in small.entries() if each.saved} == {"held", "newer"}
+
+
+def test_variables_that_are_dropped_do_not_come_back(tmp_path: Path) -> None:
+    entry = opened(store(tmp_path))
+    save(entry, b"data")
+    entry.drop_variables(9)
+    entry.close()
+    again = opened(store(tmp_path))
+    assert again.dump() is None
+    assert again.saved is not None
+    assert again.saved.cell == 9
+    assert list(again.folder.glob("variables-*")) == []
