@@ -6,7 +6,8 @@ KernelMcpError
 ├── EnvironmentBuildError      a kernel environment could not be resolved or built
 │   └── UnfitPackages          some of its packages cannot be had, even alone
 ├── LaunchError                a kernel did not start
-│   └── KernelGone             a kernel had ended before it took a cell
+│   ├── KernelGone             a kernel had ended before it took a cell
+│   ├── Uncopyable             there can be no checkpoint of a kernel now
 │   └── BoundaryBroken         it started without what its sandbox promises, and was ended
 ├── InputError                 an argument of a tool call cannot be used
 │   └── WorkspaceError         a path or file in the workspace cannot be used
@@ -52,6 +53,14 @@ class UnfitPackages(EnvironmentBuildError):
 
 class LaunchError(KernelMcpError):
     """A kernel process did not reach the point where it can run cells."""
+
+
+class Uncopyable(LaunchError):
+    """A copy of a kernel would lack something; `words` name what."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        super().__init__(f"no copy of this kernel can be made: it has {', '.join(words)}")
+        self.words = words
 
 
 class BoundaryBroken(LaunchError):

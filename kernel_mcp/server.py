@@ -140,6 +140,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
                 doors=doors,
                 network=network,
                 variables=settings.environ,
+                checkpoints=settings.checkpoints != "off",
             )
         launcher = templates or cold
         stack.push_async_callback(launcher.aclose)

@@ -69,6 +69,8 @@ CHAINED = ("bwrap", "landlock")
 ENGINES = ("auto", "podman", "docker")
 TOOL_GROUPS = ("core", "packages", "files")
 """Groups of tools; `core` runs code and is always there."""
+CHECKPOINTS = ("off", "auto", "always")
+"""From the one with the fewest copies of kernels."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _IMPORTS = "What code may import"
@@ -379,6 +381,13 @@ class Settings:
     no_template: bool = _flag(
         "no-template", switch, _SERVER, "", "off",
         "start every kernel cold instead of forking it from a process that has imported everything",
+    )
+    checkpoints: str = _flag(
+        "checkpoints", choice(*CHECKPOINTS), _SERVER, "|".join(CHECKPOINTS), "auto",
+        "copies of kernels by fork, to which a session goes back when its kernel dies, for `undo` "
+        "and `branch`: `auto` makes them where they cost a twentieth of the work that they save, "
+        "or in a pause, `always` after every cell; takes a template",
+        narrows=no_further(CHECKPOINTS),
     )
     tools: tuple[str, ...] = _flag(
         "tools", some_of(*TOOL_GROUPS), _SERVER, "GROUPS", ",".join(TOOL_GROUPS),

@@ -38,8 +38,14 @@ class Connection:
     """
 
     def __init__(
-        self, path: str, socket_type: bytes, *, max_bytes: int, loop: asyncio.AbstractEventLoop
+        self,
+        place: str | socket.socket,
+        socket_type: bytes,
+        *,
+        max_bytes: int,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
+        """`place` is where the kernel listens, or a socket whose other end it has; taken over."""
         self.unread = False
         self._loop = loop
         self._decoder = Decoder(max_bytes)
@@ -47,10 +53,14 @@ class Connection:
         """Messages for after the handshake; first the subscription to all topics."""
         self._out = bytearray()
         self._writing = False
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        if isinstance(place, str):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        else:
+            self._socket = place
         take_no_descriptors(self._socket)
         try:
-            self._socket.connect(path)
+            if isinstance(place, str):
+                self._socket.connect(place)
             self._write(GREETING + ready(socket_type))
         except BaseException:
             self._socket.close()
@@ -171,7 +181,9 @@ class Channels:
         on_message: Callable[[Channel, Message], None],
         on_refused: Callable[[str], None],
         on_broken: Callable[[str], None],
+        ends: Sequence[socket.socket] = (),
     ) -> None:
+        """`ends` are sockets for shell, control and iopub, to be used instead of connecting."""
         self._wire = Wire(connection.key)
         self._on_message = on_message
         self._on_refused = on_refused
@@ -189,9 +201,11 @@ class Channels:
         self.received = 0
         self.unread: set[Channel] = set()
         """Channels that the kernel closed with requests unread."""
-        self._open("shell", b"DEALER", connection.path(connection.shell_port))
-        self._open("control", b"DEALER", connection.path(connection.control_port))
-        self._open("iopub", b"SUB", connection.path(connection.iopub_port))
+        ports = (connection.shell_port, connection.control_port, connection.iopub_port)
+        shell, control, iopub = ends or map(connection.path, ports)
+        self._open("shell", b"DEALER", shell)
+        self._open("control", b"DEALER", control)
+        self._open("iopub", b"SUB", iopub)
 
     async def ready(self, timeout: float) -> None:
         """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""
@@ -259,10 +273,10 @@ class Channels:
         for channel in list(self._lines):
             self._hang_up(channel)
 
-    def _open(self, channel: Channel, kind: bytes, path: str) -> None:
+    def _open(self, channel: Channel, kind: bytes, place: str | socket.socket) -> None:
         limit = MAX_MESSAGE_BYTES + OVERHEAD_BYTES
         try:
-            line = Connection(path, kind, max_bytes=limit, loop=self._loop)
+            line = Connection(place, kind, max_bytes=limit, loop=self._loop)
         except OSError as error:
             self._loop.call_soon(self._break, f"its {channel} channel cannot be opened: {error}")
             return

@@ -12,14 +12,15 @@ from typing import Any, TypeAlias
 import anyio
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.errors import LaunchError
+from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.kernels.channels import Channel, Channels
 from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.process import KernelProcess
 from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.output.items import Event, Failure, Stream, Veil
-from kernel_mcp.output.text import Masks
+from kernel_mcp.output.text import Masks, one_line
 from kernel_mcp.policy import Policy
 
 # An execute request: its outcome, and the end of its output.
@@ -148,9 +149,9 @@ class KnownNames:
     `more` counts names beyond `MOST_NAMES`.
     """
 
-    def __init__(self) -> None:
-        self._names: dict[str, None] = {}
-        self.more = 0
+    def __init__(self, known: KnownNames | None = None) -> None:
+        self._names: dict[str, None] = {} if known is None else dict(known._names)
+        self.more: int = 0 if known is None else known.more
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -189,6 +190,20 @@ DRAIN_S = 0.25
 """Seconds after a death to wait for data the kernel had sent."""
 
 
+CHECKPOINT_S = 10.0
+"""Seconds that a checkpoint may take: it is some 10 ms for a gigabyte, and the machine is busy."""
+MOST_WORDS = 8
+WORD_CHARS = 80
+
+
+def _words(value: object) -> tuple[str, ...]:
+    """What a kernel names as in the way of a checkpoint; hostile data."""
+    found = value if isinstance(value, list) else []
+    return tuple(
+        one_line(each)[:WORD_CHARS] for each in found[:MOST_WORDS] if isinstance(each, str)
+    )
+
+
 class Answer:
     """The reply to a request; `done` without `message` when the kernel has died."""
 
@@ -218,6 +233,8 @@ class Kernel:
         self.policy = policy
         self.dead = anyio.Event()
         self.names = KnownNames()
+        self.known: dict[Checkpoint, KnownNames] = {}
+        """The names at each of its checkpoints."""
         self.broken = False
         """Whether a trial cell failed: the kernel's own code does not work any more."""
         self._run: Run | None = None
@@ -232,6 +249,7 @@ class Kernel:
             on_message=self._on_message,
             on_refused=self._on_refused,
             on_broken=self._on_broken,
+            ends=handle.channels,
         )
 
     async def ready(self, timeout: float) -> None:
@@ -358,8 +376,70 @@ class Kernel:
         """Kill the kernel and its descendants."""
         self.handle.kill()
 
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The copies of it that wait, oldest first."""
+        return [] if self.handle.enclosure is None else self.handle.enclosure.checkpoints
+
+    async def checkpoint(self, *, most: int = 1) -> tuple[Checkpoint, float]:
+        """A copy of this kernel, which waits between cells, and the seconds that making it took.
+
+        The last `most` are kept. Raises Uncopyable when there is something that a copy would lack,
+        LaunchError when there is none for another reason.
+        """
+        enclosure = self.handle.enclosure
+        if enclosure is None:
+            raise LaunchError("there are no checkpoints here")
+        made = enclosure.place(self.handle)
+        try:
+            with (
+                self.asking("shell", "kernel_mcp_checkpoint_request", {}) as answer,
+                anyio.move_on_after(CHECKPOINT_S),
+            ):
+                await answer.done.wait()
+            said = {} if answer.message is None else answer.message.content
+            if said.get("status") == "refused":
+                raise Uncopyable(_words(said.get("hindrances")))
+            if said.get("status") != "ok":
+                raise LaunchError(
+                    one_line(str(said.get("reason") or "the kernel has not answered"))
+                )
+            await made.parked(CHECKPOINT_S)
+        except BaseException:
+            enclosure.drop(made)
+            raise
+        enclosure.keep(made, most)
+        self.known[made] = KnownNames(self.names)
+        for former in [each for each in self.known if each not in enclosure.checkpoints]:
+            del self.known[former]
+        seconds = said.get("seconds")
+        return made, seconds if isinstance(seconds, float) and seconds > 0 else 0.0
+
+    async def wake(self, checkpoint: Checkpoint, folder: str = "") -> Kernel:
+        """A kernel that goes on from a checkpoint of this one; `folder` is that of a branch.
+
+        Raises LaunchError, BoundaryBroken.
+        """
+        assert self.handle.enclosure is not None
+        try:
+            handle = await self.handle.enclosure.wake(checkpoint, folder)
+        except OSError as reason:
+            raise LaunchError(f"the checkpoint cannot be woken: {reason}") from reason
+        kernel = Kernel(handle, environment=self.environment, policy=self.policy, masks=self._masks)
+        kernel.known = dict(self.known)
+        kernel.names = KnownNames(self.known.get(checkpoint, self.names))
+        try:
+            await kernel.ready(CHECKPOINT_S)
+        except BaseException:
+            await kernel.aclose()
+            raise
+        return kernel
+
     async def aclose(self) -> None:
-        """Close the channels, end the process and remove its files."""
+        """Close the channels, end the process and remove its files.
+
+        What other kernels share with it stays.
+        """
         self._closing = True
         self._channels.close()
         with anyio.CancelScope(shield=True):

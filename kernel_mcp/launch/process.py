@@ -3,6 +3,7 @@
 KernelProcess      a running kernel: its process, channels, limits; what a Launcher starts
 ConfinedProcess    the process of a kernel or another command, cold and forked alike
 OutputRing         shared memory with the last output of a kernel
+Enclosure          the sandbox of a kernel, with its checkpoints, which outlives the kernel
 Start              how it was started, how all of it is killed and how its end becomes known
 Spawned            a child of the server, as a rule bubblewrap (spawn.py)
 Forked             forked by a template, which reports its end (template/kernel.py)
@@ -14,8 +15,9 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
@@ -24,6 +26,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import ConnectionInfo, LaunchRequest, Tell
+from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.readiness import ReadinessChannel, StderrTail
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage, Watched
@@ -106,7 +109,10 @@ class Start(Protocol):
         """Take `pid` as the kernel. Raises LaunchError when it is not of this sandbox."""
 
     def kill(self) -> None:
-        """Send SIGKILL to all of them; continue the process that reports their end."""
+        """Send SIGKILL to all of them; continue the process that reports their end.
+
+        In an enclosure that is still needed the kernel alone is killed.
+        """
 
     async def settled(self) -> None:
         """Return when it is known which processes to kill, some ms after the start."""
@@ -267,10 +273,38 @@ class Exit(Protocol):
         """
 
 
+class Enclosure(Protocol):
+    """The sandbox that a template has made for a kernel, and for those of its checkpoints."""
+
+    checkpoints: list[Checkpoint]
+    """The copies that wait, oldest first."""
+
+    def place(self, kernel: KernelProcess) -> Checkpoint:
+        """Have a kernel sent a place to wait at. Raises LaunchError, OSError."""
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """End a checkpoint."""
+
+    def keep(self, checkpoint: Checkpoint, most: int = 1) -> None:
+        """Count it to `checkpoints`, of which `most` are kept."""
+
+    async def clear(self) -> None:
+        """End what no living kernel has started, but for checkpoints. Raises LaunchError."""
+
+    async def wake(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
+        """A kernel that goes on from a checkpoint, in `folder` as a branch.
+
+        Raises LaunchError, BoundaryBroken, OSError.
+        """
+
+
 class KernelProcess:
     """One running kernel in its sandbox, however it was started: what sessions see of it.
 
     connection  where its channels listen, in host paths
+    channels    its ends of shell, control and iopub, where it does not listen
+    lifeline    what it is sent places to wait at over; None where it takes none
+    enclosure   its sandbox, where there can be checkpoints of it
     boundary    how it was started, and what the server has found of its boundary, for people
     limits      what it may use
     way         to the network
@@ -287,7 +321,13 @@ class KernelProcess:
         ring: OutputRing,
         way: Exit,
         resources: AsyncExitStack,
+        channels: Sequence[socket.socket] = (),
+        lifeline: socket.socket | None = None,
+        enclosure: Enclosure | None = None,
     ) -> None:
+        self.channels = channels
+        self.lifeline = lifeline
+        self.enclosure = enclosure
         self.process = process
         self.connection = connection
         self.boundary = boundary
@@ -335,8 +375,15 @@ class KernelProcess:
         """Return how it ended, at once after its death (pidfd)."""
         return await self.process.wait()
 
+    def on_close(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have `aclose` do this first."""
+        self._resources.push_async_callback(work)
+
     async def aclose(self) -> None:
-        """Kill what still runs, reap it, remove the socket directory, give the user id back."""
+        """Kill what still runs, reap it, remove the socket directory, give the user id back.
+
+        An enclosure that other kernels use stays.
+        """
         await self._resources.aclose()
 
 

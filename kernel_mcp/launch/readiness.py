@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,6 +52,10 @@ class StderrTail:
         for _ in range(DRAIN_READS):
             if not self._read():
                 break
+
+    def forget(self) -> None:
+        """Keep none of what came so far: it is of a kernel before."""
+        self._kept.clear()
 
     def close(self) -> None:
         """Stop reading."""
@@ -123,10 +127,12 @@ class Inspector:
         others: Collection[str] = (),
         ceilings: Mapping[str, int] | None = None,
         writable: frozenset[str] = frozenset(),
+        kin: Iterable[int] = (),
     ) -> Inspected:
         """Read /proc of a kernel that is ready and has run no code; takes some 0.3 ms.
 
-        It may share no namespace with `others`, the server or a kernel inspected and not forgotten;
+        It may share no namespace with `others`, the server or a kernel inspected and not forgotten,
+        but for those of the pidfds `kin`;
         `ceilings` bound its resource limits, `writable` are further mounts that it may write to.
         `pidfd` stays open until `forget`.
         Raises BoundaryBroken for what does not hold, LaunchError when it has ended.
@@ -149,7 +155,7 @@ class Inspector:
             ) from reason
         taken = set(found.alone(promise).values())
         problems = broken(
-            promise, found, self._server, {*others, *self._of_others(taken)}, ceilings
+            promise, found, self._server, {*others, *self._of_others(taken, set(kin))}, ceilings
         )
         if problems:
             way = "forked from its template" if forked else "started"
@@ -179,11 +185,11 @@ class Inspector:
             pid = facts.parent
         return frozenset(found)
 
-    def _of_others(self, taken: set[str]) -> set[str]:
+    def _of_others(self, taken: set[str], kin: set[int]) -> set[str]:
         """What living kernels hold that share any of `taken`, read again: Linux reuses numbers."""
         held: set[str] = set()
         for pidfd, (pid, facts) in list(self._living.items()):
-            if not taken.isdisjoint(facts.held):
+            if pidfd not in kin and not taken.isdisjoint(facts.held):
                 try:
                     held.update(read_facts(pid, pidfd).held)
                 except OSError:
@@ -224,6 +230,12 @@ class ReadinessChannel:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def lifeline(self) -> socket.socket:
+        """The host's end, over which nothing can come any more; `close` leaves it open."""
+        line = self._host.dup()
+        line.shutdown(socket.SHUT_RD)
+        return line
 
     async def wait(self) -> int:
         """Return the ready kernel's pid on the host. Raises LaunchError when it fails or closes."""

@@ -121,8 +121,11 @@ def boot_content(
     *,
     sealed: bool = False,
     strict: Sequence[str] = (),
+    lifeline: bool = False,
 ) -> dict[str, Any]:
     """The boot file: policy, limits and places; `sealed` for a kernel that makes no socket.
+
+    With a `lifeline` the readiness channel stays open, for checkpoints.
 
     `strict` are mounts whose ruleset comes over the readiness channel, before anything else.
     """
@@ -145,6 +148,7 @@ def boot_content(
         "ready_fd": ready_fd,
         "ring_fd": ring_fd,
         "sealed": sealed,
+        "lifeline": lifeline,
         "variables": dict(request.variables),
         "strict": [*strict],
         "runtime": ["/usr", *map(str, request.environment.readonly)],

@@ -158,6 +158,27 @@ class KernelGroup:
         with contextlib.suppress(OSError):  # a system without IP, or one that has given this up
             cgroupfs.write(folder / "memory.kmem.tcp.limit_in_bytes", min(size, MOST_TCP))
 
+    def allow_memory(self, size: int) -> None:
+        """Change the limit of memory; not to less than is in use."""
+        if "memory" not in self._folders:
+            return
+        folder = self._folders["memory"]
+        if "memory" in self._unified:
+            if int(cgroupfs.read(folder / "memory.current")) < size:
+                cgroupfs.write(folder / "memory.max", size)
+            return
+        names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+        if size > int(cgroupfs.read(folder / names[0])):
+            names.reverse()  # the second is never below the first
+        for name in names:
+            if (folder / name).exists():
+                cgroupfs.write(folder / name, size)
+
+    def limit_processes(self, most: int) -> None:
+        """Change the limit of processes and threads; 0 for none."""
+        if "pids" in self._folders:
+            cgroupfs.write(self._folders["pids"] / "pids.max", most or "max")
+
     def _limit_processors(self, quota: int) -> None:
         folder = self._folders["cpu"]
         if "cpu" in self._unified:

@@ -17,9 +17,10 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.limits.group import KernelGroup
+from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.linux import cgroupfs
 from kernel_mcp.linux.cgroupfs import Hierarchy, is_group
+from kernel_mcp.linux.proc import available_memory
 
 logger = logging.getLogger(__name__)
 
@@ -288,6 +289,14 @@ class Membership:
     def admit(self, pids: Iterable[int]) -> None:
         """Queue the move of processes; their later children follow."""
         self._tasks.append(self._executor.submit(self.group.admit, tuple(pids)))
+
+    def make_room(self, budget: int, size: int) -> None:
+        """Queue a limit of memory that leaves `size` bytes besides, where the machine has them."""
+        self._executor.submit(self._widen, budget, size)
+
+    def _widen(self, budget: int, size: int) -> None:
+        with contextlib.suppress(OSError):
+            self.group.allow_memory(backstop(budget) + min(size, available_memory()))
 
     async def made(self) -> None:
         """Wait until the group exists. Raises OSError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import anyio
@@ -98,6 +98,7 @@ class KernelLimits:
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []
+        self._apart: frozenset[int] = frozenset()
         self._faults = Faults(session)
         self._gauge = Gauge(
             self.group, self._processes, budget=limits.memory_bytes, faults=self._faults
@@ -233,6 +234,33 @@ class KernelLimits:
         finally:
             self._looking = False
 
+    def make_room(self, size: int, apart: Iterable[int]) -> None:
+        """Allow `size` bytes more, where the machine has them: what checkpoints may come to hold.
+
+        `apart` are their processes, which count for nothing where memory is read from /proc.
+        """
+        self._apart = frozenset(apart)
+        if self._membership is not None and self.limits.memory_bytes:
+            self._membership.make_room(self.limits.memory_bytes, size)
+
+    def excuse(self) -> None:
+        """A checkpoint was killed for lack of memory: no process of the session was."""
+        self._gauge.excuse()
+
+    @contextlib.contextmanager
+    def no_more_processes(self) -> Iterator[None]:
+        """Inside this block no process can start another, where a group can see to that."""
+        if self.group is None:
+            yield
+            return
+        with contextlib.suppress(OSError):
+            self.group.limit_processes(1)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.group.limit_processes(self.limits.pids)
+
     def explain(self, exit_status: ExitStatus) -> ExitStatus:
         """The exit status with the limit that caused it, if one did."""
         if exit_status.signal != signal.SIGKILL:
@@ -293,7 +321,8 @@ class KernelLimits:
         """Process ids of the group, or of the admitted processes and their descendants."""
         if self.group is not None:
             return self.group.processes()[:MOST_PROCESSES]
-        return list(family(self._roots))[:MOST_PROCESSES]
+        found = family(self._roots)
+        return [pid for pid in found if pid not in self._apart][:MOST_PROCESSES]
 
 
 def _nothing() -> None:

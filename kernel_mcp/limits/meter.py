@@ -267,6 +267,11 @@ class Gauge:
         killed, self._starved = count - self._starved, count
         return killed
 
+    def excuse(self) -> None:
+        """Do not count one of these."""
+        if self.starved() > 0:
+            self._starved += 1
+
     def out_of_memory(self) -> str:
         """Cause of an OOM kill: the kernel's own limit, or the machine's memory."""
         peak = self._peak

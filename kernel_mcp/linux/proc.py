@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -108,6 +110,46 @@ def pid_of(pidfd: int) -> int:
         if name == "Pid":
             return int(value)
     return -1
+
+
+_PIDFD_GET_INFO = 0xC040FF0B
+"""_IOWR(0xFF, 11, struct pidfd_info) of <linux/pidfd.h>, with the 64 bytes of its first version."""
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+
+
+def wait_status(pidfd: int) -> int | None:
+    """How a process that has ended did so (wait(2)), of whomever it was the child.
+
+    None while it is not reaped, and before Linux 6.15.
+    """
+    content = bytearray(_PIDFD_INFO.size)
+    struct.pack_into("=Q", content, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, content)
+    except OSError:
+        return None
+    found = _PIDFD_INFO.unpack(content)
+    return found[-1] if found[0] & _PIDFD_INFO_EXIT else None
+
+
+def pids_of_namespace(name: str, among: Iterable[int] | None = None) -> list[int]:
+    """Processes of a pid namespace by its name, as /proc/PID/ns/pid has it; all for None."""
+    found = []
+    for pid in _all_pids() if among is None else among:
+        with absences, contextlib.suppress(PermissionError):
+            if namespace_of(pid) == name:
+                found.append(pid)
+    return found
+
+
+def namespace_of(pid: int) -> str:
+    """The name of a process's pid namespace. Raises OSError."""
+    return os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115  # called for each process
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -242,6 +284,15 @@ def _lines(thread: int, file: str, names: tuple[bytes, ...]) -> dict[bytes, int]
                 name, size, *_ = line.split()
                 found[name] = int(size) * 1024
     return found
+
+
+def available_memory() -> int:
+    """Bytes that the machine has for programs without swapping. Raises OSError."""
+    with open("/proc/meminfo", "rb") as table:
+        for line in table:
+            if line.startswith(b"MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def family(roots: Iterable[int]) -> Iterator[int]:

@@ -71,6 +71,15 @@ class Journal:
     def died(self, cause: str) -> None:
         """The kernel has died between cells."""
 
+    def checkpointed(self, cell: int) -> None:
+        """A copy of the kernel waits, with the variables as after that cell."""
+
+    def revived(self, cell: int) -> None:
+        """The session goes on from the checkpoint after that cell."""
+
+    def undone(self, cells: Iterable[int]) -> None:
+        """The work of these cells was taken back."""
+
     def hibernated(self, saved: int, lost: int, size: int, cause: str) -> None:
         """The kernel was ended; `saved` variables are on disk, `cause` says why none could be."""
 
@@ -200,6 +209,15 @@ class _SessionJournal(Journal):
 
     def died(self, cause: str) -> None:
         self._note("kill", cell=None, cause=_short(cause))
+
+    def checkpointed(self, cell: int) -> None:
+        self._note("checkpoint", cell=cell)
+
+    def revived(self, cell: int) -> None:
+        self._note("revival", cell=cell)
+
+    def undone(self, cells: Iterable[int]) -> None:
+        self._note("undo", cells=list(cells)[:MAX_TEXTS])
 
     def hibernated(self, saved: int, lost: int, size: int, cause: str) -> None:
         self._note("hibernate", saved=saved, lost=lost, size=size, cause=_short(cause))

@@ -44,6 +44,15 @@ class Phase(str, Enum):
     """Its code was handed to the kernel."""
 
 
+class Ahead(str, Enum):
+    """Why a checkpoint is wanted before a cell."""
+
+    NO = "no"
+    LONG = "long"
+    """The cell may take long."""
+    ASKED = "asked"
+
+
 class StopReason(str, Enum):
     """Why the server stops a running cell."""
 
@@ -84,6 +93,8 @@ class Cell:
     `calls` wait for it, `called` says that one has, `telling` that an answer about its end is on
     its way, and `abandoned` that its call was cancelled.
     `state_as_of` is the last cell whose work the variables held when it ended, or began.
+    `ahead` says whether a checkpoint is wanted before it, `back` where the session went back to
+    when it was killed.
     `missing` is what it wanted and was not there, as `policy.missing` names it.
     `plain` is the code without the installations it began with, `installed` what came of those.
     """
@@ -115,6 +126,8 @@ class Cell:
         self.unsaid: list[Notice] = []
         self.stop_reason: StopReason | None = None
         self.missing = ""
+        self.ahead = Ahead.NO
+        self.back = ""
         self._scope: anyio.CancelScope | None = None
         self._changes = 0
         self._changed: anyio.Event | None = None
@@ -245,7 +258,7 @@ class Cell:
             "execution_count": self.execution_count,
             "exit_code": outcome.exit_code,
             "duration_s": round(self.duration_s, 6),
-            "state_kept": outcome.state_kept and not losses,
+            "state_kept": outcome.state_kept and all(loss.kept for loss in losses),
             "lost": list(dict.fromkeys(name for loss in losses for name in loss.names)),
             "lost_omitted": sum(loss.more for loss in losses),
             "state_as_of": self.state_as_of,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -17,6 +18,8 @@ from kernel_mcp.errors import HibernationError, KernelGone, KernelMcpError, Laun
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions.audit import Journal
+from kernel_mcp.sessions.cell import Ahead, Cell
+from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import (
     Hibernation,
     Shelf,
@@ -51,9 +54,50 @@ def restore(request: KernelRequest) -> list[str]:
     return lost
 
 
+NOT_ROLLED_BACK = "Files were not rolled back; programs that code had started have ended"
+MOST_RUNS = 12
 FILES_KEPT = "files in the workspace are kept"
 SHOWN_NAMES = 50
 """Names of lost variables in a notice; the structured result has up to `losses.MOST_NAMES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """That a kernel went back to a checkpoint: as after cell `as_of`, 0 for before all.
+
+    `undone` are the cells whose work is gone with it, `names` those that are defined no more.
+    """
+
+    as_of: int
+    undone: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def words(self, killed: int | None = None) -> str:
+        """What stands, and what to run again, the `killed` cell with it."""
+        where = f"as after cell {self.as_of}" if self.as_of else "as before the first cell"
+        again = [*self.undone, *([killed] if killed is not None else [])]
+        text = f"Variables are {where}"
+        if again:
+            text += f"; run {cells_in_words(again)} again to have what came after it"
+        names = f" Gone with that: {listing(self.names[:SHOWN_NAMES])}." if self.names else ""
+        return f"{text}. {NOT_ROLLED_BACK}.{names}"
+
+    def loss(self, cause: str) -> Loss | None:
+        """What cells that were to follow build on without having it; None for nothing."""
+        return Loss(cause, self.names, kept=True) if self.undone else None
+
+
+def cells_in_words(numbers: Sequence[int]) -> str:
+    """Numbers of cells, neighbours joined."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]  # noqa: RUF001
+    shown = ", ".join(parts[:MOST_RUNS]) + (", …" if len(parts) > MOST_RUNS else "")
+    return f"{'cell' if len(numbers) == 1 else 'cells'} {shown}"
 
 
 class KernelLifecycle:
@@ -74,7 +118,12 @@ class KernelLifecycle:
         admit: Callable[[], Awaitable[None]],
         ledger: Ledger,
         journal: Journal,
+        checkpoints: Checkpoints | None = None,
+        on_death: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_death` is called when a kernel has died between cells that can come back."""
+        self.checkpoints = checkpoints or Checkpoints("off", time.monotonic, ledger.add)
+        self._on_death = on_death
         self.request = request
         self.kernel: Kernel | None = None
         self.awake = True
@@ -83,7 +132,7 @@ class KernelLifecycle:
         self._source = source
         self._admit = admit
         self._journal = journal
-        self._worked: int | None = None
+        self._worked: list[int] = []
         self._missed = False
         self._engaged = False
         self._asleep: Notice | None = None
@@ -104,11 +153,12 @@ class KernelLifecycle:
     @property
     def state_as_of(self) -> int | None:
         """The last cell whose work the variables hold; None when there are none."""
-        return self._worked if self.holds else None
+        return self._worked[-1] if self.holds and self._worked else None
 
-    def note_work(self, cell: int) -> None:
-        """The variables hold what this cell has done."""
-        self._worked = cell
+    def note_work(self, cell: int, seconds: float) -> None:
+        """The variables hold what this cell has done in that time."""
+        self._worked.append(cell)
+        self.checkpoints.worked(seconds)
 
     def lost_state(self, cause: str) -> Loss:
         """The variables that an end now, because of `cause`, would lose."""
@@ -150,6 +200,8 @@ class KernelLifecycle:
                 return self.kernel
             await self.drop()
         await self.note_death()
+        if self.kernel is not None:
+            return self.kernel
         asleep = not self.awake
         if asleep:
             await self._admit()
@@ -163,6 +215,8 @@ class KernelLifecycle:
     async def drop(self) -> None:
         """End the kernel."""
         kernel, self.kernel, self.used = self.kernel, None, False
+        if self.sleep is None:
+            self._worked.clear()
         if kernel is not None:
             with Barrier("ending a kernel", self.request.session):
                 await kernel.aclose()
@@ -237,7 +291,7 @@ class KernelLifecycle:
         `cell` is the last one whose work the variables hold.
         """
         self._hibernation.sleep = sleep
-        self._worked = cell
+        self._worked = [] if cell is None else [cell]
         self.awake = False
         self._asleep = self._tell_sleep(sleep)
 
@@ -262,14 +316,87 @@ class KernelLifecycle:
         return self.ledger.add(f"{text}.{lost_names(loss)}", loss)
 
     async def note_death(self) -> None:
-        """Drop a kernel that died between cells, with a notice."""
+        """Have a kernel that died between cells come back, or drop it; with a notice."""
         kernel = self.kernel
-        if kernel is not None and kernel.exit is not None:
+        if kernel is None or kernel.exit is None:
+            return
+        if self.used and self.checkpoints.newest(kernel) is not None:
+            cause = f"{kernel.exit.story('the kernel')} between cells"
+            if (back := await self.revive()) is not None:
+                self._journal.died(cause)
+                self.ledger.add(f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause))
+                return
+        self._miss(kernel)
+        await self.drop()
+
+    async def checkpoint_ahead(self, cell: Cell) -> None:
+        """Make a copy before a cell where one is wanted; the cell is told if there can be none."""
+        if cell.ahead is Ahead.NO or not self.used:
+            return
+        if cell.ahead is Ahead.LONG:
+            await self.checkpoint(self.checkpoints.ahead)
+            return
+        try:
+            await self.checkpoint(self.checkpoints.asked)
+        except LaunchError as error:
+            cell.notice(f"No checkpoint was made before this cell: {error}")
+
+    async def checkpoint(self, when: Callable[[Kernel, int], Awaitable[object]]) -> None:
+        """Have a method of `checkpoints` make a copy of the kernel if it holds variables of cells.
+
+        Raises LaunchError where that does.
+        """
+        kernel = self.kernel
+        if kernel is None or kernel.exit is not None or not self.used:
+            return
+        before = self.checkpoints.newest(kernel)
+        self._engaged, engaged = True, self._engaged
+        try:
+            await when(kernel, self.state_as_of or 0)
+        finally:
+            self._engaged = engaged
+        if self.checkpoints.newest(kernel) not in (None, before):
+            self._journal.checkpointed(self.state_as_of or 0)
+        if not engaged:
             self._miss(kernel)
-            await self.drop()
+
+    async def revive(self, not_after: int | None = None) -> Return | None:
+        """Go on from the newest checkpoint of a dead kernel; None where that cannot be.
+
+        The state of no cell after `not_after` comes back, if that is given.
+        """
+        kernel, known = self.kernel, self.checkpoints
+        if kernel is None or kernel.exit is None or kernel.handle.enclosure is None:
+            return None
+        while True:
+            last = known.newest(kernel)
+            found = last if not_after is None else known.at(kernel, not_after)
+            if found is None:
+                return None
+            with Barrier("going on from a checkpoint", self.request.session) as barrier:
+                await kernel.handle.enclosure.clear()
+                fresh = await kernel.wake(found)
+            if barrier.failure is None:
+                break
+            kernel.handle.enclosure.drop(found)
+        self.kernel = fresh
+        as_of = known.state_of(found)
+        undone = tuple(cell for cell in self._worked if cell > as_of)
+        del self._worked[len(self._worked) - len(undone) :]
+        known.back_at(fresh, found)
+        gone = [name for name in kernel.names if name not in set(fresh.names)]
+        assert self._tasks is not None
+        self._tasks.start_soon(self._watch, fresh)
+        with Barrier("ending a kernel", self.request.session):
+            await kernel.aclose()
+        self._journal.revived(as_of)
+        return Return(as_of, undone, tuple(gone))
 
     def _miss(self, kernel: Kernel) -> None:
         if kernel is self.kernel and self.used and kernel.exit is not None:
+            if self.checkpoints.newest(kernel) is not None:
+                self._on_death()
+                return
             cause = f"{kernel.exit.story('the kernel')} between cells"
             self._journal.died(cause)
             self.lose(cause[0].upper() + cause[1:], self.lost_state(cause))
@@ -302,6 +429,8 @@ class KernelLifecycle:
         await self._hibernation.end(used=True)
         self._journal.woke(len(waking.back), len(waking.lost))
         self.used = waking.restored
+        if not waking.restored:
+            self._worked.clear()
         kernel.names.add(waking.back)
         asleep, self._asleep = self._asleep, None
         if waking.notice:

@@ -122,11 +122,15 @@ MOST_LOSSES = 8
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Lost variables: the cause, known names, and in `more` the count of further ones."""
+    """Lost variables: the cause, known names, and in `more` the count of further ones.
+
+    With `kept` the others are there, as they were at a checkpoint.
+    """
 
     cause: str
     names: tuple[str, ...] = ()
     more: int = 0
+    kept: bool = False
 
     @classmethod
     def of(cls, cause: str, names: Iterable[str], more: int = 0) -> Loss:

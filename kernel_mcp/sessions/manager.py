@@ -246,6 +246,7 @@ class SessionManager:
             preparation=self._preparation,
             kept=kept,
             changes=self._saver.touch,
+            checkpoints=self._settings.checkpoints,
         )
         if kept is not None:
             await self._continue(session, kept, claim)

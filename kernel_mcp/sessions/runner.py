@@ -277,13 +277,15 @@ class CellRunner:
         )
         if refusal is not None:
             return self._refused(cell, refusal)
+        await self._lifecycle.checkpoint_ahead(cell)
         self._journal.begins(kernel.handle)
         with self._lifecycle.engaged():
             outcome = await run_cell(kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s)
             if outcome.status is Status.KILLED:
-                await self._after_kill(cell, outcome)
+                outcome = await self._after_kill(cell, outcome)
             elif cell.phase is Phase.RUN:
-                self._lifecycle.note_work(cell.number)
+                began = cell.started or self._clock()
+                self._lifecycle.note_work(cell.number, self._clock() - began)
         cell.state_as_of = self._lifecycle.state_as_of
         return outcome
 
@@ -299,6 +301,8 @@ class CellRunner:
             if not await stop(kernel, run, self._grace_s, cell) and run.status is not None:
                 return "The cell was interrupted; variables are kept."
         what = f"The server failed while running cell {cell.number} and ended its kernel"
+        if (back := await self._lifecycle.revive()) is not None:
+            return f"{what}. {back.words(cell.number)}"
         cell.own = self._lifecycle.lose(what, self._lifecycle.lost_state("the server failed"))
         await self._lifecycle.drop()
         return "The kernel was ended: all variables are lost, files in the workspace are kept."
@@ -312,11 +316,20 @@ class CellRunner:
         self._journal.refused(cell, refusal.value)
         return Outcome(Status.ERROR, cause="refused by the import policy; nothing was run")
 
-    async def _after_kill(self, cell: Cell, outcome: Outcome) -> None:
-        """Drop the dead kernel and, unless the session is reset or closed, start a fresh one."""
+    async def _after_kill(self, cell: Cell, outcome: Outcome) -> Outcome:
+        """Go on from a checkpoint, else drop the dead kernel and start a fresh one.
+
+        Neither when the session is reset or closed.
+        """
         if cell.stop_reason in AT_ONCE:  # reset and close report the loss
             await self._lifecycle.drop()
-            return
+            return outcome
+        if (back := await self._lifecycle.revive()) is not None:
+            cell.back = back.words(cell.number)
+            if (loss := back.loss(outcome.cause or "its kernel is gone")) is not None:
+                what = f"Cell {cell.number} was killed ({outcome.cause}). {cell.back}"
+                cell.own = self._lifecycle.ledger.add(what, loss)
+            return replace(outcome, state_kept=True)
         cause = outcome.cause or "its kernel is gone"
         loss = self._lifecycle.lost_state(cause)
         cell.own = self._lifecycle.lose(f"Cell {cell.number} was killed ({cause})", loss)
@@ -326,3 +339,4 @@ class CellRunner:
                 await self._lifecycle.ensure()
         except KernelMcpError as error:
             cell.notice(f"A fresh kernel could not be started: {error}")
+        return outcome

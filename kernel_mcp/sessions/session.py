@@ -24,7 +24,8 @@ from kernel_mcp.errors import LaunchError, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
-from kernel_mcp.sessions.cell import Cell, StopReason, narrate
+from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
+from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import Scratch, Sleep
 from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
@@ -83,6 +84,7 @@ class Session:
         preparation: Preparation | None = None,
         kept: Kept | None = None,
         changes: Callable[[Session], None] = lambda _session: None,
+        checkpoints: str = "off",
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
@@ -117,6 +119,8 @@ class Session:
             admit=lambda: admit(self),
             ledger=self.ledger,
             journal=journal,
+            checkpoints=Checkpoints(checkpoints, clock, self.ledger.add),
+            on_death=self._look,
         )
         self._runner = CellRunner(
             self.lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
@@ -184,13 +188,13 @@ class Session:
                 self.lifecycle.watch_in(tasks)
                 task_status.started()
                 while not self._closed:
-                    await self._wake.wait()
-                    self._wake = anyio.Event()
+                    await self._next()
                     await self._start_ahead()
                     while self.queue and not self._closed:
                         await self._prepare_next()
                         async with self._turn:
                             await self._run_next()
+                            await self._checkpoint(self.lifecycle.checkpoints.after)
                 tasks.cancel_scope.cancel()
         finally:
             self.close()
@@ -206,13 +210,20 @@ class Session:
         self._ahead = anyio.CancelScope()
         self._wake.set()
 
-    def submit(self, code: str, timeout_s: float) -> Cell:
-        """Queue one cell. Raises SessionNotFound once the session is closed."""
+    def submit(self, code: str, timeout_s: float, *, checkpoint: bool = False) -> Cell:
+        """Queue one cell, on request with a `checkpoint` before it.
+
+        Raises SessionNotFound once the session is closed.
+        """
         if self._closed:
             raise SessionNotFound("This session has been closed. Open another with create_session.")
         self._touched = True
         cell = self.queue.add(code, timeout_s)
         cell.since = self.ledger.number
+        if checkpoint:
+            cell.ahead = Ahead.ASKED
+        elif timeout_s > self.timeout_s:
+            cell.ahead = Ahead.LONG
         self.lifecycle.cancel_hibernation()
         self._wake.set()
         self.last_used = self._clock()
@@ -451,6 +462,8 @@ class Session:
                 raise
             async with self._turn:  # after the cell in which it died
                 await self.lifecycle.note_death()
+            if self.kernel not in (None, kernel):
+                return await self.variables()
             return {"variables": [], "omitted": 0}
         return {
             "variables": descriptions(reply.get("variables")),
@@ -466,6 +479,29 @@ class Session:
             self._ahead.cancel()
         self.lifecycle.cancel_hibernation()
         self.queue.halt(reason, lost)
+
+    async def _next(self) -> None:
+        """Wait for something to do, and use a pause for a checkpoint."""
+        kernel, checkpoints = self.kernel, self.lifecycle.checkpoints
+        pause_s = checkpoints.pause_s(kernel)
+        with anyio.move_on_after(pause_s) as pause:
+            await self._wake.wait()
+            self._wake = anyio.Event()
+        if pause.cancelled_caught and not self.installing.locked():
+            async with self._turn:
+                if kernel is self.kernel and not self.queue:
+                    await self._checkpoint(checkpoints.pause)
+        elif (kernel := self.kernel) is not None and kernel.exit is not None:
+            with Barrier("looking after a kernel that has ended", self.handle):
+                async with self._turn:
+                    await self.lifecycle.note_death()
+
+    async def _checkpoint(self, when: Callable[[Kernel, int], Awaitable[object]]) -> None:
+        with Barrier("making a checkpoint", self.handle):
+            await self.lifecycle.checkpoint(when)
+
+    def _look(self) -> None:
+        self._wake.set()
 
     async def _start_ahead(self) -> None:
         if self._ahead is not None:

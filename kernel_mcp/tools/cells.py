@@ -86,6 +86,9 @@ def register(box: Toolbox, services: Services) -> None:
         session: SessionArg = "",
         timeout: TimeoutArg = None,
         wait: WaitArg = settings.wait_s,
+        checkpoint: Annotated[
+            bool, Field(description="Make a point to go back to (undo) before this cell")
+        ] = False,
     ) -> CallToolResult:
         """Run Python code in a persistent notebook session and return its output.
 
@@ -98,7 +101,7 @@ def register(box: Toolbox, services: Services) -> None:
         limit_s = own_timeout(settings, timeout)
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
-        cell = found.submit(code, limit_s or found.timeout_s)
+        cell = found.submit(code, limit_s or found.timeout_s, checkpoint=checkpoint)
         with found.queue.attending(cell):
             try:
                 await found.follow(cell, wait, progress_of(ctx))

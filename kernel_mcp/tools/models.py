@@ -151,6 +151,7 @@ class ServerInfo(Told):
         description="how the session's kernel was started, and what was read of its process then"
     )
     kept: str = Field(description="What outlives the server, or why nothing does")
+    checkpoints: str = Field(description="What the session goes back to when its kernel dies")
     audit_log: str = Field(description="on, off, or since when and why it fails")
     limits: LimitsModel
     workspace: str = Field(description="The kernel's working folder, as code sees it")

@@ -156,6 +156,8 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
         case Status.TIMEOUT:
             longer = _longer(cell, most_s)
             return f"timeout: {_cause(cell)} and was interrupted.{_kept(cell)}{longer}"
+        case Status.KILLED if cell.back:
+            return f"killed: {_cause(cell)}. {cell.back}"
         case Status.KILLED if cell.stop_reason in (StopReason.RESET, StopReason.CLOSE):
             return f"killed: {_cause(cell)}, and its variables, imports and definitions are lost"
         case Status.KILLED if _run_since(session, cell):

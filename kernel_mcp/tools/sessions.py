@@ -342,6 +342,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         variables=[str(each) for each in settings.variables],
         sandbox_gaps=list(report.gaps),
         sandbox_found=found,
+        checkpoints=session.lifecycle.checkpoints.words(session.kernel),
         audit_log=services.audit.state,
         kept=services.kept,
         limits=LimitsModel(

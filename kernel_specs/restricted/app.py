@@ -52,6 +52,9 @@ class KernelApp(IPKernelApp):
     No config files are read: their folders belong to user code.
     """
 
+    stderr_fd = -1
+    """File descriptor 2 as it was at exec: the host reads it."""
+
     def prepare(self) -> None:
         """Create kernel and shell: no thread, no socket, no event loop."""
         self.gate = InterruptGate(
@@ -141,7 +144,7 @@ class KernelApp(IPKernelApp):
 
     def _keep_stderr(self) -> None:
         """Send crash traces and the kernel's log to file descriptor 2 as it was at exec."""
-        host = os.dup(2)
+        host = self.stderr_fd = os.dup(2)
         faulthandler.enable(file=host, all_threads=False)
         handler = logging.StreamHandler(os.fdopen(host, "w", buffering=1, closefd=False))
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

@@ -54,6 +54,8 @@ class KernelHost:
 
         `at_work` is called beside the first cell that takes longer than a flush interval.
         """
+        from kernel_specs.restricted.checkpoints.requests import Lifeline
+
         _reseed()
         _extend_path(boot)
         if not boot.policy.allow_all:
@@ -62,6 +64,8 @@ class KernelHost:
         self._app.shell.takes_packages = bool(boot.layers)
         self._app.connect(boot, connection_file)
         self._app.service.at_work = at_work
+        lifeline = os.dup(boot.ready_fd) if boot.lifeline and boot.ready_fd >= 0 else -1
+        self._app.kernel.lifeline = Lifeline(lifeline)
         _send_ready(boot.ready_fd)
         self._app.run()
         self._app.close()

@@ -46,6 +46,7 @@ class InterruptGate:
         self._raised_at = 0.0
         self._handled = 0
         self._arrived = self._arrival = -1
+        self._watched = False
         self.retry: Callable[[], None] = lambda: None
         self.cancel: Callable[[], None] | None = None
 
@@ -84,8 +85,15 @@ class InterruptGate:
     def watch(self) -> int:
         """Have signals written to a pipe before Python looks for them; returns its end to read."""
         self._arrived, self._arrival = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.register_at_fork(after_in_child=self._forget_arrivals)
+        if not self._watched:  # hooks are inherited
+            self._watched = True
+            os.register_at_fork(after_in_child=self._forget_arrivals)
         return self._arrived
+
+    @property
+    def arrivals(self) -> tuple[int, ...]:
+        """The descriptors of that pipe."""
+        return tuple(fd for fd in (self._arrived, self._arrival) if fd >= 0)
 
     def waiting(self) -> int | None:
         """How many were handled when another arrived; None without one (service thread)."""

@@ -23,6 +23,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 
 from kernel_specs.restricted import variables
+from kernel_specs.restricted.checkpoints.requests import CheckpointRequests, Lifeline
 from kernel_specs.restricted.config import BootConfig
 from kernel_specs.restricted.console import tracebacks
 from kernel_specs.restricted.console.iopub import IOPub
@@ -40,7 +41,7 @@ MAIN_THREAD_REQUESTS = frozenset(
 """Requests that run user code, or read what it changes: never in the service thread."""
 
 
-class SandboxKernel(SnapshotRequests, IPythonKernel):
+class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     """IPythonKernel whose main thread reads, runs and answers, one request after the other."""
 
     shell_class = Type(Shell)
@@ -52,6 +53,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
     console: Console = AnyTrait()
     iopub: IOPub = AnyTrait()
     service: ServiceThread = AnyTrait()
+    lifeline: Lifeline = AnyTrait()
     boot: BootConfig = AnyTrait()
     allow_imports: Callable[[Iterable[str]], None] = AnyTrait(default_value=frozenset)
     """Extends the import guard, where there is one."""
@@ -62,6 +64,7 @@ class SandboxKernel(SnapshotRequests, IPythonKernel):
     msg_types: ClassVar = [
         *IPythonKernel.msg_types,
         *SnapshotRequests.SNAPSHOT_REQUESTS,
+        *CheckpointRequests.CHECKPOINT_REQUESTS,
         "kernel_mcp_prewarm_request",
     ]
     control_msg_types: ClassVar = [

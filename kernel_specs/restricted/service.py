@@ -40,6 +40,12 @@ class Channel:
         self._always_readable = -1
         io_loop.asyncio_loop.add_reader(router, self._on_event)
 
+    def leave(self) -> None:
+        """Close the descriptors in a forked process."""
+        self._router.leave()
+        if self._always_readable >= 0:
+            os.close(self._always_readable)
+
     def fileno(self) -> int:
         """Readable when a message may have arrived."""
         if not self.held:

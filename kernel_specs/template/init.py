@@ -7,12 +7,14 @@ It runs on the standard library and outlives the zygote. Requests of the server,
         then the socket over which listening ones at the addresses of `listen` go, if there are any;
         `trial` describes the self-test to run instead of a kernel, if there is one
 
+    {"op": "end", "id": n}      of a kernel that the server cannot know: end its sandbox
+
 Answers:
 
     {"op": "ready", "missing": {module: error}}          everything is loaded
     {"op": "forked", "id": n}                            with pidfds: the init, the kernel
     {"op": "failed", "id": n, "error": …}                there is no such kernel
-    {"op": "exit", "id": n, "status": …}                 wait status of the kernel
+    {"op": "exit", "id": n, "status": …}                 wait status of the kernel; its init stays
     {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
 """
 
@@ -192,6 +194,10 @@ class TemplateInit:
             return False
         request, fds = received
         number = int(request["id"])
+        if request["op"] == "end":
+            linux.close_all(fds)
+            self._over(number)
+            return True
         try:
             wanted = cell.Cell.parse(request, fds[_STREAMS:])
             self._fork(number, wanted, fds[:_STREAMS], request.get("trial"))
@@ -244,7 +250,7 @@ class TemplateInit:
             self._tell(message, [session.init_pidfd, *fds])
         else:
             self._tell(message)
-            self._over(number)
+            self._over(number, kill=message["op"] != "exit")
         linux.close_all(fds)
         return True
 
@@ -265,15 +271,18 @@ class TemplateInit:
                 self._forget(number)
             elif pid == session.kernel:
                 self._tell({"op": "exit", "id": number, "status": status})
-                self._over(number)
+                self._over(number, kill=False)
 
-    def _over(self, number: int) -> None:
-        """Kill what is left of a session without a kernel."""
+    def _over(self, number: int, *, kill: bool = True) -> None:
+        """Kill what is left of a session that never had a kernel; the server does it otherwise.
+
+        There may be a checkpoint, of which it wants another one.
+        """
         session = self._sessions.get(number)
         if session is None:
             return
         session.over = True
-        if session.init:
+        if session.init and kill:
             signal.pidfd_send_signal(session.init_pidfd, signal.SIGKILL)
         self._forget(number)
 

@@ -9,8 +9,9 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
@@ -25,6 +26,7 @@ from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, Launcher, 
 from kernel_mcp.launch.readiness import Inspector, ReadinessChannel, StderrTail
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import outer
+from kernel_mcp.launch.template.enclosure import ForkedEnclosure
 from kernel_mcp.launch.template.kernel import READY_S, Forked, Prover
 from kernel_mcp.launch.template.outer import TemplateSupervisor
 from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
@@ -65,6 +67,8 @@ def _restrict(tree: int) -> None:
 
 logger = logging.getLogger(__name__)
 
+LOAD_S = 2.0
+"""Longest wait for a template that is being loaded; a cold start takes a fifth of a second."""
 FORKS_PER_PROCESSOR = 2
 """Kernels forked at a time: more would only delay all of them."""
 READY_FD, RING_FD = 3, 4
@@ -87,12 +91,14 @@ class TemplateLauncher:
         doors: Doors | None = None,
         network: Network | None = None,
         variables: tuple[tuple[str, str], ...] = (),
+        checkpoints: bool = True,
     ) -> None:
-        """Keep the `templates` that were used last.
+        """Keep the `templates` that were used last; `checkpoints` of their kernels can be had.
 
         `shared` folders hold all workspaces and package layers. Without `resources`: rlimits only.
         Packages may read `variables` while they are imported.
         """
+        self._checkpoints = checkpoints
         self._resources = resources or ResourceManager()
         self._inspector = inspector or Inspector(sandbox)
         self._sandbox = sandbox
@@ -175,6 +181,9 @@ class TemplateLauncher:
         if supervisor is not None:
             self._supervisors[request.environment] = supervisor  # now the last to lose its template
             supervisor.renew()
+            if self._checkpoints:  # which a cold kernel would never have
+                with anyio.move_on_after(LOAD_S):
+                    await supervisor.ready()
             template = supervisor.template
             if template is not None:
                 doing = "forking a kernel, which starts cold instead"
@@ -213,7 +222,7 @@ class TemplateLauncher:
             await self._doors.look(request.environment)
         # covers that do not fit into a message are left to the keeper
         since = self._doors.version if self._doors.brief else ALL
-        async with AsyncExitStack() as undo:
+        async with AsyncExitStack() as undo, AsyncExitStack() as own:
             identity = self._sandbox.identity(request.workspace)
             undo.callback(self._sandbox.release, identity)
             folder = self._runs.fresh()
@@ -229,6 +238,7 @@ class TemplateLauncher:
                 RING_FD,
                 sealed=bool(self._doors),
                 strict=self._doors.strict,
+                lifeline=self._checkpoints,
             )
             contents = {
                 rundir.CONNECTION_FILE: rundir.connection_content(connection, paths),
@@ -242,7 +252,7 @@ class TemplateLauncher:
             channel = ReadinessChannel()
             undo.callback(channel.close)
             ring = OutputRing()
-            undo.callback(ring.close)
+            own.callback(ring.close)
             if self._doors.strict:
                 channel.give([await self._doors.rules()])
             if self._doors:
@@ -253,37 +263,52 @@ class TemplateLauncher:
             process = await self._start(
                 template, request, folder, identity, inherited, way=way, covers=since != ALL
             )
-            undo.push_async_callback(process.aclose)
+            own.push_async_callback(process.aclose)
             process.explain, limits.kill = limits.explain, process.kill
             limits.admit(process.pids)
             await process.ready(channel, READY_S)
             way.take()
-            inspected = self._inspector.inspect(
-                process.pid,
-                process.pidfd,
-                identity,
+            inspect = partial(
+                self._inspector.inspect,
+                identity=identity,
                 forked=True,
                 others=proof.namespaces,
                 ceilings=rundir.ceilings(request, paths),
                 writable=self._doors.writable,
             )
-            undo.callback(inspected.forget)
+            inspected = inspect(process.pid, process.pidfd)
+            own.callback(inspected.forget)
             if self._doors:
                 await self._doors.hold(process.pids[0], since)
             await limits.settled()
+            lifeline = channel.lifeline() if self._checkpoints else None
+            if lifeline is not None:
+                own.callback(lifeline.close)
             channel.close()
             rundir.forget_variables(request, folder)
             if identity is not None:
                 seal(folder, identity)
-            return KernelProcess(
+            enclosure = ForkedEnclosure(
+                cast(Forked, process.start),
+                limits=limits,
+                inspect=inspect,
+                connection=connection,
+                way=way,
+                resources=undo.pop_all(),
+            )
+            kernel = KernelProcess(
                 connection=connection,
                 boundary=("forked from a template that was tried", *inspected.words),
                 process=process,
                 limits=limits,
                 ring=ring,
                 way=way,
-                resources=undo.pop_all(),
+                resources=AsyncExitStack(),
+                lifeline=lifeline,
+                enclosure=enclosure if self._checkpoints else None,
             )
+            enclosure.join(kernel, own.pop_all())
+            return kernel
 
     async def _start(
         self,

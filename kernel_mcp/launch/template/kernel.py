@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +42,8 @@ class Forked:
         self._late: asyncio.TimerHandle | None = None
         self._over = False
         self._on_end: OnEnd = lambda _code: None
+        self.needed: Callable[[], bool] | None = None
+        """Whether the sandbox goes on without this kernel; None: it ends with it, and is closed."""
         with ExitStack() as undo:
             self.init = Watched(pid_of(fork.init), self._loop, None, pidfd=fork.init)
             undo.callback(self.init.close)
@@ -68,8 +70,14 @@ class Forked:
             raise LaunchError(f"its readiness came from process {pid} instead of {self.kernel.pid}")
 
     def kill(self) -> None:
-        """Send SIGKILL to the init, and so to all; continue the parents, which report the end."""
-        if not self._over or not self.init.gone.is_set():
+        """Send SIGKILL to the init, and so to all; continue the parents, which report the end.
+
+        To the kernel alone where the sandbox is needed.
+        """
+        if self.needed is not None and self.needed():
+            self.kernel.signal(signal.SIGKILL)
+            self.kernel.continue_parent()
+        elif not self._over or not self.init.gone.is_set():
             self.init.signal(signal.SIGKILL)
             self.init.continue_parent()
             self.kernel.continue_parent()
@@ -78,8 +86,9 @@ class Forked:
         """Everything is known from the beginning."""
 
     async def gone(self) -> None:
-        """Return when both are gone."""
-        await self.init.gone.wait()
+        """Return when both are gone, or the kernel is where the sandbox is another's."""
+        if self.needed is None:
+            await self.init.gone.wait()
         await self.kernel.gone.wait()
 
     def close(self) -> None:
@@ -87,9 +96,15 @@ class Forked:
         self._fork.on_end = _nothing
         if self._late is not None:
             self._late.cancel()
-        self.init.close()
         self.kernel.close()
-        self.tail.close()
+        if self.needed is None:
+            self.init.close()
+            self.tail.close()
+            self.release()
+
+    def release(self) -> None:
+        """Have the template know that nothing of the sandbox is left."""
+        self._fork.on_release()
 
     def _on_kernel_end(self) -> None:
         if not self._over:

@@ -36,7 +36,8 @@ class TemplateError(LaunchError):
 class Fork:
     """A kernel as its template knows it: pidfds of its sandbox's init and of itself, and its end.
 
-    `status` is the wait status, None while unknown. With `over`, `on_end` was called.
+    `status` is the wait status, None while unknown. With `over`, `on_end` was called. `on_release`
+    is to be called when nothing of its sandbox is left.
     """
 
     init: int
@@ -44,6 +45,7 @@ class Fork:
     status: int | None = None
     over: bool = False
     on_end: Callable[[], None] = field(default=lambda: None)
+    on_release: Callable[[], None] = field(default=lambda: None)
 
     def end(self, status: int | None) -> None:
         """Note how the kernel has ended, as far as is known."""
@@ -177,6 +179,7 @@ class TemplateProcess:
         linux.close_all([fork.init, fork.kernel])
         if not fork.over:
             await ended.wait()
+        fork.on_release()
 
     def retire(self) -> None:
         """Fork no more; kernels that run go on, and with the last of them it ends."""
@@ -226,11 +229,13 @@ class TemplateProcess:
         answer = self._asked.get(number, _Answer())
         if operation == "forked":
             fork = self._forks[number] = Fork(init=fds[0], kernel=fds[1])
+            fork.on_release = partial(self._released, number)
             answer.give(fork=fork)
             if answer.fork is not fork or number not in self._asked:
                 # too late: the request was given up
                 signal.pidfd_send_signal(fork.init, signal.SIGKILL)
                 linux.close_all(fds)
+                del self._forks[number]
         elif operation == "failed":
             answer.give(error=str(message["error"]))
         elif operation == "exit":
@@ -248,11 +253,14 @@ class TemplateProcess:
         answer = self._asked.get(message.get("id", 0))
         if answer is not None:
             answer.give(error="the server has no file descriptors left for it")
+            linux.send(self._control, {"op": "end", "id": message["id"]})
 
     def _on_exit(self, number: int, status: int) -> None:
-        fork = self._forks.pop(number, None)
-        if fork is not None:
+        if (fork := self._forks.get(number)) is not None:
             fork.end(status)
+
+    def _released(self, number: int) -> None:
+        self._forks.pop(number, None)
         if not self.alive and not self._forks:
             self._hang_up()
 
@@ -280,7 +288,9 @@ class TemplateProcess:
         self.gone.set()
         self._stop_forking("the template has ended")
         while self._forks:
-            self._forks.popitem()[1].end(None)
+            fork = self._forks.popitem()[1]
+            if not fork.over:
+                fork.end(None)
 
 
 def _prepared(command: Callable[[int], SandboxCommand], control: int) -> SandboxCommand:

@@ -97,6 +97,7 @@ class IOPub:
         self.parent: dict[str, Any] = {}
         self.flush_text: Callable[[], None] = lambda: None
         self.service_thread: threading.Thread | None = None
+        self.high_water = HIGH_WATER_BYTES
         self._publisher = publisher
         self._session = session
         self._output = output
@@ -183,6 +184,17 @@ class IOPub:
             self.pump()
             if self._publisher.waiting >= left:
                 return
+
+    def leave(self) -> None:
+        """Close the socket in a checkpoint, without a word to its readers."""
+        self._queue.clear()
+        self._text_size = 0
+        self._publisher.leave()
+
+    def renew(self, publisher: Publisher, ring: OutputRing) -> None:
+        """Serve readers of its own, in a process that was a checkpoint."""
+        self._publisher, self._ring = publisher, ring
+        self._stalled = self._pumping = False
 
     def forget(self) -> None:
         """Drop all messages in a forked child: the socket is the parent's."""

@@ -87,6 +87,8 @@ class Console:
         self._inside = False
         self._draining = False
         self._forked = False
+        self.parking = False
+        """Whether a fork is a checkpoint: it goes on as this kernel."""
         self._line_by_line = False
         self._lines = 0
         self._sent = 0.0
@@ -133,6 +135,18 @@ class Console:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             self._pipes[reader] = (name, decoder)
             self._poll.register(reader, select.POLLIN)
+
+    def leave(self) -> None:
+        """Close the pipes in a checkpoint."""
+        for fd in self._pipes:
+            os.close(fd)
+        self._pipes.clear()
+        self._poll = select.poll()
+
+    def renew(self) -> None:
+        """Have pipes of its own, in a process that was a checkpoint."""
+        self._inside = self._draining = False
+        self.redirect()
 
     def hand_over(self) -> None:
         """Give iopub all text printed so far."""
@@ -274,6 +288,9 @@ class Console:
 
     def _after_fork(self) -> None:
         """In a forked child: write lines to the inherited file descriptors."""
+        if self.parking:
+            self._iopub.lock.release()
+            return
         self._forked = True
         self._iopub.forget()
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -152,20 +152,39 @@ class Listener:
     def __init__(
         self,
         socket_type: bytes,
-        listening: socket.socket,
+        listening: socket.socket | None,
         on_ready: Callable[[Peer], None] = lambda peer: None,
         given: list[socket.socket] | None = None,
     ) -> None:
-        """`on_ready` gets each peer after its handshake, `given` what sockets it sends."""
-        self._given = given if listening.family == socket.AF_UNIX else None
-        listening.setblocking(False)
+        """`on_ready` gets each peer after its handshake, `given` what sockets it sends.
+
+        Without `listening` there are the peers of `take_in` alone.
+        """
+        unix = listening is None or listening.family == socket.AF_UNIX
+        self._given = given if unix else None
         self.peers: dict[int, Peer] = {}
         self._readable: list[Peer] = []
         self._type = socket_type
         self._on_ready = on_ready
         self._listening = listening
         self._epoll = select.epoll()
-        self._epoll.register(listening, select.EPOLLIN)
+        if listening is not None:
+            listening.setblocking(False)
+            self._epoll.register(listening, select.EPOLLIN)
+
+    def take_in(self, connection: socket.socket) -> None:
+        """Have a connected socket as a peer."""
+        peer = Peer(connection, self._type, self._given)
+        self._epoll.register(connection, select.EPOLLIN)
+        self.peers[connection.fileno()] = peer
+
+    def leave(self) -> None:
+        """Close all descriptors in a forked process; nothing is sent, and no poll set changes."""
+        for peer in self.peers.values():
+            peer.close()
+        self._epoll.close()
+        if self._listening is not None:
+            self._listening.close()
 
     def fileno(self) -> int:
         """Readable when `receive` has something to do."""
@@ -206,7 +225,8 @@ class Listener:
         for peer in list(self.peers.values()):
             self.drop(peer)
         self._epoll.close()
-        self._listening.close()
+        if self._listening is not None:
+            self._listening.close()
 
     def _listen(self) -> bool:
         """Read what has arrived; whether anything has."""
@@ -224,12 +244,12 @@ class Listener:
 
     def _accept(self) -> bool:
         with suppress(OSError):
+            if self._listening is None:
+                return False
             connection, _ = self._listening.accept()
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = Peer(connection, self._type, self._given)
-            self._epoll.register(connection, select.EPOLLIN)
-            self.peers[connection.fileno()] = peer
+            self.take_in(connection)
             return True
         return False
 
@@ -246,11 +266,13 @@ BEHIND_SECONDS = 0.5
 class Router:
     """A ROUTER socket: takes requests of any client and answers each."""
 
-    def __init__(self, listening: socket.socket, *, takes_sockets: bool = False) -> None:
+    def __init__(self, listening: socket.socket | None, *, takes_sockets: bool = False) -> None:
+        """Without `listening` there are the clients of `take_in` alone."""
         self.given: list[socket.socket] = []
         """The last socket that came with a message and was not taken."""
         given = self.given if takes_sockets else None
         self._listener = Listener(b"ROUTER", listening, self._introduce, given)
+        self.take_in, self.leave = self._listener.take_in, self._listener.leave
         self._named: dict[bytes, Peer] = {}
         self._unnamed = 0
 
@@ -293,9 +315,10 @@ class Router:
 class Publisher:
     """An XPUB socket that drops nothing: a reader that has fallen behind makes it full."""
 
-    def __init__(self, listening: socket.socket, high_water: int) -> None:
+    def __init__(self, listening: socket.socket | None, high_water: int) -> None:
         """`high_water` is the bytes waiting for one reader at which it is full."""
         self._listener = Listener(b"XPUB", listening)
+        self.take_in, self.leave = self._listener.take_in, self._listener.leave
         self._high_water = high_water
         self._behind: dict[Peer, float] = {}
         """Since when readers have held up others."""

@@ -145,6 +145,7 @@ WIDER = {
     "tools": '"core,files"',
     "network": '"other.example.com"',
     "persist": '"3G,7d"',
+    "checkpoints": '"always"',
 }
 NARROWER = {
     "allow": ('["pandas"]', ("pandas",)),
@@ -172,6 +173,7 @@ NARROWER = {
     "tools": ('["core"]', ("core",)),
     "network": ('"a.example.com"', ("a.example.com",)),
     "persist": ('"off"', None),
+    "checkpoints": ('"off"', "off"),
 }
 PERMITTED: dict[str, str | list[str]] = {
     "cpu": "30",

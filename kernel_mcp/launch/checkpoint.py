@@ -1,0 +1,233 @@
+"""The host's side of one checkpoint: a copy of a kernel that waits to be woken, and is hostile.
+
+The server makes every descriptor and takes none. Who says something is what Linux says: the process
+id comes with each packet, and has to be of the sandbox. A packet that was not asked for ends the
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import secrets
+import signal
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.base import take_no_descriptors
+
+_CREDENTIALS = struct.Struct("3i")
+"""`struct ucred`: pid, uid, gid, as the receiver's namespaces number them."""
+PACKET_BYTES = 64 * 1024
+SAID_CHARS = 300
+WAKE_S = 5.0
+"""Seconds that a copy may take to fork a kernel; it takes some 20 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """A kernel that a checkpoint has forked: its process, the key of its messages, its number."""
+
+    pid: int
+    pidfd: int
+    key: str
+    number: int
+
+
+class _Asked:
+    """A kernel that was asked for, and a callback for its end."""
+
+    def __init__(self) -> None:
+        self.given = anyio.Event()
+        self.found: tuple[int, int] | None = None
+        self.on_end: Callable[[int], None] = lambda _status: None
+
+
+class Checkpoint:
+    """One copy, from the moment a place to wait at is made for it.
+
+    `pid` and `pidfd` are known once it is `parked`. `refusal` says why it is of no more use. `size`
+    is what the kernel held in bytes when it was made.
+    """
+
+    def __init__(self, admit: Callable[[int], int], on_gone: Callable[[Checkpoint], None]) -> None:
+        """`admit` gives a pidfd of a process of the sandbox, or raises LaunchError or OSError.
+
+        `on_gone` is called when the process has ended without having been told to.
+        """
+        kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
+        self._host, self._guest = socket.socketpair(socket.AF_UNIX, kind)
+        self._host.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        take_no_descriptors(self._host)
+        self._host.setblocking(False)
+        self._admit = admit
+        self._on_gone = on_gone
+        self._loop = asyncio.get_running_loop()
+        self._there = anyio.Event()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._closed = self._told = False
+        self.pid = self.pidfd = -1
+        self.size = 0
+        self.refusal = ""
+        self._loop.add_reader(self._host, self._on_readable)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it waits to be woken."""
+        return not self._closed and not self.refusal and self.pidfd >= 0
+
+    def hand_over(self, lifeline: socket.socket) -> None:
+        """Send the end that the copy will wait at. Raises LaunchError."""
+        try:
+            socket.send_fds(lifeline, [b'{"op": "park"}'], [self._guest.fileno()])
+        except OSError as reason:
+            raise LaunchError(f"the kernel takes no word of the server: {reason}") from reason
+        finally:
+            self._guest.close()
+
+    async def parked(self, timeout_s: float) -> None:
+        """Wait until the copy waits. Raises LaunchError."""
+        with anyio.move_on_after(timeout_s):
+            await self._there.wait()
+        if not self.usable:
+            raise LaunchError(self.refusal or f"it was not there within {timeout_s:g} s")
+
+    async def wake(self, fds: Sequence[int], folder: str = "") -> Woken:
+        """Have it fork a kernel with these ends of sockets; a `folder` is that of a branch.
+
+        The caller keeps `fds`, and gets the pidfd. Raises LaunchError.
+        """
+        if not self.usable:
+            raise LaunchError(self.refusal or "the checkpoint has ended")
+        number, key = next(self._numbers), secrets.token_hex(32)
+        asked = self._asked[number] = _Asked()
+        order = {"op": "wake", "id": number, "key": key, "folder": folder}
+        try:
+            socket.send_fds(self._host, [json.dumps(order).encode()], fds)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(WAKE_S):
+                await asked.given.wait()
+        except OSError as reason:
+            raise LaunchError(f"the checkpoint takes no word of the server: {reason}") from reason
+        if asked.found is None:
+            self.refuse(f"it did not become a kernel within {WAKE_S:g} s")
+            raise LaunchError(self.refusal)
+        return Woken(*asked.found, key, number)
+
+    def when_ended(self, number: int, callback: Callable[[int], None]) -> None:
+        """Have `callback` get the wait status of a kernel, if the checkpoint tells it."""
+        if (asked := self._asked.get(number)) is not None:
+            asked.on_end = callback
+
+    def refuse(self, reason: str) -> None:
+        """Use it no more, and end its process."""
+        self.refusal = self.refusal or reason
+        self._there.set()
+        self._hang_up()
+        self._told = True
+        if self.pidfd >= 0:
+            _kill(self.pidfd)
+        for asked in self._asked.values():
+            asked.given.set()
+
+    def close(self) -> None:
+        """End its process; the kernels that it has forked go on."""
+        if self._closed:
+            return
+        self._closed = True
+        self.refuse("it was given up")
+        if self.pidfd >= 0:
+            self._loop.remove_reader(self.pidfd)
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def _hang_up(self) -> None:
+        self._guest.close()
+        if self._host.fileno() >= 0:
+            self._loop.remove_reader(self._host)
+            self._host.close()
+
+    def _on_readable(self) -> None:
+        with Barrier("listening to a checkpoint") as barrier:
+            self._read()
+        if barrier.failure is not None:
+            self.refuse("the server could not take in what it said")
+
+    def _read(self) -> None:
+        """Take one packet; a flood has its turn with others."""
+        space = socket.CMSG_SPACE(_CREDENTIALS.size)
+        try:
+            content, extra, _, _ = self._host.recvmsg(PACKET_BYTES, space)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            content, extra = b"", []
+        if not content:
+            self._end()
+            return
+        pid = next(
+            (
+                _CREDENTIALS.unpack(data)[0]
+                for level, kind, data in extra
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+            ),
+            0,
+        )
+        try:
+            packet = json.loads(content)
+            taken = isinstance(packet, dict) and self._take(packet, pid)
+        except (ValueError, RecursionError, TypeError, LaunchError, OSError):
+            taken = False
+        if not taken:
+            said = content.decode("utf-8", "replace")[:SAID_CHARS]
+            self.refuse(f"it said what nobody had asked for: {said!r}")
+
+    def _take(self, packet: dict[str, Any], pid: int) -> bool:
+        """Take in a packet; False when it may not be said now. Raises LaunchError, OSError."""
+        if packet == {"parked": True} and self.pid < 0:
+            self.pidfd = self._admit(pid)
+            self.pid = pid
+            self._loop.add_reader(self.pidfd, self._on_end)
+            self._there.set()
+            return True
+        number = packet.get("alive", packet.get("ended"))
+        if type(number) is not int or (asked := self._asked.get(number)) is None:
+            return False
+        if packet.keys() == {"alive"} and not asked.given.is_set() and pid != self.pid:
+            asked.found = pid, self._admit(pid)
+            asked.given.set()
+            return True
+        status = packet.get("status")
+        if packet.keys() == {"ended", "status"} and type(status) is int and pid == self.pid:
+            del self._asked[number]
+            asked.given.set()
+            asked.on_end(status)
+            return True
+        return False
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self.pidfd)
+        self._end()
+
+    def _end(self) -> None:
+        """Its process has ended, as the server has told it to or not."""
+        by_itself = not self._told
+        self.refuse("its process has ended")
+        if by_itself and self.pid >= 0:
+            self._on_gone(self)
+
+
+def _kill(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,393 @@
+"""The sandbox of a forked kernel, of those of its checkpoints, and of what outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from kernel_mcp.barriers import absences
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.launch.base import ConnectionInfo, take_no_descriptors
+from kernel_mcp.launch.checkpoint import Checkpoint, Woken
+from kernel_mcp.launch.process import (
+    END_WAIT_S,
+    ConfinedProcess,
+    Exit,
+    KernelProcess,
+    OnEnd,
+    OutputRing,
+    Start,
+)
+from kernel_mcp.launch.readiness import Inspected
+from kernel_mcp.launch.template.kernel import Forked
+from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.linux.proc import Watched, namespace_of, pids_of_namespace, tree, wait_status
+
+logger = logging.getLogger(__name__)
+
+STATUS_S = 1.0
+"""Seconds after a kernel's end that its exit status may take."""
+LOOK_S = 0.005
+ROUNDS = 40
+"""Looks at what is left of a dead kernel: a fork bomb has to stop, or all of it ends."""
+ROUND_S = 0.5
+"""Longest wait for processes that were killed, one of which may be writing to a slow disk."""
+MOST_OOM_SCORE = 1000
+"""Of proc_pid_oom_score_adj(5): the first to be killed for lack of memory."""
+CHANNELS = 3
+
+
+class Inspect(Protocol):
+    """Compares a process with what its sandbox promises."""
+
+    def __call__(self, pid: int, pidfd: int, *, kin: Iterable[int]) -> Inspected:
+        """`kin` are pidfds of kernels whose sandbox it shares. Raises BoundaryBroken."""
+
+
+class Revived:
+    """A kernel that a checkpoint has forked, as `Start` has it."""
+
+    wrapped = False
+
+    def __init__(self, woken: Woken, checkpoint: Checkpoint, enclosure: ForkedEnclosure) -> None:
+        self.tail = enclosure.tail
+        self._enclosure = enclosure
+        self._loop = asyncio.get_running_loop()
+        self._status: int | None = None
+        self._over = False
+        self._end_by = 0.0
+        self._later: asyncio.TimerHandle | None = None
+        self._on_end: OnEnd = lambda _code: None
+        self.kernel = Watched(woken.pid, self._loop, self._on_kernel_end, pidfd=woken.pidfd)
+        checkpoint.when_ended(woken.number, self._told)
+
+    @property
+    def pids(self) -> list[int]:
+        """The init and the kernel."""
+        return [self._enclosure.init.pid, self.kernel.pid]
+
+    def begin(self, on_end: OnEnd) -> None:
+        """Have `on_end` called at the end."""
+        self._on_end = on_end
+
+    def adopt(self, pid: int) -> None:
+        """It is the one that has said so."""
+
+    def kill(self) -> None:
+        """Send SIGKILL to the kernel, and to all where nothing else needs the sandbox."""
+        self.kernel.signal(signal.SIGKILL)
+        self.kernel.continue_parent()
+        if not self._enclosure.needed(self):
+            self._enclosure.kill()
+
+    async def settled(self) -> None:
+        """Everything is known from the beginning."""
+
+    async def gone(self) -> None:
+        """Return when it is gone."""
+        await self.kernel.gone.wait()
+
+    def close(self) -> None:
+        """Close its descriptor; the tail is the enclosure's."""
+        if self._later is not None:
+            self._later.cancel()
+        self.kernel.close()
+
+    def _on_kernel_end(self) -> None:
+        self._end_by = self._loop.time() + STATUS_S
+        self._look()
+
+    def _told(self, status: int) -> None:
+        self._status = status
+        if self.kernel.gone.is_set():
+            self._look()
+
+    def _look(self) -> None:
+        """End with the status that Linux shows, else with what the checkpoint says."""
+        if self._over:
+            return
+        status = wait_status(self.kernel.pidfd)
+        status = self._status if status is None else status
+        if status is None and self._loop.time() < self._end_by:
+            if self._later is not None:
+                self._later.cancel()
+            self._later = self._loop.call_later(LOOK_S, self._look)
+            return
+        self._over = True
+        self._on_end(None if status is None else os.waitstatus_to_exitcode(status))
+
+
+class ForkedEnclosure:
+    """Owns a sandbox with all that is in it; closed with its last kernel.
+
+    `checkpoints` are those that wait. A kernel that is dead but not closed keeps it, too.
+    """
+
+    def __init__(
+        self,
+        forked: Forked,
+        *,
+        limits: KernelLimits,
+        inspect: Inspect,
+        connection: ConnectionInfo,
+        way: Exit,
+        resources: AsyncExitStack,
+    ) -> None:
+        """`resources` are closed when nothing of it runs any more."""
+        self.init, self.tail, self._release = forked.init, forked.tail, forked.release
+        self.checkpoints: list[Checkpoint] = []
+        self._limits = limits
+        self._inspect = inspect
+        self._connection = connection
+        self._way = way
+        self._resources = resources
+        self._kernels: dict[KernelProcess, AsyncExitStack] = {}
+        self._places: set[Checkpoint] = set()
+        self._namespace = ""
+        self._closed = False
+        forked.needed = lambda: self.needed(forked)
+        limits.kill = self._kill_kernels
+
+    def needed(self, beside: Start) -> bool:
+        """Whether a kernel lives besides one, or another could."""
+        others = (each for each in self._kernels if each.process.start is not beside)
+        return not self._closed and (
+            any(each.exit is None for each in others)
+            or any(each.usable for each in self.checkpoints)
+        )
+
+    def kill(self) -> None:
+        """SIGKILL to the init, and so to all."""
+        self.init.signal(signal.SIGKILL)
+        self.init.continue_parent()
+
+    async def leave(self, kernel: KernelProcess) -> None:
+        """Close a kernel that is used no more, and with the last one everything."""
+        own = self._kernels.pop(kernel, None)
+        if own is None:
+            return
+        with anyio.CancelScope(shield=True):
+            if not self._kernels:
+                self._closed = True
+                for checkpoint in (*self.checkpoints, *self._places):
+                    checkpoint.close()
+                self.checkpoints.clear()
+                self.kill()
+            elif kernel.exit is None:
+                for pid in list(tree(kernel.pid)):
+                    _close(self._end(pid))
+            await own.aclose()
+            if self._closed:
+                with anyio.move_on_after(END_WAIT_S) as patience:
+                    await self.init.gone.wait()
+                if patience.cancelled_caught:
+                    logger.error("process %d does not end although it was killed", self.init.pid)
+                self.init.close()
+                self.tail.close()
+                self._release()
+                await self._resources.aclose()
+
+    def place(self, kernel: KernelProcess) -> Checkpoint:
+        """See `Enclosure`."""
+        if kernel.lifeline is None or kernel.exit is not None:
+            raise LaunchError("the kernel takes no checkpoints")
+        if not self._namespace:
+            self._namespace = namespace_of(kernel.pid)
+        made = Checkpoint(self._hold, self._on_gone)
+        made.size = _held(kernel.pid)
+        self._places.add(made)
+        try:
+            made.hand_over(kernel.lifeline)
+        except BaseException:
+            self.drop(made)
+            raise
+        return made
+
+    def keep(self, checkpoint: Checkpoint, most: int = 1) -> None:
+        """See `Enclosure`."""
+        self._places.discard(checkpoint)
+        self.checkpoints.append(checkpoint)
+        with contextlib.suppress(OSError):  # a system that lets nobody say so
+            _set_oom_score(checkpoint.pid, checkpoint.pidfd, MOST_OOM_SCORE)
+        for former in self.checkpoints[:-most]:
+            self.drop(former)
+        self._share()
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """End a checkpoint."""
+        self._places.discard(checkpoint)
+        if checkpoint in self.checkpoints:
+            self.checkpoints.remove(checkpoint)
+        checkpoint.close()
+        self._share()
+
+    async def clear(self) -> None:
+        """See `Enclosure`."""
+        kept = {self.init.pid, *(each.pid for each in self.checkpoints)}
+        for kernel in self._kernels:
+            if kernel.exit is None:
+                kept.update(tree(kernel.pid))
+        with self._limits.no_more_processes():
+            for _ in range(ROUNDS):
+                left = [pid for pid in self._processes() if pid not in kept]
+                if not left:
+                    return
+                ends = [fd for fd in map(self._end, left) if fd >= 0]
+                with anyio.move_on_after(ROUND_S):
+                    for fd in ends:
+                        await anyio.wait_readable(fd)
+                for fd in ends:
+                    _close(fd)
+        raise LaunchError("what the kernel had started does not end")
+
+    async def wake(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
+        """See `Enclosure`."""
+        async with AsyncExitStack() as own:
+            ring = OutputRing()
+            own.callback(ring.close)
+            ours: list[socket.socket] = []
+            with ExitStack() as sent:
+                theirs = [sent.enter_context(_pair(own, ours)) for _ in range(CHANNELS)]
+                theirs.append(sent.enter_context(_pair(own, ours, socket.SOCK_SEQPACKET)))
+                ring_fd = ring.guest_fd()
+                sent.callback(os.close, ring_fd)
+                woken = await checkpoint.wake([*(end.fileno() for end in theirs), ring_fd], folder)
+            try:
+                process = ConfinedProcess(Revived(woken, checkpoint, self), self._limits.explain)
+            except BaseException:
+                signal.pidfd_send_signal(woken.pidfd, signal.SIGKILL)
+                os.close(woken.pidfd)
+                raise
+            own.push_async_callback(process.aclose)
+            ours[-1].shutdown(socket.SHUT_RD)
+            with contextlib.suppress(OSError):
+                _set_oom_score(woken.pid, woken.pidfd, 0)
+            kin = [each.process.pidfd for each in self._kernels]
+            inspected = self._inspect(woken.pid, woken.pidfd, kin=kin)
+            own.callback(inspected.forget)
+            self.tail.forget()
+            kernel = KernelProcess(
+                connection=ConnectionInfo(ip=self._connection.ip, key=woken.key),
+                boundary=("forked from a checkpoint of its session", *inspected.words),
+                process=process,
+                limits=self._limits,
+                ring=ring,
+                way=self._way,
+                resources=AsyncExitStack(),
+                channels=tuple(ours[:CHANNELS]),
+                lifeline=ours[-1],
+                enclosure=self,
+            )
+            self.join(kernel, own.pop_all())
+            return kernel
+
+    def join(self, kernel: KernelProcess, own: AsyncExitStack) -> None:
+        """Have a kernel, with what is closed when it is used no more."""
+        self._kernels[kernel] = own
+        kernel.on_close(partial(self.leave, kernel))
+
+    def _kill_kernels(self) -> None:
+        """SIGKILL to all kernels: a limit is exceeded."""
+        for kernel in self._kernels:
+            kernel.kill()
+
+    def _on_gone(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint has ended by itself: as a rule Linux has chosen it for lack of memory."""
+        self._limits.excuse()
+        self.drop(checkpoint)
+
+    def _share(self) -> None:
+        """Have the limit of memory leave room for what checkpoints hold."""
+        waiting = [each for each in self.checkpoints if each.usable]
+        self._limits.make_room(
+            max((each.size for each in waiting), default=0), [each.pid for each in waiting]
+        )
+
+    def _hold(self, pid: int) -> int:
+        """A pidfd of a process of this sandbox. Raises LaunchError, OSError."""
+        known = {self.init.pid, *(each.pid for each in (*self.checkpoints, *self._places))}
+        known.update(kernel.pid for kernel in self._kernels)
+        if pid <= 0 or pid in known:
+            raise LaunchError("it is another process")
+        pidfd = os.pidfd_open(pid)
+        try:
+            if namespace_of(pid) != self._namespace:
+                raise LaunchError("it is not of this sandbox")
+            signal.pidfd_send_signal(pidfd, 0)  # /proc has shown this very process
+        except BaseException:
+            os.close(pidfd)
+            raise
+        return pidfd
+
+    def _end(self, pid: int) -> int:
+        """SIGKILL to a process of this sandbox; a pidfd of it, -1 when it has ended."""
+        try:
+            pidfd = self._hold_any(pid)
+        except (OSError, LaunchError):
+            return -1
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return pidfd
+
+    def _hold_any(self, pid: int) -> int:
+        pidfd = os.pidfd_open(pid)
+        if pids_of_namespace(self._namespace, [pid]):
+            return pidfd
+        os.close(pidfd)
+        raise LaunchError("it is not of this sandbox")
+
+    def _processes(self) -> Sequence[int]:
+        """Those of this sandbox that run."""
+        group = self._limits.group
+        among = None if group is None else group.processes()
+        return [pid for pid in pids_of_namespace(self._namespace, among) if not _is_zombie(pid)]
+
+
+def _pair(
+    own: AsyncExitStack, ours: list[socket.socket], kind: int = socket.SOCK_STREAM
+) -> socket.socket:
+    """The other end of a socket that is added to `ours`."""
+    host, guest = socket.socketpair(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+    own.callback(host.close)
+    take_no_descriptors(host)
+    host.setblocking(False)
+    ours.append(host)
+    return guest
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+def _held(pid: int) -> int:
+    """Bytes of memory of its own that a process holds now."""
+    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_bytes().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_zombie(pid: int) -> bool:
+    with absences:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in b"ZX"
+    return True
+
+
+def _set_oom_score(pid: int, pidfd: int, score: int) -> None:
+    """How soon a process is killed for lack of memory. Raises OSError."""
+    fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        signal.pidfd_send_signal(pidfd, 0)  # the file is of this very process
+        os.write(fd, str(score).encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,249 @@
+"""When copies of a session's kernel are made, which are kept, and which one it goes back to.
+
+A copy costs the time of a fork, and afterwards one page fault for each page that either changes.
+Both together stay below a twentieth of the work that they save.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.errors import LaunchError, Uncopyable
+from kernel_mcp.linux.proc import available_memory, memory_lines
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.launch.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+LEAST_WORK_S = 1.0
+"""Work that is worth a copy."""
+PART = 20
+"""What a copy has to save, as a multiple of what it costs."""
+FAULT_S = 3e-6
+"""Of one page that is copied on write, measured in a virtual machine; less on real hardware."""
+TRIFLE_S = 0.025
+"""A cost at which a pause is used in any case."""
+PAUSE_S = 1.0
+"""Without a cell, after which a copy is made of what has changed."""
+IDLE_S = 600.0
+"""Without a cell, after which copies are given up."""
+MOST = 3
+SHARED = 0.8
+"""Part of its memory that an older copy has to share, or it is given up."""
+MEMORY = 0.5
+"""Part of the free memory of the machine that a copy may come to hold."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MINFLT, _RSS = 7, 21
+"""Places in what follows the name in /proc/PID/stat: fields 10 and 24 of proc_pid_stat(5)."""
+
+
+class Checkpoints:
+    """The copies of one session's kernel, each with the last cell whose work it holds.
+
+    `words` say why there can be none, once that is known; `news` takes what has to be told.
+    """
+
+    def __init__(
+        self, mode: str, clock: Callable[[], float], news: Callable[[str], object]
+    ) -> None:
+        """`mode` is that of `--checkpoints`; `clock` in seconds."""
+        self._mode = mode
+        self._clock = clock
+        self._news = news
+        self._as_of: dict[Checkpoint, int] = {}
+        self._work_s = 0.0
+        self._fork_s = 0.0
+        self._faults = 0
+        self._pages = 0
+        self._stale = False
+        self._told: set[str] = set()
+        self._useless: Kernel | None = None
+
+    def worked(self, seconds: float) -> None:
+        """A cell has run for so long."""
+        self._work_s += seconds
+        self._stale = True
+
+    def pause_s(self, kernel: Kernel | None) -> float | None:
+        """Seconds without a cell until `pause` is to be called; None for never."""
+        if kernel is None or kernel.exit is not None or self._mode == "off":
+            return None
+        possible = kernel.handle.enclosure is not None and kernel is not self._useless
+        if self._stale and possible:
+            return PAUSE_S
+        return IDLE_S if kernel.checkpoints else None
+
+    async def pause(self, kernel: Kernel, as_of: int) -> None:
+        """Use the time in which there is no cell."""
+        if not self._stale:
+            self.drop_all(kernel)
+            return
+        cost_s = self._cost_s(kernel)
+        if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
+            await self.take(kernel, as_of)
+        self._stale = False
+
+    async def after(self, kernel: Kernel, as_of: int) -> None:
+        """Make a copy after a cell if that saves much work."""
+        if self._mode == "always" and self._stale:
+            await self.take(kernel, as_of)
+        elif kernel.handle.enclosure is None:
+            return
+        elif self._work_s > LEAST_WORK_S and self._work_s > PART * self._cost_s(kernel):
+            await self.take(kernel, as_of)
+
+    async def ahead(self, kernel: Kernel, as_of: int) -> None:
+        """Make a copy before a cell that may take long, unless there is one of this moment."""
+        if self._work_s > 0:
+            await self.take(kernel, as_of)
+
+    async def asked(self, kernel: Kernel, as_of: int) -> None:
+        """Make a copy because the agent wants one. Raises LaunchError."""
+        await self.take(kernel, as_of, asked=True)
+
+    async def take(self, kernel: Kernel, as_of: int, *, asked: bool = False) -> Checkpoint | None:
+        """Make a copy; None where there can be none. What is in the way is told once by name.
+
+        Raises LaunchError instead when it was `asked` for.
+        """
+        if not asked and (self._mode == "off" or kernel is self._useless):
+            return None
+        found = self.at(kernel, as_of)
+        if found is not None and not self._stale and not self._work_s:
+            return found
+        try:
+            made = await self._make(kernel)
+        except Uncopyable as reason:
+            self._stale = False
+            for word in reason.words:
+                self._tell(word)
+            if asked:
+                raise
+            return None
+        except LaunchError as reason:
+            self._useless = None if kernel.handle.enclosure is None else kernel
+            logger.info("no checkpoint could be made: %s", reason)
+            if asked:
+                raise
+            return None
+        self._as_of[made] = as_of
+        self._work_s, self._stale = 0.0, False
+        self._useless = None
+        await self._thin_out(kernel)
+        return made
+
+    def at(self, kernel: Kernel, as_of: int) -> Checkpoint | None:
+        """The newest copy that holds the work of no cell after `as_of`."""
+        return next(
+            (
+                each
+                for each in reversed(kernel.checkpoints)
+                if each.usable and self._as_of.get(each, as_of + 1) <= as_of
+            ),
+            None,
+        )
+
+    def newest(self, kernel: Kernel) -> Checkpoint | None:
+        """The last copy."""
+        return next((each for each in reversed(kernel.checkpoints) if each.usable), None)
+
+    def words(self, kernel: Kernel | None) -> str:
+        """Whether there are any, and what they hold, for `info`."""
+        if self._mode == "off":
+            return "off (--checkpoints off)"
+        if kernel is not None and kernel.handle.enclosure is None:
+            return NONE_HERE
+        waiting = [] if kernel is None else [each for each in kernel.checkpoints if each.usable]
+        cells = ", ".join(str(self.state_of(each)) for each in waiting)
+        return f"{self._mode}; {f'as after cell {cells}' if cells else 'none now'}"
+
+    def state_of(self, checkpoint: Checkpoint) -> int:
+        """The last cell whose work a copy holds; 0 for none."""
+        return self._as_of.get(checkpoint, 0)
+
+    def back_at(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
+        """The kernel now is what that copy is; later ones are of no use."""
+        enclosure = kernel.handle.enclosure
+        while enclosure is not None and enclosure.checkpoints[-1] is not checkpoint:
+            enclosure.drop(enclosure.checkpoints[-1])
+        self._work_s, self._stale = 0.0, False
+        self._note(kernel)
+
+    def drop_all(self, kernel: Kernel) -> None:
+        """Give all copies up."""
+        for each in list(kernel.checkpoints):
+            assert kernel.handle.enclosure is not None
+            kernel.handle.enclosure.drop(each)
+
+    async def _make(self, kernel: Kernel) -> Checkpoint:
+        if kernel.handle.enclosure is None:
+            raise LaunchError(NONE_HERE)
+        if not self._affordable(kernel):
+            raise LaunchError("the machine has too little free memory for a copy of the kernel")
+        made, self._fork_s = await kernel.checkpoint(most=MOST)
+        for former in [each for each in self._as_of if each not in kernel.checkpoints]:
+            del self._as_of[former]
+        self._note(kernel)
+        return made
+
+    async def _thin_out(self, kernel: Kernel) -> None:
+        """Give up older copies that hold much for themselves."""
+        for each in kernel.checkpoints[:-1]:
+            with Barrier("looking at the memory of a checkpoint"):
+                if await anyio.to_thread.run_sync(_own_part, each.pid) > 1 - SHARED:
+                    assert kernel.handle.enclosure is not None
+                    kernel.handle.enclosure.drop(each)
+
+    def _affordable(self, kernel: Kernel) -> bool:
+        _, pages = _figures(kernel.handle.pid)
+        with suppress(OSError):
+            return pages * _PAGE <= available_memory() * MEMORY
+        return False
+
+    def _note(self, kernel: Kernel) -> None:
+        self._faults, self._pages = _figures(kernel.handle.pid)
+
+    def _cost_s(self, kernel: Kernel) -> float:
+        """What the last copy has cost, its pages that were copied since included."""
+        faults, _ = _figures(kernel.handle.pid)
+        return self._fork_s + max(0, min(faults - self._faults, self._pages)) * FAULT_S
+
+    def _tell(self, word: str) -> None:
+        if word not in self._told:
+            self._told.add(word)
+            self._news(
+                f"No checkpoint of this session can be made while its kernel has {word}: if the "
+                "kernel dies, all variables are lost. Save what took long to compute"
+            )
+
+
+NONE_HERE = (
+    "there are no checkpoints here: this kernel was not forked from a template, which takes "
+    "bubblewrap and no --no-template"
+)
+
+
+def _figures(pid: int) -> tuple[int, int]:
+    """Page faults of a process so far that read no file, and its pages in memory."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(fields[_MINFLT]), int(fields[_RSS])
+    return 0, 0
+
+
+def _own_part(pid: int) -> float:
+    """The part of a process's memory that it shares with none."""
+    names = (b"Rss:", b"Private_Clean:", b"Private_Dirty:")
+    found = memory_lines(pid, "smaps_rollup", names)
+    own = found.get(b"Private_Clean:", 0) + found.get(b"Private_Dirty:", 0)
+    return own / max(1, found.get(b"Rss:", 0))

@@ -1,0 +1,165 @@
+"""A copy of the kernel that waits: forked between two requests, woken by the host.
+
+The host sends one end of a socket pair over the lifeline for each copy, then asks for it. The copy
+says that it is there, and forks the next kernel when it is told to: it is not used up. It ends when
+the host closes its end. Packets are JSON objects:
+
+    {"op": "park"}                        with the end to wait at (lifeline)
+    {"op": "wake", "id": n, "key": …, "folder": …}    with ends of shell, control, iopub, the next
+                                          lifeline, and a ring; a branch has a folder
+    {"parked": true}, {"alive": n}, {"error": …}      of the copy, of the kernel, of either
+    {"ended": n, "status": …}             of the copy: how that kernel has ended (wait(2))
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import warnings
+from collections.abc import Container, Iterator
+from typing import Any
+
+PACKET_BYTES = 64 * 1024
+MOST_FDS = 8
+FIRST_FD = 3
+
+
+def receive(sock: socket.socket, flags: int = 0) -> tuple[dict[str, Any], list[int]] | None:
+    """The next packet with its descriptors; None at the end. Raises OSError, ValueError."""
+    fds = array.array("i")
+    space = socket.CMSG_SPACE(MOST_FDS * fds.itemsize)
+    content, extra, _, _ = sock.recvmsg(PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return (json.loads(content), list(fds)) if content else None
+
+
+def send(sock: socket.socket, **packet: Any) -> None:
+    """Send a packet. Raises OSError."""
+    sock.send(json.dumps(packet).encode())
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[set[signal.Signals]]:
+    """Have no handler of user code run: neither here nor in what is forked meanwhile."""
+    ended = signal.getsignal(signal.SIGCHLD)
+    if ended is not None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {signal.SIGCHLD})
+    try:
+        yield {number for number in before if isinstance(number, signal.Signals)}
+    finally:
+        if ended is not None:
+            signal.signal(signal.SIGCHLD, ended)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if callable(ended) and _child_has_ended():
+            signal.raise_signal(signal.SIGCHLD)
+
+
+def _child_has_ended() -> bool:
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
+def fork_apart() -> int:
+    """Fork a process that is no child of this one, where it returns 0; 1 here. Raises OSError.
+
+    So no `os.wait` of user code ever finds it.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python 3.12: there is a thread, which is made anew
+        between = os.fork()
+        if between == 0:
+            try:
+                apart = os.fork()
+            except OSError:
+                os._exit(1)
+            if apart:
+                os._exit(0)
+            return 0
+    try:
+        _, status = os.waitpid(between, 0)
+    except ChildProcessError:  # user code ignores the ends of its children
+        return 1
+    if status != 0:
+        raise OSError("the second fork failed")
+    return 1
+
+
+def park(wake: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Wait; returns in each process that is to be the kernel, with the host's word."""
+    children: dict[int, tuple[int, int]] = {}
+    poll = select.poll()
+    poll.register(wake, select.POLLIN)
+    send(wake, parked=True)
+    while True:
+        for fd, _ in poll.poll():
+            if fd in children:
+                poll.unregister(fd)
+                os.close(fd)
+                pid, number = children.pop(fd)
+                _, status = os.waitpid(pid, 0)
+                send(wake, ended=number, status=status)
+                continue
+            received = receive(wake)
+            if received is None:
+                os._exit(0)
+            order, fds = received
+            if order.get("op") != "wake":
+                continue
+            pid = os.fork()
+            if pid == 0:
+                for pidfd in children:
+                    os.close(pidfd)
+                os.setsid()
+                return order, fds
+            for each in fds:
+                os.close(each)
+            pidfd = os.pidfd_open(pid)
+            children[pidfd] = pid, int(order["id"])
+            poll.register(pidfd, select.POLLIN)
+
+
+def let_go(kept: Container[int]) -> None:
+    """Give up pipes and sockets, so that nobody waits for this process to close them.
+
+    Their numbers stay taken, by ends whose other end is gone: the objects that have them would
+    close what gets the number next.
+    """
+    socket_end, other = socket.socketpair()
+    reader, pipe_writer = os.pipe()
+    pipe_reader, writer = os.pipe()
+    other.close()
+    os.close(pipe_writer)
+    os.close(pipe_reader)
+    dead = (socket_end.fileno(), reader, writer)
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
+        if fd < FIRST_FD or fd in kept or fd in dead:
+            continue
+        with contextlib.suppress(OSError):
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISSOCK(mode):
+                stand_in = socket_end.fileno()
+            elif stat.S_ISFIFO(mode):
+                writes = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+                stand_in = writer if writes else reader
+            else:
+                continue
+            os.dup2(stand_in, fd, inheritable=os.get_inheritable(fd))
+    socket_end.close()
+    os.close(reader)
+    os.close(writer)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in (1, 2):
+        os.dup2(null, fd)
+    os.close(null)

@@ -1,0 +1,163 @@
+"""The request for a checkpoint, and how a copy of the kernel becomes the kernel."""
+
+# ipykernel and IPython are traitlets classes: untyped, and optional throughout, to mypy.
+# mypy: disable-error-code="no-untyped-call, union-attr, attr-defined"
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from kernel_specs.restricted.checkpoints import hindrances, parking, revival
+from kernel_specs.restricted.console.iopub import OutputRing
+from kernel_specs.restricted.service import Channel, ServiceThread
+from kernel_specs.restricted.wire.sockets import Publisher, Router
+
+CHANNELS = ("shell", "control", "iopub")
+"""In the order in which their ends come, before the lifeline and the ring."""
+
+
+class Lifeline:
+    """Where the host sends a copy of the kernel the end of a socket pair to wait at."""
+
+    def __init__(self, fd: int) -> None:
+        """Take over a descriptor; -1 for a kernel without checkpoints."""
+        self.fd = fd
+        self.loops = revival.Loops() if fd >= 0 else None
+
+    def take(self) -> socket.socket:
+        """The end that was sent last. Raises OSError, ValueError where none was."""
+        with socket.socket(fileno=os.dup(self.fd)) as line:
+            received = parking.receive(line, socket.MSG_DONTWAIT)
+            while received is not None:  # the last is of this request, others were given up
+                try:
+                    later = parking.receive(line, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    break
+                for fd in received[1]:
+                    os.close(fd)
+                received = later
+        if received is None or len(received[1]) != 1:
+            raise ValueError("the host has sent no place to wait at")
+        return socket.socket(fileno=received[1][0])
+
+
+class CheckpointRequests:
+    """What the kernel answers about checkpoints; for a kernel class."""
+
+    CHECKPOINT_REQUESTS: ClassVar = ("kernel_mcp_checkpoint_request",)
+    lifeline: Any
+
+    async def kernel_mcp_checkpoint_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Park a copy of this kernel, and tell what that took or what is in the way."""
+        content: dict[str, Any] | None
+        try:
+            content = take(self, self.lifeline)
+        except (OSError, ValueError, MemoryError) as error:
+            content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
+        if content is not None:
+            self.session.send(stream, "kernel_mcp_checkpoint_reply", content, parent, ident)
+
+
+def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
+    """Park a copy of this process; None in a copy that has become the kernel. Raises OSError."""
+    began = time.perf_counter()
+    with lifeline.take() as wake:
+        found = hindrances.look([kernel.service])
+        if found.words:
+            return {"status": "refused", "hindrances": list(found.words)}
+        kernel.console.flush()
+        state, arrivals = revival.State.now(found.shared), kernel.gate.arrivals
+        with parking.undisturbed():
+            kernel.console.parking = True
+            try:
+                parent = parking.fork_apart() != 0
+                if not parent:
+                    os.setsid()
+                    _close_own(kernel, (lifeline.fd, *arrivals))
+                    parking.let_go({wake.fileno(), kernel.parent.stderr_fd})
+                    order, fds = parking.park(wake)
+            except BaseException as error:  # a copy may not go on as this kernel
+                if os.getpid() == kernel._pid:
+                    raise
+                _give_up(wake, error)
+            finally:
+                kernel.console.parking = False
+            if parent:
+                return {"status": "ok", "seconds": time.perf_counter() - began}
+            try:
+                branch = bool(order.get("folder"))
+                state.restore(branch=branch)
+                _connect(kernel, lifeline, order, fds)
+                if branch:
+                    revival.vary(kernel.shell.user_ns.values())
+                    _settle(kernel, order)
+            except BaseException as error:  # noqa: BLE001  # told to the host, whatever it is
+                _give_up(wake, error)
+        kernel.service.start()
+        parking.send(wake, alive=order["id"])
+    return None
+
+
+def _give_up(wake: socket.socket, error: BaseException) -> None:
+    try:
+        parking.send(wake, error=f"{type(error).__name__}: {error}"[:2000])
+    finally:
+        os._exit(70)
+
+
+def _settle(kernel: Any, order: dict[str, Any]) -> None:
+    """Have a branch find the folder that is its own."""
+    folder = os.path.join(kernel.boot.workspace or ".", str(order.get("folder", "")))  # noqa: PTH118
+    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    os.environ["BRANCH_DIR"] = folder
+
+
+def _close_own(kernel: Any, fds: Sequence[int]) -> None:
+    """Give up the connections of the kernel, so that the host sees their end when it dies."""
+    for channel in (kernel.shell_stream, kernel.control_stream, kernel.stdin_socket):
+        channel.leave()
+    kernel.iopub.leave()
+    kernel.console.leave()
+    for fd in fds:
+        with contextlib.suppress(OSError):  # user code has closed it
+            os.close(fd)
+
+
+def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[int]) -> None:
+    """Serve the connections that the host has sent, with a thread of this process."""
+    ends = {name: socket.socket(fileno=fd) for name, fd in zip(CHANNELS, fds, strict=False)}
+    lifeline.fd, ring = fds[len(CHANNELS) :]
+    loop, before = kernel.io_loop.asyncio_loop, kernel.service
+    asyncio.events._set_running_loop(loop)
+    asyncio.set_event_loop(loop)
+    revival.close_loop(before.io_loop.asyncio_loop)
+    assert lifeline.loops is not None
+    lifeline.loops.renew([loop])
+    kernel.session.renew(str(order["key"]).encode())
+    kernel._pid = os.getpid()
+    kernel._control_lock = asyncio.Lock()
+    kernel._unanswered = None
+    kernel._answers = set()
+    publisher = Publisher(None, kernel.iopub.high_water)
+    kernel.iopub.renew(publisher, OutputRing(ring))
+    publisher.take_in(ends["iopub"])
+    kernel.console.renew()
+    service = ServiceThread(
+        kernel.console, kernel.iopub, kernel.gate, kernel.boot.output.flush_seconds
+    )
+    service.at_work = before.at_work
+    kernel.service = kernel.parent.service = service
+    service.watch_output(publisher)
+    shell, control = Router(None, takes_sockets=True), Router(None)
+    kernel.shell_stream = Channel(shell, kernel.io_loop, collects=True)
+    kernel.control_stream = Channel(control, service.io_loop)
+    kernel.stdin_socket = Channel(Router(None), kernel.io_loop)
+    shell.take_in(ends["shell"])
+    control.take_in(ends["control"])
+    kernel._tasks[1] = service.io_loop.asyncio_loop.create_task(kernel._serve_control())

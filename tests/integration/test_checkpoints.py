@@ -1,0 +1,145 @@
+"""Sessions that go back to a checkpoint when their kernel dies, by the eyes of a client."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from tests.integration.agent import Agent, Answer, notices
+from tests.integration.agent import agent as serving
+
+pytestmark = [pytest.mark.anyio]
+
+AT_WORK = "import time\ntime.sleep(1.05)"
+"""What is worth a checkpoint."""
+
+
+def told(answer: Answer) -> str:
+    return "\n".join(notices(answer))
+
+
+async def until_checkpoint(agent: Agent) -> None:
+    """Pause as an agent does that thinks, until the pause was used."""
+    before = (await agent.call("info")).data["checkpoints"]
+    with anyio.fail_after(20):
+        while (await agent.call("info")).data["checkpoints"] == before:
+            await anyio.sleep(0.1)
+
+
+async def test_a_killed_cell_costs_the_cell() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run(f"x = 5\n{AT_WORK}")
+        dead = await agent.run("print('last words')\nimport os\nx = 0\nos.kill(os.getpid(), 9)")
+        assert dead.status == "killed"
+        assert "last words" in dead.text
+        assert "killed by SIGKILL. Variables are as after cell 1; run cell 2 again" in told(dead)
+        assert "Files were not rolled back" in told(dead)
+        assert (dead.cell["state_kept"], dead.cell["state_as_of"]) == (True, 1)
+        assert dead.cell["lost"] == []
+        after = await agent.run("print(x)")
+        assert (after.text, notices(after)) == ("5", [])
+
+        await agent.run("y = 6")
+        dead = await agent.run("import ctypes\nctypes.string_at(0)")
+        assert "run cells 3–5 again" in told(dead)  # noqa: RUF001
+        assert "Gone with that: y" in told(dead)
+        assert (dead.cell["state_kept"], dead.cell["state_as_of"]) == (True, 1)
+        assert dead.cell["lost"] == ["y"]
+        assert (await agent.run("print(x, 'y' in dir())")).text == "5 False"
+
+        stuck = "while True:\n  try:\n    time.sleep(9)\n  except KeyboardInterrupt: pass"
+        dead = await agent.run(stuck, timeout=0.3)
+        assert "did not stop within" in told(dead)
+        assert (dead.status, dead.cell["state_as_of"]) == ("killed", 1)
+        assert (await agent.run("print(x)")).text == "5"
+
+        listed = (await agent.call("list_variables")).data["variables"]
+        assert [each["name"] for each in listed] == ["x", "time"]
+        lost = await agent.call("reset")
+        assert "Lost" in lost.text or "gone" in lost.text
+        dead = await agent.run("import os\nos._exit(3)")
+        assert "All variables" in told(dead)
+
+
+async def test_a_cell_that_waits_behind_a_killed_one_is_told_what_it_builds_on() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run(f"x = 5\n{AT_WORK}")
+        await agent.run("y = 6")
+        answers: dict[str, Answer] = {}
+
+        async def call(name: str, code: str) -> None:
+            answers[name] = await agent.run(code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, "dies", "time.sleep(0.5)\nimport os\nos.abort()")
+            await anyio.sleep(0.2)
+            tasks.start_soon(call, "follows", "print('y' in dir())")
+        assert answers["follows"].text.startswith("False")
+        assert "Variables are as after cell 1" in told(answers["follows"])
+        assert answers["follows"].cell["lost"] == ["y"]
+
+
+async def test_a_kernel_that_dies_between_cells_comes_back() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run(f"x = 5\n{AT_WORK}")
+        await agent.run("import threading, os\nthreading.Timer(0.2, os._exit, [4]).start()")
+        await anyio.sleep(0.5)
+        after = await agent.run("print(x)")
+        assert after.text.startswith("5")
+        assert "exited with code 4 between cells. Variables are as after cell 1" in told(after)
+        assert "run cell 2 again" in told(after)
+
+
+async def test_a_pause_is_used_and_a_thread_is_named_once() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run("x = 5")
+        await until_checkpoint(agent)
+        dead = await agent.run("import os\nos._exit(1)")
+        assert dead.cell["state_as_of"] == 1
+
+        await agent.run(
+            "import threading\nstop = threading.Event()\n"
+            f"threading.Thread(target=stop.wait, name='counting').start()\n{AT_WORK}"
+        )
+        first = await agent.run("1")
+        again = await agent.run(f"{AT_WORK}\n2")
+        later = await agent.run("3")
+        assert "the thread 'counting'" in told(first)
+        assert not notices(again)
+        assert not notices(later)
+
+
+async def test_the_session_goes_on_after_exhausting_memory_and_processes() -> None:
+    async with serving("--allow", "*", "--warm", "0", "--memory", "512M") as agent:
+        await agent.run(f"import os, time\nblock = bytearray(b'x') * (180 << 20)\n{AT_WORK}")
+        # in place: a copy of all of it
+        assert (await agent.run("block[:] = bytes(len(block)); block[0]")).status == "ok"
+        await agent.run("block[:] = b'y' * len(block)\ntime.sleep(1.05)")
+        hungry = (
+            "for _ in range(4):\n  if os.fork() == 0:\n"
+            "    more = b'z' * (400 << 20); time.sleep(60)\ntime.sleep(20)"
+        )
+        await agent.run(hungry, timeout=3)
+        left = await agent.run("print(len(block), block[-1:])")
+        assert left.text.startswith("188743680 bytearray(b'y')") or "lost" in told(left)
+        dead = await agent.run(
+            "import os, signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+            "while True:\n  try: os.fork()\n  except OSError: pass",
+            timeout=1,
+        )
+        assert dead.status == "killed"
+        after = await agent.run("print(len(block))")
+        assert after.text.startswith("188743680") or "lost" in told(dead)
+
+
+async def test_without_templates_it_is_said_that_there_are_none() -> None:
+    async with serving("--allow", "*", "--warm", "0", "--no-template") as agent:
+        await agent.run(f"x = 5\n{AT_WORK}")
+        assert "no checkpoints here" in (await agent.call("info")).data["checkpoints"]
+        asked = await agent.run("1", checkpoint=True)
+        assert "No checkpoint was made before this cell: there are no checkpoints here" in told(
+            asked
+        )
+        dead = await agent.run("import os\nos._exit(3)")
+        assert "All variables" in told(dead)
+        assert dead.cell["state_kept"] is False
