@@ -444,7 +444,11 @@ def use_an_inherited_socket(_: Any) -> list[str]:
 
 def _leads_out(fd: int) -> bool:
     with socket.socket(fileno=os.dup(fd)) as sock:
-        if sock.type == socket.SOCK_SEQPACKET or sock.type == socket.SOCK_DGRAM:
+        if sock.type in (socket.SOCK_SEQPACKET, socket.SOCK_DGRAM):
+            try:
+                sock.send(b"packet", socket.MSG_DONTWAIT)
+            except BrokenPipeError:  # the server's end takes nothing: its word comes over it
+                return False
             return True
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid = array.array("i", credentials)[0]

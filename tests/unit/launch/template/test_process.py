@@ -203,6 +203,8 @@ async def test_a_kernel_whose_zygote_ended_is_kept_and_its_template_forks_no_mor
         assert not fork.over
         assert not one.process.gone.is_set()
         signal.pidfd_send_signal(fork.init, signal.SIGKILL)
+        while not fork.over:
+            await anyio.lowlevel.checkpoint()
         fork.on_release()
         # with its last sandbox it ends by itself
         await one.process.gone.wait()
