@@ -260,6 +260,8 @@ class SessionManager:
         session.journal.opened(
             name=name, packages=map(str, request.packages), python=request.python
         )
+        if claim.past is not None:
+            session.journal.resumed(claim.past.saved.moment, len(session.cells))
         assert self._tasks is not None
         await self._tasks.start(self._serve, session)
         return session
@@ -273,7 +275,6 @@ class SessionManager:
             if barrier.failure is not None:
                 note = f"The cells of {past.when} cannot be read: {reason_of(barrier.failure)}"
             session.continue_from(past)
-            session.journal.resumed(past.saved.moment, len(session.cells))
             if past.cells:
                 await kept.log()
         if note:

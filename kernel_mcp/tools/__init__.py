@@ -67,6 +67,8 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
     `missing` are packages of the operator's that are known to be missing.
     """
     lines = [HOW, _imports(settings), _packages(settings), _files(settings, sandbox)]
+    if settings.persist is not None:
+        lines.append("Kept: the next server in this folder goes on with its sessions (see info).")
     if settings.devices:
         lines.append(f"Devices of the host: {_listed([*map(str, settings.devices)])}.")
     if settings.variables:
