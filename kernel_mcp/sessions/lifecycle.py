@@ -120,8 +120,13 @@ class KernelLifecycle:
         journal: Journal,
         checkpoints: Checkpoints | None = None,
         on_death: Callable[[], None] = lambda: None,
+        last_save: Callable[[], tuple[Sleep, int] | None] = lambda: None,
     ) -> None:
-        """`on_death` is called when a kernel has died between cells that can come back."""
+        """`on_death` is called when a kernel has died between cells that can come back.
+
+        `last_save` is what was saved of the kernel while it lived, and the last cell in that.
+        """
+        self._last_save = last_save
         self.checkpoints = checkpoints or Checkpoints("off", time.monotonic, ledger.add)
         self._on_death = on_death
         self.request = request
@@ -320,9 +325,9 @@ class KernelLifecycle:
         kernel = self.kernel
         if kernel is None or kernel.exit is None:
             return
-        if self.used and self.checkpoints.newest(kernel) is not None:
+        if self.used:
             cause = f"{kernel.exit.story('the kernel')} between cells"
-            if (back := await self.revive()) is not None:
+            if (back := await self.revive() or await self.fall_back()) is not None:
                 self._journal.died(cause)
                 self.ledger.add(f"{cause[0].upper()}{cause[1:]}. {back.words()}", back.loss(cause))
                 return
@@ -392,9 +397,22 @@ class KernelLifecycle:
         self._journal.revived(as_of)
         return Return(as_of, undone, tuple(gone))
 
+    async def fall_back(self) -> Return | None:
+        """Have the next kernel load what was saved last of a dead one; None where nothing was."""
+        found = self._last_save() if self.used else None
+        if found is None or self.kernel is None:
+            return None
+        sleep, as_of = found
+        undone = tuple(cell for cell in self._worked if cell > as_of)
+        gone = [name for name in self.kernel.names if name not in set(sleep.back)]
+        self._hibernation.sleep = sleep
+        await self.drop()
+        del self._worked[len(self._worked) - len(undone) :]
+        return Return(as_of, undone, tuple(gone))
+
     def _miss(self, kernel: Kernel) -> None:
         if kernel is self.kernel and self.used and kernel.exit is not None:
-            if self.checkpoints.newest(kernel) is not None:
+            if self.checkpoints.newest(kernel) is not None or self._last_save() is not None:
                 self._on_death()
                 return
             cause = f"{kernel.exit.story('the kernel')} between cells"

@@ -324,19 +324,25 @@ class CellRunner:
         if cell.stop_reason in AT_ONCE:  # reset and close report the loss
             await self._lifecycle.drop()
             return outcome
-        if (back := await self._lifecycle.revive()) is not None:
+        alive = await self._lifecycle.revive()
+        if (back := alive or await self._lifecycle.fall_back()) is not None:
             cell.back = back.words(cell.number)
             if (loss := back.loss(outcome.cause or "its kernel is gone")) is not None:
                 what = f"Cell {cell.number} was killed ({outcome.cause}). {cell.back}"
                 cell.own = self._lifecycle.ledger.add(what, loss)
+            if alive is None:
+                await self._begin_anew(cell)
             return replace(outcome, state_kept=True)
         cause = outcome.cause or "its kernel is gone"
         loss = self._lifecycle.lost_state(cause)
         cell.own = self._lifecycle.lose(f"Cell {cell.number} was killed ({cause})", loss)
         await self._lifecycle.drop()
+        await self._begin_anew(cell)
+        return outcome
+
+    async def _begin_anew(self, cell: Cell) -> None:
         try:
             with anyio.move_on_after(RESTART_S):
                 await self._lifecycle.ensure()
         except KernelMcpError as error:
             cell.notice(f"A fresh kernel could not be started: {error}")
-        return outcome

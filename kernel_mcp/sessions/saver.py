@@ -20,7 +20,7 @@ from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.history import History
-from kernel_mcp.sessions.keeping import Keeping, Trace, python_of, saved_of
+from kernel_mcp.sessions.keeping import Keeping, Past, Trace, moment, python_of, saved_of
 from kernel_mcp.sessions.saving import Saving, pause_after
 from kernel_mcp.sessions.snapshot import Dump, take
 from kernel_mcp.sessions.store import Entry, Saved
@@ -54,6 +54,8 @@ class Kept:
         self._base = saved_of(entry, request, timeout_s, doors)
         self._next = self._base
         self._count = 0
+        self._live = False
+        """Whether what is saved is of the kernel that lives, or was loaded into it."""
         self._known = (-1, -1)
         self._trace = Trace(entry.trace)
 
@@ -97,12 +99,15 @@ class Kept:
             row["files"] = [*sleep.files]
             saved = replace(saved, dump=dump.path.name, size=dump.size, variables=row)
         self.entry.commit(saved)
+        self._live = True
 
     def used(self) -> None:
-        """See `Shelf`: the variables stay saved."""
+        """See `Shelf`: the variables stay saved, and are those of the kernel."""
+        self._live = True
 
     def drop(self) -> None:
         """See `Shelf`."""
+        self._live = False
         self.entry.drop_variables(len(self.cells or ()))
 
     async def log(self) -> None:
@@ -115,6 +120,17 @@ class Kept:
         """What was noted last is saved."""
         self._known = (self._count, self._next.cell or 0)
         self._trace.forget(self._count)
+
+    def past(self) -> Past | None:
+        """What was saved by this server of variables, to go back to."""
+        saved = self.entry.saved
+        if not self._live or saved is None or not saved.dump:
+            return None
+        try:
+            dump = self.entry.dump()
+        except (HibernationError, OSError):
+            return None
+        return Past(saved, moment(saved.moment, self._keeping.store.now()), dump)
 
     def room(self) -> int:
         """Bytes that the variables may take."""

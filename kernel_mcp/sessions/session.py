@@ -121,6 +121,7 @@ class Session:
             journal=journal,
             checkpoints=Checkpoints(checkpoints, clock, self.ledger.add),
             on_death=self._look,
+            last_save=self._last_save,
         )
         self._runner = CellRunner(
             self.lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
@@ -372,6 +373,31 @@ class Session:
                 work = partial(write_here, kernel, kept, most_bytes=most_bytes)
                 return await self.lifecycle.unless_needed(work)
 
+    def _last_save(self) -> tuple[Sleep, int] | None:
+        """What was saved of its kernel while that lived, and the last cell in it."""
+        if self.kept is None or (past := self.kept.past()) is None or past.saved.cell is None:
+            return None
+        return self._sleep(past, ""), past.saved.cell
+
+    def _sleep(self, past: Past, after: str) -> Sleep:
+        saved, dump = past.saved, past.dump
+        told = saved.variables.get("lost", {})
+        return Sleep(
+            self._clock(),
+            0.0,
+            dump=dump,
+            lost=told if isinstance(told, dict) else {},
+            failure=past.failure,
+            copies=dump.copies if dump is not None else (),
+            files=dump.files if dump is not None else (),
+            kept=past.when,
+            after=after,
+            judge=lambda kernel: (
+                unlike(kernel.environment.version, saved),
+                changed(kernel.environment.packages, saved),
+            ),
+        )
+
     def _serves(self, kernel: Kernel) -> bool:
         """Whether this is still its kernel, and no cell runs or waits."""
         return kernel is self.kernel and kernel.exit is None and not self.queue.busy
@@ -404,22 +430,7 @@ class Session:
         """Have the next cell bring back the variables of an earlier server's session."""
         saved = past.saved
         ran = [cell.number for cell in self.cells[saved.cell or 0 :] if cell.numbered]
-        told = saved.variables.get("lost", {})
-        sleep = Sleep(
-            self._clock(),
-            0.0,
-            dump=past.dump,
-            lost=told if isinstance(told, dict) else {},
-            failure=past.failure,
-            copies=past.dump.copies if past.dump is not None else (),
-            files=past.dump.files if past.dump is not None else (),
-            kept=past.when,
-            after=lost_with(saved, ran),
-            judge=lambda kernel: (
-                unlike(kernel.environment.version, saved),
-                changed(kernel.environment.packages, saved),
-            ),
-        )
+        sleep = self._sleep(past, lost_with(saved, ran))
         self._touched = True
         self.lifecycle.continue_from(sleep, saved.cell)
 

@@ -211,3 +211,23 @@ async def test_what_is_off_or_inside_the_working_folder_keeps_nothing(place: Pla
         assert (
             "is in the folder that the server works in" in (await second.call("info")).data["kept"]
         )
+
+
+async def test_a_kernel_without_checkpoints_that_dies_comes_back_as_it_was_saved_last(
+    place: Place,
+) -> None:
+    async with place.life() as server:
+        await server.run("a = [1]; b = (each for each in a)")
+        await place.saved(1)
+        await server.run("c = 3")
+        answer = await server.run("import os; os.kill(os.getpid(), 9)")
+        assert answer.status == "killed"
+        assert "Variables are as after cell 1; run cells 2–3 again" in answer.text  # noqa: RUF001
+        assert answer.cell["state_as_of"] == 1
+        answer = await server.run("a, 'c' in globals()")
+        assert answer.text.startswith("([1], False)")
+        assert "Not back: b (generator)" in answer.text
+        await server.call("reset")
+        await server.run("os = 5")
+        answer = await server.run("import os; os._exit(1)")
+        assert "All variables, imports and definitions of this session are lost" in answer.text

@@ -22,10 +22,11 @@ import socket
 import struct
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
+from kernel_specs.restricted.checkpoints.hindrances import look
+from kernel_specs.restricted.checkpoints.parking import fork_apart, undisturbed
 from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, Dump
 
 BLOCK = struct.Struct("<cQ")
@@ -33,8 +34,6 @@ PIECE_BYTES = 1024 * 1024
 NICENESS = 19
 MORE_SECONDS = 5
 """Processor time of the child beyond that of its values, after which Linux ends it."""
-UNFIT = ("polars",)
-"""Libraries whose values are pickled by threads of their own, which a fork does not have."""
 
 Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[Dump, dict[str, Any]]]
 """Pickles the variables, and tells the name of each before it is pickled."""
@@ -42,35 +41,19 @@ Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[Dump, dict[str
 
 def unfit_to_fork(own: Iterable[threading.Thread]) -> str:
     """Why a child could not pickle; empty where it can. `own` are threads of the kernel."""
-    others = [each for each in threading.enumerate() if each not in own]
-    if others:
-        return f"a thread of code runs ({others[0].name[:80]})"
-    for name in UNFIT:
-        if name in sys.modules:
-            return f"{name} is imported"
-    return ""
+    return ", ".join(look(own).words)
 
 
 def write_from_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
     """Fork a child that writes what `take` makes, and return. Raises OSError."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of forks beside threads
-        child = os.fork()
-        if child:
-            os.waitpid(child, 0)
-            return
-        try:
-            grandchild = os.fork()
-        except OSError:
-            os._exit(1)
-    if grandchild:
-        os._exit(0)
-    _be_child(host, take, content)
+    with undisturbed():
+        if fork_apart() == 0:
+            _be_child(host, take, content)
 
 
 def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> NoReturn:
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which are for cells
+        signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])  # which is for cells
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         seconds = int(content["seconds"]) + MORE_SECONDS
         used = int(sum(os.times()[:2]))

@@ -17,7 +17,6 @@ import os
 import pickle
 import re
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -133,7 +132,7 @@ class SnapshotRequests:
             hosts = [given.enter_context(each) for each in self.shell_stream.sockets()]
             if not hosts:
                 raise ValueError("no socket came with the request")
-            unfit = saving.unfit_to_fork((threading.main_thread(), self.service))
+            unfit = saving.unfit_to_fork([self.service])
             if not unfit:
                 saving.write_from_child(hosts[-1], self._report, content)
         return {"unfit": unfit}

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,7 +61,7 @@ class Forks:
         mine = socket.socket(fileno=os.dup(given.fileno()))
 
         def send() -> None:
-            with mine:
+            with mine, suppress(OSError):  # who reads it has seen enough
                 mine.sendall(self._sends)
 
         threading.Thread(target=send).start()
