@@ -51,6 +51,7 @@ _MISSING = {
     "uv.lock": "run `uv lock` there",
     "pyproject.toml": "name the folder of a project that has one, and a uv.lock",
 }
+_FOLDER = "name a file in it, as requirements.txt, or the folder of a uv.lock with --project"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SOURCES = ("git", "url", "path", "workspace")
 
@@ -356,26 +357,31 @@ def _check_python(wanted: str, python: str, folder: Path) -> None:
 def _content(file: Path, folder: Path | None = None, place: str = "") -> str:
     """The text of a regular file, which has to lie in `folder` whatever links lead to it."""
     real = Path(os.path.realpath(file))
+    place = place or ("--requirements" if folder is None else "--project")
+    named = _shown(str(file))
     if folder is not None and not real.is_relative_to(os.path.realpath(folder)):
-        raise _refused(place or str(file), f"{_shown(str(file))} lies outside of {folder}")
+        raise _refused(place, f"{named} lies outside of {folder}; name a file in it")
     try:
         with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise _refused(place or str(file), f"{_shown(str(file))} is not a regular file")
+                raise _refused(place, f"{named} is not a regular file; name one")
             data = opened.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        missing = f"there is no {_shown(str(file))}"
         advice = _MISSING.get(file.name, "make it, or name another file")
-        flag = "--requirements" if folder is None else "--project"
-        raise _refused(place or flag, f"{missing}; {advice}") from None
+        raise _refused(place, f"there is no {named}; {advice}") from None
+    except IsADirectoryError:
+        raise _refused(place, f"{named} is a folder; {_FOLDER}") from None
+    except NotADirectoryError:
+        raise _refused(place, f"{named}: {file.parent} is a file; name its folder") from None
     except OSError as reason:
-        raise _refused(place or str(file), f"it cannot be read: {reason.strerror}") from reason
+        why = f"{named} cannot be read: {reason.strerror}; allow it, or name another file"
+        raise _refused(place, why) from reason
     if len(data) > MOST_BYTES:
-        raise _refused(place or str(file), f"it has more than {MOST_BYTES // MIB} MiB")
+        raise _refused(place, f"{named} has more than {MOST_BYTES // MIB} MiB; name another file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise _refused(place or str(file), "it is not UTF-8 text") from None
+        raise _refused(place, f"{named} is not UTF-8 text; save it as that") from None
 
 
 def _toml(text: str, file: Path) -> dict[str, Any]:

@@ -131,6 +131,10 @@ def test_files_without_end_text_and_number_are_refused(tmp_path: Path) -> None:
         listed(Settings(requirements=tmp_path / "pipe"), INDEX, {})
     with pytest.raises(ConfigError, match="there is no"):
         listed(Settings(requirements=tmp_path / "missing"), INDEX, {})
+    with pytest.raises(ConfigError, match=r"^--requirements: .* name a file in it, as requirem"):
+        listed(Settings(requirements=tmp_path), INDEX, {})
+    with pytest.raises(ConfigError, match=r"^--project: .* is a file; name its folder"):
+        listed(Settings(project=tmp_path / "0.txt"), INDEX, {})
 
 
 def test_an_index_that_the_operator_has_named_may_be_named_again(tmp_path: Path) -> None:
