@@ -92,7 +92,6 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         resources = ResourceManager.create(run.path, sandbox.report())
         await stack.enter_async_context(resources.running())
         resources.warn(settings.limits)
-        report = resources.report(sandbox.report(), settings.limits)
         folders = SessionFolders(
             workspaces=settings.workspace or run.path / "w",
             records=run.path / "r",
@@ -118,6 +117,8 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         network = opened(settings, sandbox, run.path, partial(audit.note, "network"))
         stack.push_async_callback(network.aclose)
         await network.open()
+        opened_doors = doors.opened(network=bool(network))
+        report = resources.report(sandbox.report(opened_doors), settings.limits)
         cold = LocalLauncher(
             sandbox, run, resources=resources, inspector=inspector, doors=doors, network=network
         )

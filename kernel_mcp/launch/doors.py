@@ -27,7 +27,7 @@ from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.linux.safe_tree import open_place
-from kernel_mcp.sandbox.base import BY_BINDS, BY_RULES, BY_TREES, SandboxCommand
+from kernel_mcp.sandbox.base import BY_BINDS, BY_RULES, BY_TREES, Opened, SandboxCommand
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
 from kernel_specs.landlock import calls
@@ -130,6 +130,15 @@ class Doors:
                 with contextlib.suppress(OSError):
                     found.append(each.mount.host.joinpath(*folder).lstat().st_mtime_ns)
         return tuple(found)
+
+    def opened(self, *, network: bool) -> Opened:
+        """What a sandbox's report has to know of them."""
+        return Opened(
+            mounts=bool(self),
+            writable=tuple(each.mount.guest for each in self.shown if each.mount.writable),
+            network=network,
+            devices=tuple(each.guest for each in self.devices),
+        )
 
     @property
     def state(self) -> str:

@@ -114,11 +114,16 @@ def _files(settings: Settings, sandbox: SandboxReport) -> str:
     network = _network(settings)
     if _strict(settings):
         return f"Files: code cannot open files, and has no eval, exec, compile or input.{network}"
-    shown = [f"{each.guest}{' (writable)' * each.writable}" for each in settings.mounts]
-    if shown and sandbox.backend != "none":
+    if settings.mounts and sandbox.backend != "none":
         closing = any(each.strict for each in settings.mounts) or sandbox.backend == "landlock"
         later = " What appears there later may be readable only after a reset." * closing
-        network = f" Of the host, without secrets, read-only: {_listed(shown)}.{later}{network}"
+        ways = {"read-only": False, "writable": True}
+        shown = "; ".join(
+            f"{way}: {_listed(names)}"
+            for way, writable in ways.items()
+            if (names := [each.guest for each in settings.mounts if each.writable is writable])
+        )
+        network = f" Of the host, without secrets, {shown}.{later}{network}"
     moves = "; write_file and read_file move files in and out" if "files" in settings.tools else ""
     return f"Files: code works in its workspace folder{moves}.{network}"
 

@@ -175,15 +175,16 @@ async def examine(
         runs = stack.enter_context(RunDirectory.create(folder))
         resources = ResourceManager.create(runs.path, sandbox.report())
         await stack.enter_async_context(resources.running())
-        report = resources.report(sandbox.report(), settings.limits)
         found = _summed_up(checks)
         doors, refused = await _opened(settings, sandbox, runs)
         stack.push_async_callback(doors.aclose)
         found += refused
-        report = replace(report, gaps=(*report.gaps, *doors.gaps))
         network, problems = await _network(settings, sandbox, runs.path)
         stack.push_async_callback(network.aclose)
         found += problems
+        told = sandbox.report(doors.opened(network=bool(network)))
+        report = resources.report(told, settings.limits)
+        report = replace(report, gaps=(*report.gaps, *doors.gaps))
         if environment is not None:
             cold = LocalLauncher(sandbox, runs, resources=resources, doors=doors, network=network)
             opened = through_doors(doors, settings, environment, files)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.process import find_program, foreign_environment
-from kernel_mcp.sandbox.base import ContainerOptions, SandboxReport
+from kernel_mcp.sandbox.base import CLOSED, ContainerOptions, Opened, SandboxReport
 from kernel_mcp.sandbox.remedies import AT_OWN_RISK, install_hint
 
 ENGINES = ("podman", "docker")
@@ -158,12 +158,13 @@ _UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 _SELINUX = Path("/sys/fs/selinux/enforce")
 
 
-def container_report(engine: Engine, *, own_user: bool) -> SandboxReport:
+def container_report(
+    engine: Engine, opened: Opened = CLOSED, *, own_user: bool
+) -> SandboxReport:
     """The report; `own_user` when each session has a host user id to itself."""
     enforced = [
         f"a container of its own for each kernel ({engine.kind})",
-        "a network of its own: the loopback alone",
-        "only the workspace and a private /tmp are writable; the host's files are hidden",
+        *opened.reach("the interpreter and its packages"),
         "own process, ipc, cgroup and host name namespaces",
         "a host user id of its own for each session, without capabilities"
         if own_user

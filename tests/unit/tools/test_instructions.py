@@ -20,7 +20,9 @@ WHOLE = SandboxReport("bwrap", ("everything",), ())
 def test_mounted_folders_are_named_with_what_can_be_done_there() -> None:
     loose, strict = (Mount(Path("/p"), "/p", "rw", strict=strict) for strict in (False, True))
     text = instructions(Settings(mounts=(loose,)), WHOLE)
-    assert "/p (writable)." in text
+    assert "Of the host, without secrets, writable: /p." in text
+    both = instructions(Settings(mounts=(loose, Mount(Path("/q"), "/q"))), WHOLE)
+    assert "Of the host, without secrets, read-only: /q; writable: /p." in both
     assert "after a reset" not in text
     assert "after a reset" in instructions(Settings(mounts=(strict,)), WHOLE)
     assert "after a reset" in instructions(
