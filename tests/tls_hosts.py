@@ -108,6 +108,8 @@ class Services(BaseHTTPRequestHandler):
             case "events":
                 events = [f"data: {number}\n\n".encode() for number in range(5)]
                 self._chunks(*events, Content_Type="text/event-stream")
+            case "closing":
+                self._answer(b"closing", Connection="close")
             case "redirect":
                 self._answer(b"", 302, Location=self.path.partition("?")[2])
             case _:

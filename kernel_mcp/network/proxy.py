@@ -47,14 +47,15 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.linux.process import keep_small
-from kernel_mcp.network.connection import Connection, Listener, Records, Session, Used
+from kernel_mcp.network.connection import Connection, Listener, Session
 from kernel_mcp.network.http import Refused
+from kernel_mcp.network.records import Records, Used
 from kernel_mcp.network.rules import Rules, plain_host, split_port
 from kernel_mcp.network.secrets import Secret
 from kernel_mcp.network.tunnel import PIECE_BYTES, Dialer
@@ -161,11 +162,8 @@ class Proxy:
         self._terminations = Terminations([Secret(*each) for each in secrets], trust)
         self._tell({"certificate": self._terminations.certificate})
 
-    def _ending(
-        self, host: str, port: int, refused: Callable[[str, str], None]
-    ) -> Termination | None:
-        found = self._terminations
-        return None if found is None else found.of(host, port, refused)
+    def _ending(self, host: str) -> Termination | None:
+        return None if self._terminations is None else self._terminations.of(host)
 
     def _listener(self, message: Mapping[str, Any], fds: Sequence[int]) -> Listener:
         """What a message means; its descriptor is taken. Raises OSError, ValueError and such."""
@@ -320,7 +318,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
     if argv[2:]:
-        import_module("kernel_mcp.network.termination").preload()
+        import_module("kernel_mcp.network.termination")
     _confine(int(argv[1]))
     asyncio.run(_serve(control))
     os._exit(0)  # threads may still look up names

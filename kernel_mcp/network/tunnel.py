@@ -130,6 +130,10 @@ class Wire:
             self.turns.wait(lambda: None if mine.done() else mine.set_result(None))
             await mine
 
+    async def shut(self) -> None:
+        """Say that nothing more is sent. Raises OSError."""
+        self.sock.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Close the socket; nothing is lost that was sent."""
         self.sock.close()

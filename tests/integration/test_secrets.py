@@ -202,7 +202,7 @@ async def check_replies(world: World, agent: Agent) -> str:
     status, text = await told(agent, "ask('/nothing?' + KEY, {'X-Key': KEY}, data=KEY.encode())")
     path, headers, sent = world.host.seen[-1]
     assert VALUE not in f"{path}{headers}{sent!r}"
-    assert (path.startswith(f"/nothing?{PREFIX}"), headers["X-Key"][:5]) == (True, PREFIX)
+    assert (path.startswith(f"/nothing?{PREFIX}"), headers["x-key"][:5]) == (True, PREFIX)
     return shown + str(text)
 
 
@@ -227,10 +227,10 @@ raise ValueError(os.environ)
 """)
     basic = base64.b64encode(f"me:{VALUE}".encode()).decode()
     assert digest_of(f"Basic {basic}") in answer.text
-    assert "held the value of API_TOKEN" in answer.text
+    assert "held the value of the secret API_TOKEN" in answer.text
     assert f"use https://{NAME}" in answer.text
     assert "CONNECT tunnel failed, response 403" in answer.text
-    paths = [path for path, headers, _ in world.host.seen if "git" in headers["User-Agent"]]
+    paths = [path for path, headers, _ in world.host.seen if "git" in headers.get("user-agent", "")]
     assert paths
     assert basic not in answer.text
     return answer.text + str(plain)

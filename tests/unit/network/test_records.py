@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kernel_mcp.network.connection import Records, Used
 from kernel_mcp.network.http import Refused
+from kernel_mcp.network.records import Records, Used
 from kernel_specs.template import linux
 
 
