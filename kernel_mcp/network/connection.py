@@ -73,8 +73,8 @@ class Listener:
         entry = self.rules.entry_for(host, port)
         if entry is None or (self.exact is not None and not entry.exact):
             raise Refused(
-                f"the operator's --network does not permit {host}:{port} here. It permits: "
-                f"{self.rules}. Ask for it to be named there"
+                f"the operator's --network does not permit {host}:{port} here: use what it "
+                f"permits, or have it named there. It permits: {self.rules}"
             )
         return entry
 
@@ -129,7 +129,7 @@ class Connection:
         """End it when its time is over."""
         if now > self._watch.until:
             seconds, _, words = _LIMITS[self._phase]
-            self.cut(Refused(f"{words} in {seconds:g} s", 504, "failed"))
+            self.cut(Refused(f"{words} in {seconds:g} s: try again", 504, "failed"))
             self._watch.within(2 * _LINGER_S)  # a cancellation may be lost (Python 3.10, wait_for)
 
     def cut(self, refusal: Refused) -> None:

@@ -159,7 +159,9 @@ class Head:
 
 
 def bad_request(words: str, status: int = 400) -> Refused:
-    return Refused(f"the request cannot be passed on: {words}", status)
+    return Refused(
+        f"the request cannot be passed on: {words}. Send it as clients of HTTP/1.1 do", status
+    )
 
 
 def _header(line: bytes) -> tuple[bytes, bytes]:

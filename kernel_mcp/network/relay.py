@@ -262,7 +262,8 @@ class Exchange:
         return self._failure(f"its answer cannot be passed on: {_unquoted(reason)}")
 
     def _failure(self, words: str) -> Refused:
-        return Refused(f"{self._head.host}: {words}", 502, "failed")
+        words = f"{self._head.host}: {words}. Try again, or use another host"
+        return Refused(words, 502, "failed")
 
 
 def _unquoted(error: Exception) -> str:

@@ -70,7 +70,8 @@ _NOT_PUBLIC = tuple(
     )
 )
 """The special-purpose registries of IANA, and the metadata services of Azure and Oracle Cloud."""
-_NAMEABLE = frozenset({"private", "loopback", "shared by a provider", "for benchmarks"})
+OWN = "this machine's own"
+NAMEABLE = frozenset({"private", "loopback", "shared by a provider", "for benchmarks", OWN})
 """What an operator may name by address and port; metadata, for one, never."""
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
 _ISATAP = (0x00005EFE, 0x02005EFE)
@@ -239,7 +240,7 @@ def _is_local(host: str) -> bool:
 
 def _check_named(address: Address, port: int | None) -> None:
     reason = why_not_public(address)
-    if reason and reason not in _NAMEABLE:
+    if reason and reason not in NAMEABLE:
         raise BadHost(f"{address} is not to be reached by any rule: it is {reason}")
     if reason and port is None:
         raise BadHost(f"{address} is no public address ({reason}): name its port, too")

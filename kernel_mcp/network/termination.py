@@ -51,7 +51,7 @@ class Termination(Guard):
         try:
             await tls.begin()
         except OSError as reason:
-            words = f"{self.host} makes no TLS connection: {_said(reason)}"
+            words = f"{self.host} makes no TLS connection: {_said(reason)}. Try again later"
             if isinstance(reason, ssl.SSLCertVerificationError):
                 words = (
                     f"{self.host} is not who it says it is: {reason.verify_message}. The operator "
