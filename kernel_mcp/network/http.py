@@ -160,7 +160,7 @@ class Head:
 
 def bad_request(words: str, status: int = 400) -> Refused:
     return Refused(
-        f"the request cannot be passed on: {words}. Send it as clients of HTTP/1.1 do", status
+        f"the request cannot be passed on: {words}. Send it as a usual client would", status
     )
 
 

@@ -93,8 +93,7 @@ class Exchange:
         self._down = h11.Connection(h11.SERVER, HEAD_BYTES)
         self._up = h11.Connection(h11.CLIENT, HEAD_BYTES)
         self._down.receive_data(head.raw + rest)
-        self.begun = False
-        """Whether the client has got a part of the answer."""
+        self._before = client.sent
         self._whole = False
         self._left = float("inf")
         """Bytes of the answer that are still to come; infinite where it tells no length."""
@@ -121,7 +120,7 @@ class Exchange:
             await download
         except (Refused, h11.LocalProtocolError) as reason:
             refusal = reason if isinstance(reason, Refused) else self._unfit(reason)
-            if not self.begun:
+            if self._client.sent == self._before:
                 raise refusal from None
             if download.done():
                 await self._end_short(refusal)
@@ -245,10 +244,11 @@ class Exchange:
         return self._down.send(h11.Data(data=data)) if data else b""
 
     async def _write(self, out: bytearray) -> None:
-        self.begun = self.begun or self._down.our_state is not h11.SEND_RESPONSE
         data = bytes(out)
         out.clear()
         await self._client.write(data)
+        if self._down.our_state is h11.SEND_RESPONSE:  # that was none of the answer
+            self._before = self._client.sent
 
     async def _end_short(self, refusal: Refused) -> None:
         """Say why where there is room; without its end no client takes the answer for whole."""
