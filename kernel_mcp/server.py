@@ -205,7 +205,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             capacity=capacity,
             preparation=CellInstallations(installer),
         )
-        doors.working = lambda: manager.worked
+        doors.at_work = lambda: [each.ledger.add for each in manager.at_work]
         await stack.enter_async_context(manager.running())
         yield Parts(
             settings=settings,

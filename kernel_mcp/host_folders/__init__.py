@@ -22,6 +22,8 @@ from kernel_mcp.host_folders import secrets
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_specs.landlock import calls
 
+MOST_TOLD = 200
+"""Of what appears below one mount: code can make any number."""
 MOST_MOUNTS = 40
 """Their descriptors travel to a template in one message."""
 _CLOSED = (
@@ -360,7 +362,7 @@ class Shown:
     numbers  for names of what is set aside
     links   of names that hosts execute, with inode and change: no cover keeps one in its place
     appeared  what hosts execute of a writable one and was not there at the server's start, and
-        its new name where it was set aside
+        its new name where it was set aside; `told` counts what was told of that
     """
 
     mount: Mount
@@ -373,6 +375,7 @@ class Shown:
     numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     links: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
     appeared: dict[str, str] = field(default_factory=dict)
+    told: int = 0
 
     def __str__(self) -> str:
         """For people: where it is, whether it can be changed, and the first of what is covered."""
@@ -450,6 +453,27 @@ class Shown:
             return parts in self.covers
         info = self._status(parts)
         return info is None or (info.st_ino, info.st_ctime_ns) == self.links[parts]
+
+    def forget(self, removed: Iterable[tuple[str, ...]]) -> None:
+        """What the host has removed or moved away: the next of that name is another."""
+        for parts in removed:
+            self.covers.pop(parts, None)
+            self.links.pop(parts, None)
+            if not self.appeared.get(secrets.readable(parts), "moved"):
+                del self.appeared[secrets.readable(parts)]
+
+    def note(self, name: str, now: str) -> bool:
+        """Note what has appeared; whether that is to be told."""
+        if name in self.appeared or self.silent:
+            return False
+        self.appeared[name] = now
+        self.told += 1
+        return True
+
+    @property
+    def silent(self) -> bool:
+        """Whether so much has appeared that no more is told."""
+        return self.told >= MOST_TOLD
 
     def _status(self, parts: tuple[str, ...]) -> os.stat_result | None:
         try:

@@ -109,6 +109,7 @@ class Found:
     covers   kinds of covers by path below it
     inodes   device and inode of every covered file and folder, with its birth (`born`)
     fresh    those found since somebody was told last; `gone` those that are another file's by now
+    removed  what was fixed, and has gone since somebody was told last
     linked   whether a file among them has further names that nobody has looked for
     folders  how many were looked at
     """
@@ -117,6 +118,7 @@ class Found:
     inodes: dict[tuple[int, int], int] = field(default_factory=dict)
     fresh: list[tuple[int, int]] = field(default_factory=list)
     gone: list[tuple[int, int]] = field(default_factory=list)
+    removed: list[Parts] = field(default_factory=list)
     linked: bool = False
     folders: int = 0
 
@@ -271,6 +273,19 @@ class Walk:
     def _taken(self) -> list[Parts]:
         touched, self._touched = self._touched, {}
         return list(touched)
+
+    def left(self, parts: Parts) -> bool:
+        """Note that an entry has gone from its place; whether something fixed has with it."""
+        covers = self.found.covers
+        if covers.get(parts) not in (FIXED, KEPT):
+            return False
+        gone = [path for path in covers if path[: len(parts)] == parts]
+        fixed = [path for path in gone if covers[path] == FIXED]
+        for path in gone:
+            if covers[path] in (FIXED, KEPT):
+                del covers[path]
+        self.found.removed += fixed
+        return bool(fixed)
 
     def hides(self, parts: Parts) -> bool:
         """Whether a path is a secret's by its name, or in what is covered."""

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +124,13 @@ class Notebook:
         self.session = session
 
     async def run(self, code: str) -> Any:
-        """What the last line of a cell prints."""
+        """What the last line of a cell prints; remarks of the server stand before and after it."""
         answer = await self.agent.run(code, session=self.session)
         assert answer.status == "ok", answer.text
-        return json.loads(answer.text.strip().splitlines()[-1])
+        for line in reversed(answer.text.splitlines()):
+            with suppress(json.JSONDecodeError):
+                return json.loads(line)
+        raise AssertionError(answer.text)
 
 
 @asynccontextmanager
@@ -658,14 +661,21 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         done = await notebook.run(f"ROOT = {str(project.root)!r}\n{PLANTS}")
         assert set(done.values()) == {"tried"}, done
         absent = ("repo/.git", "link/.git", ".claude", ".vscode", ".envrc", "sh/.bashrc")
+        knows = way.startswith("root")
         with anyio.fail_after(PATIENCE_S):
-            while found := [name for name in absent if os.path.lexists(project.root / name)]:
-                told = (await notebook.agent.call("info")).data["mounts"][0]
-                assert "appeared" in told, found
+            told = ""
+            while any(
+                os.path.lexists(project.root / name) and (knows or name not in told)
+                for name in absent
+            ):
+                told = (
+                    (await notebook.agent.call("info")).data["mounts"][0].partition("appeared")[2]
+                )
         if way not in UNSPACED:  # where nothing can be made beside what is covered
             assert (project.root / "fresh" / "plain.txt").read_text() == "ordinary"
             told = (await notebook.agent.call("info")).data["mounts"][0]
-            assert "repo/.git (now repo/.git.set-aside-1)" in told
+            now = " (now repo/.git.set-aside-1)" if knows else ""
+            assert f"repo/.git{now}" in told
         # what the host makes while no code runs stays as it is, and is kept from code
         with anyio.fail_after(PATIENCE_S):
             while (await notebook.agent.call("list_sessions")).data["sessions"][-1]["idle_s"] < 1:
@@ -673,13 +683,90 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         project.write("later/.git/hooks/post-commit", "original")
         project.own()
         with anyio.fail_after(PATIENCE_S):
-            told = [""]
-            while "later/.git" not in told[0].partition("appeared")[2]:
-                told = (await notebook.agent.call("info")).data["mounts"]
+            told = ""
+            while "later/.git" not in told:
+                told = (await notebook.agent.call("info")).data["mounts"][0]
         plant = f"open({str(project.root / 'later/.git/hooks/post-commit')!r}, 'w').write('x')"
         answer = await notebook.agent.run(plant, session=notebook.session)
         assert re.search("Read-only|Permission denied", answer.text)
         assert (project.root / "later/.git/hooks/post-commit").read_text() == "original"
+
+
+PLANT_ON = """
+import os, subprocess, threading, time
+os.chdir(ROOT)
+def plant(): # by processes that are gone at once, and by this one
+    subprocess.run(["sh", "-c", "mkdir -p by-shell; echo x > by-shell/.envrc"])
+    try:
+        os.makedirs("planted/.git/hooks")
+        with open("planted/.git/hooks/post-commit", "w") as file:
+            file.write("planted")
+    except OSError:
+        pass  # it has been set aside or fixed meanwhile
+    with open("prepared", "w") as file:
+        file.write("planted")
+    os.rename("prepared", ".mcp.json")
+plant()
+while not os.path.exists("ended"):
+    time.sleep(0.001)
+"""
+"""Ends when the host has made a file."""
+
+
+@with_mounts
+async def test_what_the_host_makes_while_code_runs_stays_and_what_code_plants_is_told(
+    way: str, project: Project
+) -> None:
+    shutil.rmtree(project.root / ".git")
+    shutil.rmtree(project.root / "plain")
+    room = project.root / "room"
+    (room / "removed/.git").mkdir(parents=True)
+    project.own()
+    knows = way.startswith("root")
+    async with opened(way, "--mount", f"{room}:rw") as notebook:
+        answers: list[str] = []
+
+        async def plants() -> None:
+            answer = await notebook.agent.run(
+                f"ROOT = {str(room)!r}\n{PLANT_ON}", session=notebook.session
+            )
+            answers.append(answer.text)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(plants)
+            with anyio.fail_after(PATIENCE_S):
+                told = ""
+                while not all(
+                    name in told for name in (".mcp.json", "planted/.git", "by-shell/.envrc")
+                ):
+                    told = (await notebook.agent.call("info")).data["mounts"][0]
+            shutil.rmtree(room / "removed/.git")
+            for words in (
+                ["git", "init", "-q", str(room / "mine")],
+                ["git", "init", "-q", str(room)],
+                ["git", "init", "-q", str(room / "removed")],
+                ["python3", "-m", "venv", "--without-pip", str(room / "mine/env")],
+            ):
+                done = await anyio.run_process(words, check=False)
+                assert done.returncode == 0, done.stderr
+            project.write("room/.envrc", "mine")
+            project.write("room/.vscode/tasks.json", "mine")
+            project.own()
+            project.write("room/ended", "")
+        planted = ("planted/.git", ".mcp.json", "by-shell/.envrc")
+        assert [os.path.lexists(room / name) for name in planted] == [not knows] * 3
+        mine = ("mine/.git", ".git", "removed/.git", "mine/env", ".envrc", ".vscode")
+        assert [os.path.lexists(room / name) for name in mine] == [True] * 6
+        moved = [str(path) for path in room.rglob("*.set-aside-*")]
+        assert len(moved) == (3 if knows else 0), moved
+        told = (await notebook.agent.call("info")).data["mounts"][0].partition("appeared")[2]
+        for name in planted:
+            assert name in answers[0], answers
+            assert name in told
+        for name in mine if knows else ():
+            own = rf"(?:^|[ ,]){re.escape(name)}\b"
+            assert not re.search(own, answers[0]), answers
+            assert not re.search(own, told), told
 
 
 async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Project) -> None:
