@@ -7,20 +7,22 @@ hashes count; the addresses in it are never asked.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import re
 import shlex
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import MIB, parse_toml
+from kernel_mcp.config.values import MIB, Mount, parse_toml
 from kernel_mcp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ MOST_CHARS = 4000
 MOST_PARTS = 1000
 """Of a key in TOML, by its dots: reading one takes their square."""
 SHOWN_CHARS = 120
+_MOST_MODULES = 1000
 _HASHES = re.compile(r"sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
 _FILES = {"-r": "lines", "--requirement": "lines", "-c": "limits", "--constraint": "limits"}
 _INDEXES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
@@ -77,7 +80,8 @@ class Listed:
     """What is to be installed besides the operator's packages.
 
     `limits` bind packages that something else asks for. `project` and `lock` are the texts of
-    pyproject.toml and uv.lock, `direct` the names of the project's own dependencies.
+    pyproject.toml and uv.lock, `direct` the names of the project's own dependencies. `code` has the
+    project's own modules, which are not installed, and the folder that each is imported from.
     """
 
     lines: tuple[Line, ...] = ()
@@ -87,6 +91,7 @@ class Listed:
     shape: str = field(default="", repr=False)
     direct: tuple[str, ...] = ()
     origins: tuple[str, ...] = field(default=(), compare=False)
+    code: Mapping[str, Path] = field(default_factory=dict, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.origins)
@@ -103,6 +108,19 @@ class Listed:
             return ""
         parts = [[line.text for line in lines] for lines in (self.lines, self.limits)]
         return sha256(json.dumps([*parts, self.lock, self.shape]).encode()).hexdigest()
+
+    def unseen(self, mounts: Sequence[Mount]) -> dict[str, str]:
+        """The project's own modules, and how code can import them."""
+        shown = [each.host for each in mounts if each.guest == str(each.host)]
+        told = {}
+        for module, folder in self.code.items():
+            seen = any(folder.is_relative_to(each) for each in shown)
+            mount = f"the operator can start the server with --mount {folder}, and "
+            told[module] = (
+                f"{module} is code of the project (--project), which is not installed: "
+                f"{'' if seen else mount}sys.path.insert(0, {str(folder)!r}) then finds it"
+            )
+        return told
 
     def named_in(self, output: str) -> list[str]:
         """The lines whose packages uv speaks of."""
@@ -154,6 +172,7 @@ def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -
         shape=json.dumps([*shape, _table(_table(project, "tool"), "uv")], default=str),
         direct=tuple(str(each.get("name", "")) for each in _tables(root.get("dependencies"))),
         origins=tuple(origins),
+        code=_code(folder, str(table.get("name", ""))),
     )
 
 
@@ -220,6 +239,8 @@ class _Reader:
                 raise _refused(place, f"{name} {_foreign(value, flag)}")
         elif name == "--require-hashes":
             self._hashed = True
+        elif name in ("-e", "--editable") and "://" in value:
+            raise _refused(place, f"{_shown(line)} {_placed('address or path')}")
         elif name in ("-e", "--editable"):
             raise _refused(place, "-e takes code from a folder: show that with --mount instead")
         elif name not in _NO_EFFECT:
@@ -297,6 +318,29 @@ def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -
         else:
             raise _refused(place, f"{name} {_placed(next(iter(source), 'nowhere'))}")
     return root
+
+
+def _code(folder: Path, name: str) -> dict[str, Path]:
+    """Modules of a project, as most lay them out, and the folders that they are imported from."""
+    found: dict[str, Path] = {}
+    for place in (folder, folder / "src"):
+        with suppress(OSError):
+            found |= dict.fromkeys(modules_in(place), place)
+            module = _canonical(name).replace("-", "_")
+            if module.isidentifier() and module.isascii() and (place / module).is_dir():
+                found[module] = place
+    return found
+
+
+def modules_in(folder: Path) -> set[str]:
+    """Modules in a folder, by their names. Raises OSError."""
+    with os.scandir(folder) as entries:
+        names = [
+            entry.name.removesuffix(".py")
+            for entry in itertools.islice(entries, _MOST_MODULES)
+            if entry.name.endswith(".py") or Path(entry, "__init__.py").exists()
+        ]
+    return {name for name in names if name.isidentifier() and name.isascii()}
 
 
 def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:

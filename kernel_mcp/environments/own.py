@@ -9,7 +9,6 @@ Below it lies an environment of ours for the same minor version, with what the k
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, Mount, parse_
 from kernel_mcp.environments.build import BASE_PACKAGES
 from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.layer import versions
+from kernel_mcp.environments.listed import modules_in
 from kernel_mcp.environments.metadata import (
     installed_modules,
     installed_needs,
@@ -52,7 +52,6 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 """e_machine of elf(5)."""
 _MOST_READ = 1 << 16
 _MOST_LINKS = 20
-_MOST_LISTED = 1000
 _MOST_OUTSIDE = 20
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
@@ -407,6 +406,7 @@ def _readable(found: OwnEnvironment, apart: bool) -> None:
 def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
     """What is imported from elsewhere, by the package or the `.pth` file that says so."""
     found: dict[str, Outside] = {}
+    exact: set[str] = set()
     for info in sorted(site.glob("*.dist-info")):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             told = json.loads(_text(info / "direct_url.json"))
@@ -416,14 +416,20 @@ def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
                 found[name] = Outside(os.path.normpath(unquote(place.path)))
                 found[name].modules.update(_text(info / "top_level.txt").split())
     for file in sorted(site.glob("*.pth")):
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file.name} is no regular file, which Python would not stop reading")
         with suppress(OSError, ValueError):
             for line in _text(file).splitlines():
                 path = Path(os.path.normpath(site / line.strip()))
                 if line.startswith(("#", "import ", "import\t")) or not path.is_dir():
                     continue
-                known = (each for each in found.values() if path.is_relative_to(each.path))
-                into = next(known, None) or found.setdefault(file.name, Outside(str(path)))
-                into.modules.update(_listed(path))
+                known = [name for name in found if path.is_relative_to(found[name].path)]
+                name = known[0] if known else file.name
+                into = found.setdefault(name, Outside(str(path)))
+                into.modules.update(modules_in(path))
+                if known and name not in exact:  # its part that is imported, not all of a project
+                    exact.add(name)
+                    found[name] = Outside(str(path), into.modules)
     for entry in os.scandir(site):
         path = Path(entry)
         first = path / "__init__.py" if entry.is_dir(follow_symlinks=False) else path
@@ -436,17 +442,6 @@ def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
         if each.path.isprintable()
         and not _below(Path(os.path.realpath(each.path)), [*real, *_SYSTEM])
     }
-
-
-def _listed(folder: Path) -> set[str]:
-    """Modules in a folder, by their names."""
-    with os.scandir(folder) as entries:
-        names = [
-            entry.name.removesuffix(".py")
-            for entry in itertools.islice(entries, _MOST_LISTED)
-            if entry.name.endswith(".py") or Path(entry, "__init__.py").exists()
-        ]
-    return {name for name in names if name.isidentifier() and name.isascii()}
 
 
 def _applies(need: Requirement, here: Mapping[str, str]) -> bool:

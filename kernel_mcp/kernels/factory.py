@@ -187,7 +187,8 @@ class KernelFactory:
             provided = await anyio.to_thread.run_sync(provided_modules, environment)
             present = chain.from_iterable(provided.values())
             policy = self._policy.with_modules(names).with_installed(present)
-            if hidden := unseen(environment, self._settings.mounts):
+            mounts = self._settings.mounts
+            if hidden := unseen(environment, mounts) or self._listed.unseen(mounts):
                 policy = replace(policy, step=_MountFirst(hidden, policy.step))
             first = self._built.get(spec) is None
             built = self._built[spec] = _Built(environment, names, policy)

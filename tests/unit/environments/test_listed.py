@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import Mount
 from kernel_mcp.environments.listed import Listed, exported, listed
 from kernel_mcp.errors import ConfigError
 
@@ -198,6 +199,23 @@ def test_a_lock_gives_its_project_and_changes_that_matter_are_noticed(tmp_path: 
     assert project(tmp_path, "[tool.ruff]\nline-length = 100").digest == found.digest
     assert project(tmp_path, '[dependency-groups]\ndev = ["x"]').digest != found.digest
     assert project(tmp_path, lock=LOCK.replace("1.17.0", "1.16.0")).digest != found.digest
+
+
+def test_code_of_the_project_itself_is_told_to_be_imported_from_a_mount(tmp_path: Path) -> None:
+    (tmp_path / "src/mine").mkdir(parents=True)
+    (tmp_path / "tool.py").touch()
+    found = project(tmp_path)
+    source = tmp_path / "src"
+    told = found.unseen([])
+    assert told["mine"] == (
+        "mine is code of the project (--project), which is not installed: the operator can start "
+        f"the server with --mount {source}, and sys.path.insert(0, {str(source)!r}) then finds it"
+    )
+    assert told["tool"].endswith(f"sys.path.insert(0, {str(tmp_path)!r}) then finds it")
+    assert told.keys() == {"mine", "tool"}
+    there = found.unseen([Mount(tmp_path, str(tmp_path))])["mine"]
+    assert there.endswith(f"not installed: sys.path.insert(0, {str(source)!r}) then finds it")
+    assert "start the server" not in there
 
 
 @pytest.mark.parametrize(

@@ -248,8 +248,10 @@ def test_packages_that_kernels_of_a_root_server_may_not_read_are_refused(project
 def test_a_file_that_never_ends_is_not_waited_for(project: Path) -> None:
     add(project / ".venv", "queue-like", "1.0")
     os.mkfifo(site(project / ".venv") / "queue-like-1.0.dist-info/direct_url.json")
-    os.mkfifo(site(project / ".venv") / "endless.pth")
     assert read(project / ".venv").outside == {}
+    os.mkfifo(site(project / ".venv") / "endless.pth")
+    with pytest.raises(EnvironmentBuildError, match=r"endless\.pth is no regular file"):
+        read(project / ".venv")
 
 
 def test_packages_elsewhere_are_told_until_a_mount_shows_them(
@@ -257,7 +259,7 @@ def test_packages_elsewhere_are_told_until_a_mount_shows_them(
 ) -> None:
     root = project / ".venv"
     info = add(root, "mine", "1.0")
-    origin = {"url": (project / "src").as_uri(), "dir_info": {"editable": True}}
+    origin = {"url": project.as_uri(), "dir_info": {"editable": True}}
     (info / "direct_url.json").write_text(json.dumps(origin))
     (site(root) / "__editable__.mine-1.0.pth").write_text(f"{project / 'src'}\n")
     for module in (project / "src/my_module.py", tmp_path / "more/also.py"):
@@ -382,6 +384,7 @@ async def test_a_python_that_is_not_found_is_answered_with_what_to_do(
     with pytest.raises(EnvironmentBuildError) as caught:
         await kit.store().ensure(EnvironmentSpec(python=str(root)))
     assert f"put {programs} on the server's PATH" in str(caught.value)
+    assert "a Python 3.14 of the machine's own has to install" in str(caught.value)
 
 
 def test_an_environment_is_stale_once_packages_have_come(project: Path, tmp_path: Path) -> None:
