@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from kernel_mcp.network.rules import BadHost, plain_host, split_port
+from kernel_mcp.network.rules import BadHost, plain_host, shown, split_port
 
 HEAD_BYTES = 32 * 1024
 MOST_HEADERS = 200
@@ -153,8 +153,7 @@ class Head:
             and b"upgrade" in connection
             and [value.lower() for value in values_of(headers, b"upgrade")] == [b"websocket"]
         )
-        shown = f"[{host}]" if ":" in host else host
-        authority = (shown if port == default else f"{shown}:{port}").encode("ascii")
+        authority = shown(host, None if port == default else port).encode("ascii")
         return cls(method, host, port, path, headers, authority, websocket, modern, raw)
 
 

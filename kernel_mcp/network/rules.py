@@ -168,6 +168,12 @@ def split_port(text: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
+def shown(host: str, port: int | None) -> str:
+    """What `split_port` takes apart."""
+    host = f"[{host}]" if ":" in host else host
+    return host if port is None else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One permission.
@@ -181,8 +187,7 @@ class Entry:
     exact: bool = False
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.ports == WEB_PORTS else f"{host}:{self.ports[0]}"
+        return shown(self.host, None if self.ports == WEB_PORTS else self.ports[0])
 
     @classmethod
     def parse(cls, text: str) -> Entry:

@@ -142,10 +142,22 @@ class Tls:
     async def read(self) -> bytes:
         """What has come, empty at the end, whether or not TLS says it. Raises OSError."""
         try:
-            data = await self._done(lambda: self._tls.read(_PIECE_BYTES))
+            data = await self._done(self._read)
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             return b""
         self.received += len(data)
+        return data
+
+    def _read(self) -> bytes:
+        """All that is there, up to a piece: records of one byte are not worth a round each."""
+        data = self._tls.read(_PIECE_BYTES)
+        more = data
+        while more and len(data) < _PIECE_BYTES and (self._tls.pending() or self._in.pending):
+            try:
+                more = self._tls.read(_PIECE_BYTES - len(data))
+            except ssl.SSLError:  # it comes again, with the next
+                break
+            data += more
         return data
 
     async def write(self, data: bytes) -> None:
