@@ -22,12 +22,14 @@ before all else that happens. Messages of the server, one packet each, and the a
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from kernel_mcp.host_folders import secrets
@@ -39,6 +41,8 @@ from kernel_specs.template import linux
 _INODE_BYTES = 50
 """Of a device and an inode in a message, at most."""
 
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+"""In paths of /proc/PID/mountinfo."""
 _MOST_CHANGES = 1 << 14
 """That wait; as Linux keeps itself. Beyond, all is walked through."""
 _FEW_CHANGES = 64
@@ -79,6 +83,10 @@ class Keeper:
         """Those of which the log says that not all is covered: code can make any number."""
         self._entering = Entering()
         self._hurry = Hurry()
+        self._mounted = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        """Of this namespace, also from others."""
+        self._places: set[bytes] = set()
+        """Where the host has mounts."""
         self._changes: dict[Change, None] = {}
         self._version = 0
         self._log: dict[tuple[int, Parts], int] = {}
@@ -93,6 +101,7 @@ class Keeper:
         for fd in (self._watches.fileno(), makers.fileno()):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
+        poll.register(self._mounted, select.POLLPRI)
         while True:
             self._hurry.on(len(self._changes) < _FEW_CHANGES)
             ready = [fd for fd, _ in poll.poll(0 if self._changes else None)]
@@ -100,6 +109,8 @@ class Keeper:
                 makers.note()
             if self._watches.fileno() in ready:
                 self._on_events()
+            if self._mounted in ready:
+                self._on_mounts()
             if self._changes:
                 self._changed(self._next())
             for fd in ready:
@@ -179,6 +190,7 @@ class Keeper:
             if error:
                 self._tell({"op": "refused", "id": number, "mount": index, "error": error})
                 return
+        self._on_mounts()
         for ground in self._grounds:
             self._tell_covers(ground, list(ground.walk.found.covers))
         if self._watches.fileno() < 0 or self._watches.lacking:
@@ -194,6 +206,17 @@ class Keeper:
                 self._changed(change)
             else:
                 self._changes[change] = None
+
+    def _on_mounts(self) -> None:
+        """Cover what the host has mounted in a folder since it was walked through."""
+        os.lseek(self._mounted, 0, os.SEEK_SET)
+        table = b"".join(iter(lambda: os.read(self._mounted, 1 << 16), b""))
+        before, self._places = self._places, {line.split()[4] for line in table.splitlines()}
+        for place in self._places - before:
+            path = Path(os.fsdecode(_ESCAPED.sub(lambda each: bytes((int(each[1], 8),)), place)))
+            for ground in self._grounds:
+                if path.is_relative_to(ground.host) and path != Path(ground.host):
+                    self._changed(Change(ground, path.relative_to(ground.host).parts))
 
     def _next(self) -> Change:
         first = next(iter(self._changes))

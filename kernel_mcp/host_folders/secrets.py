@@ -309,7 +309,9 @@ class Walk:
             return
         except OSError as reason:
             if reason.errno not in (errno.ELOOP, errno.ENOTDIR):
-                yield [parts]
+                # another file system, or closed to this user
+                self._cover(parts, FOLDER if self._is_folder(parts) else FILE, None)
+                yield self._taken()
             return
         try:
             info = os.fstat(fd)
@@ -466,6 +468,16 @@ class Walk:
             finally:
                 os.close(fd)
         return 0
+
+    def _is_folder(self, parts: Parts) -> bool:
+        return stat.S_ISDIR(self._mode("/".join((f"/proc/self/fd/{self._root}", *parts))))
+
+    @staticmethod
+    def _mode(path: str) -> int:
+        try:
+            return os.lstat(path).st_mode
+        except OSError:
+            return 0
 
     def _forget_the_gone(self) -> None:
         top = f"/proc/self/fd/{self._root}"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +327,45 @@ async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project
         assert SECRET not in json.dumps(await other.run(reading(project)))
 
 
+@contextmanager
+def mounted(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """A file system of the host's, in memory."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", str(folder)], check=True)
+    try:
+        if shared:
+            subprocess.run(["mount", "--make-shared", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_what_the_host_mounts_in_a_folder_is_not_shown(way: str, project: Project) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("takes root")
+    top = project.root / "top"
+    for name in ("deep/er", "before"):
+        (top / name).mkdir(parents=True)
+    with mounted(top, shared=True):
+        for name in ("deep/er", "before", "moved"):
+            (top / name).mkdir(parents=True)
+        project.write("top/data.csv", "a,b")
+        project.own()
+        with mounted(top / "before"):
+            project.write("top/before/data", SECRET)
+            async with opened(way, "--mount", str(top)) as notebook:
+                with mounted(top / "deep/er"), mounted(top / "moved"):
+                    project.write("top/deep/er/data", SECRET)
+                    project.write("top/moved/data", SECRET)
+                    project.own()
+                    code = f"ROOT = {str(top)!r}\n{READ_ALL}"
+                    assert await notebook.run(code) == {"data.csv": "a,b"}
+                    made = await notebook.agent.call("create_session")
+                    other = Notebook(notebook.agent, made.data["session"])
+                    assert await other.run(code) == {"data.csv": "a,b"}
+                # a kernel that was begun while there were some
+                assert await other.run(code) == {"data.csv": "a,b"}
+
+
 READ_ON = """
 import json, os, threading, time
 HERE = os.getcwd()
@@ -638,6 +677,13 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         assert {name for name, how in found.items() if how == "done"} <= pretended, found
         assert before == {name: (project.root / name).read_text() for name in before}
         assert not (project.root / ".git/hooks/pre-commit").exists()
+        # what is fixed and comes to hold credentials
+        with (project.root / ".mcp.json").open("a") as file:
+            file.write(f"token = {SECRET}")
+        reads = f"import json; print(json.dumps(open({str(project.root / '.mcp.json')!r}).read()))"
+        with anyio.fail_after(PATIENCE_S):
+            while way not in UNSPACED and SECRET in await notebook.run(reads):
+                pass
         # what it is for
         wrote = await notebook.run(
             f"import json, os\nos.chdir({str(project.root)!r})\nos.makedirs('room/result/deep')\n"
