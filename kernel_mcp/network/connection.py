@@ -184,6 +184,8 @@ class Connection:
                 await self._tunnel(head, relay.rest)
             elif head is not None:
                 await self._switched(relay, head)
+            else:
+                await self._say(b"")
         finally:
             relay.close_host()
 
@@ -267,7 +269,6 @@ class Connection:
 
         within = Within(host, port, TLS_PORT)
         await self._requests(self._relay(tls, reached, within=within, guard=end))
-        await tls.shut()
 
     async def _switched(self, relay: Relay, head: Head) -> None:
         """A connection that has become a websocket."""
