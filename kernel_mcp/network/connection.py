@@ -28,6 +28,8 @@ HEAD_S, HELLO_S, HOST_S = 10.0, 10.0, 40.0
 """Seconds for the rest of a head, a first TLS message, and finding and reaching a host."""
 IDLE_S, EXACT_IDLE_S, REQUEST_S = 600.0, 24 * 3600.0, 120.0
 """Seconds without a byte: of an answer or a tunnel, of a database, between two requests."""
+ENDED_IDLE_S = 10.0
+"""Of an answer, where the session has closed its side: most have given up then."""
 _LINGER_S, _LINGER_BYTES = 2.0, 1 << 20
 """What is read, and not looked at, of a session that is told no, lest it misses the answer."""
 
@@ -127,7 +129,14 @@ class Connection:
 
     def look(self, now: float) -> None:
         """End it when its time is over."""
-        if now > self._watch.until:
+        if (
+            self._phase == "answer"
+            and self._watch.idle_for(now) > ENDED_IDLE_S
+            and self._client.ended
+        ):
+            words = f"the session had closed, and nothing came for {ENDED_IDLE_S:g} s"
+            self.cut(Refused(words, 504, "failed"))
+        elif now > self._watch.until:
             seconds, _, words = _LIMITS[self._phase]
             self.cut(Refused(f"{words} in {seconds:g} s: try again", 504, "failed"))
             self._watch.within(2 * _LINGER_S)  # a cancellation may be lost (Python 3.10, wait_for)

@@ -30,6 +30,10 @@ _STEPS = 1
 """Pieces that the connections of one session pass in one round of the event loop."""
 
 
+_ESTABLISHED = 1
+"""<linux/tcp.h>, tcpi_state."""
+
+
 class Turns:
     """Shares the loop among sessions: what goes beyond a session's steps of a round waits."""
 
@@ -85,6 +89,10 @@ class Watch:
         self._idle_s = seconds
         self.touch()
 
+    def idle_for(self, now: float) -> float:
+        """Seconds since the last byte, where those count."""
+        return now - (self.until - self._idle_s) if self._idle_s else 0.0
+
     def touch(self) -> None:
         """Bytes went by."""
         if self._idle_s:
@@ -131,6 +139,11 @@ class Wire:
         except OSError:
             return True
         return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether the other side says nothing more: it has closed, or half of the connection."""
+        return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
 
     async def _turn(self) -> None:
         if not self.turns.take():
