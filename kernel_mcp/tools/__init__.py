@@ -70,8 +70,8 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
     if settings.devices:
         lines.append(f"Devices of the host: {_listed([*map(str, settings.devices)])}.")
     if settings.variables:
-        names = _listed([each.name for each in settings.variables])
-        lines.append(f"Environment: os.environ has {names}; outputs show no value of them.")
+        names = _listed([*map(str, settings.variables)])
+        lines.append(f"Environment: os.environ has {names}; outputs show [NAME masked] instead.")
     if settings.secrets:
         lines.append(_secrets(settings))
     if missing:
