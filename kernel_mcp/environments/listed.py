@@ -7,22 +7,21 @@ hashes count; the addresses in it are never asked.
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
 import re
 import shlex
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import MIB, Mount, parse_toml
+from kernel_mcp.config.values import MIB, parse_toml
+from kernel_mcp.environments.elsewhere import code_of
 from kernel_mcp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ MOST_CHARS = 4000
 MOST_PARTS = 1000
 """Of a key in TOML, by its dots: reading one takes their square."""
 SHOWN_CHARS = 120
-_MOST_MODULES = 1000
 _HASHES = re.compile(r"sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
 _FILES = {"-r": "lines", "--requirement": "lines", "-c": "limits", "--constraint": "limits"}
 _INDEXES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links")
@@ -109,19 +107,6 @@ class Listed:
         parts = [[line.text for line in lines] for lines in (self.lines, self.limits)]
         return sha256(json.dumps([*parts, self.lock, self.shape]).encode()).hexdigest()
 
-    def unseen(self, mounts: Sequence[Mount]) -> dict[str, str]:
-        """The project's own modules, and how code can import them."""
-        shown = [each.host for each in mounts if each.guest == str(each.host)]
-        told = {}
-        for module, folder in self.code.items():
-            seen = any(folder.is_relative_to(each) for each in shown)
-            mount = f"the operator can start the server with --mount {folder}, and "
-            told[module] = (
-                f"{module} is code of the project (--project), which is not installed: "
-                f"{'' if seen else mount}sys.path.insert(0, {str(folder)!r}) then finds it"
-            )
-        return told
-
     def named_in(self, output: str) -> list[str]:
         """The lines whose packages uv speaks of."""
         return [
@@ -172,7 +157,7 @@ def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -
         shape=json.dumps([*shape, _table(_table(project, "tool"), "uv")], default=str),
         direct=tuple(str(each.get("name", "")) for each in _tables(root.get("dependencies"))),
         origins=tuple(origins),
-        code=_code(folder, str(table.get("name", ""))),
+        code=code_of(folder, normalised(str(table.get("name", ""))).replace("-", "_")),
     )
 
 
@@ -221,7 +206,7 @@ class _Reader:
             if not _HASHES.fullmatch(each):
                 raise _refused(place, f"{_shown(each)} is no sha256, sha384 or sha512 of a file")
         tail = "".join(f" --hash={each}" for each in hashes)
-        name = _canonical(requirement.name)
+        name = normalised(requirement.name)
         self.found[kind].append(Line(f"{requirement}{tail}", name, place))
 
     def _option(self, line: str, place: str, file: Path) -> None:
@@ -320,36 +305,13 @@ def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -
     return root
 
 
-def _code(folder: Path, name: str) -> dict[str, Path]:
-    """Modules of a project, as most lay them out, and the folders that they are imported from."""
-    found: dict[str, Path] = {}
-    for place in (folder, folder / "src"):
-        with suppress(OSError):
-            found |= dict.fromkeys(modules_in(place), place)
-            module = _canonical(name).replace("-", "_")
-            if module.isidentifier() and module.isascii() and (place / module).is_dir():
-                found[module] = place
-    return found
-
-
-def modules_in(folder: Path) -> set[str]:
-    """Modules in a folder, by their names. Raises OSError."""
-    with os.scandir(folder) as entries:
-        names = [
-            entry.name.removesuffix(".py")
-            for entry in itertools.islice(entries, _MOST_MODULES)
-            if entry.name.endswith(".py") or Path(entry, "__init__.py").exists()
-        ]
-    return {name for name in names if name.isidentifier() and name.isascii()}
-
-
 def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
     """Words on dependencies of a project that its lock has not; empty where it has all."""
-    known = {_canonical(str(each.get("name"))) for each in _tables(locked.get("dependencies"))}
+    known = {normalised(str(each.get("name"))) for each in _tables(locked.get("dependencies"))}
     asked = project.get("dependencies")
     asked = asked if isinstance(asked, list) else []
     found = (_NAME.match(each) for each in asked if isinstance(each, str))
-    names = dict.fromkeys(_canonical(each[0]) for each in found if each)
+    names = dict.fromkeys(normalised(each[0]) for each in found if each)
     if missing := [name for name in names if name not in known]:
         listed = _shown(", ".join(missing))
         return f" (its uv.lock is older than pyproject.toml and lacks {listed}: run `uv lock`)"
@@ -458,7 +420,8 @@ def _plain(place: str) -> str:
     return _CREDENTIALS.sub("", place).replace("//@", "//").removeprefix("file://").rstrip("/")
 
 
-def _canonical(name: str) -> str:
+def normalised(name: str) -> str:
+    """The name of a distribution as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

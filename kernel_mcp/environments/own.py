@@ -9,7 +9,6 @@ Below it lies an environment of ours for the same minor version, with what the k
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -19,18 +18,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import unquote, urlsplit
 
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, Mount, parse_entry
 from kernel_mcp.environments.build import BASE_PACKAGES
+from kernel_mcp.environments.elsewhere import (
+    OPEN,
+    SYSTEM,
+    is_below,
+    outside_of,
+    small_text,
+    unseen,
+)
 from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.layer import versions
-from kernel_mcp.environments.listed import modules_in
+from kernel_mcp.environments.listed import normalised
 from kernel_mcp.environments.metadata import (
     installed_modules,
     installed_needs,
     installed_versions,
-    normalised,
 )
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, Outside, Support, mark_of
@@ -47,13 +52,10 @@ project so that its folder be shown. What is in `share` is no Python's need, and
 others."""
 _HIDDEN = frozenset((_CONDA, "conda-bld", "condabin", "envs", "etc", "pkgs", "shell"))
 """Of a conda environment: others, and what its variables are set by."""
-_SYSTEM = (Path("/usr"), Path("/bin"))
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 """e_machine of elf(5)."""
-_MOST_READ = 1 << 16
 _MOST_LINKS = 20
 _MOST_OUTSIDE = 20
-_OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _PROGRAM = re.compile(r"python(\d+\.\d+)")
 _CONDA_PYTHON = re.compile(r"python-(\d+\.\d+\.\d+)\w*-[^-]+\.json")
@@ -208,21 +210,6 @@ def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment 
     return found
 
 
-def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> dict[str, str]:
-    """Modules of an environment that sessions do not see, and the flag that shows them; names of
-    packages and of `.pth` files stand for what is not known by module.
-    """
-    support = environment.support
-    shown = [Path(each.guest) for each in mounts if each.guest == str(each.host)]
-    return {
-        module: f"{name} lies in {each.path}, outside of the environment, where sessions do not "
-        f"see it: the operator can start the server with --mount {each.path}"
-        for name, each in sorted(support.outside.items() if support else ())
-        if not any(Path(each.path).is_relative_to(folder) for folder in shown)
-        for module in each.modules or {name}
-    }
-
-
 def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str]:
     """What there is to say about an environment of the operator's; nothing about others."""
     support = environment.support
@@ -238,7 +225,7 @@ def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str
 
 
 def _of_venv(root: Path) -> OwnEnvironment:
-    lines = _text(root / _VENV).splitlines()
+    lines = small_text(root / _VENV).splitlines()
     words = {name.strip().lower(): text.strip() for name, _, text in map(_parted, lines)}
     told = _VERSION.match(words.get("version_info", "") or words.get("version", ""))
     if told is None:
@@ -278,7 +265,7 @@ def _described(
     sites: Sequence[Path],
     readonly: Sequence[Path],
 ) -> OwnEnvironment:
-    if not sites[0].is_dir() or not _below(Path(os.path.realpath(sites[0])), readonly):
+    if not sites[0].is_dir() or not is_below(Path(os.path.realpath(sites[0])), readonly):
         _refuse(root, f"it has no {sites[0].relative_to(root)}, so another Python made it")
     python = root / "bin/python"
     program = Path(os.path.realpath(python))
@@ -289,10 +276,10 @@ def _described(
         _refuse(root, f"it is of Python {_minor(version)}, and {python} is Python {target[1]} now")
     interpreter = Interpreter(str(real), version, "cpython", str(prefix), str(prefix))
     below = [*readonly, *_seen(prefix)]
-    if not program.is_file() or not _below(program, [*below, *_SYSTEM]):
+    if not program.is_file() or not is_below(program, [*below, *SYSTEM]):
         _refuse(root, f"{python} leads to {program}, which is neither in it nor in its base")
-    links = [link for link in _links(python) if not _below(link, [*below, *_SYSTEM])]
-    outside = _outside(sites[0], below)
+    links = [link for link in _links(python) if not is_below(link, [*below, *SYSTEM])]
+    outside = outside_of(sites[0], below)
     if len(outside) > _MOST_OUTSIDE:
         why = f"{len(outside)} of its packages are not in it, as {next(iter(outside))}"
         _refuse(root, why, "Install them with `uv pip install --link-mode copy`")
@@ -310,7 +297,7 @@ def _checked(root: Path, version: str) -> str:
 
 def _prefix(root: Path, real: Path, version: str) -> Path:
     """Where the base interpreter is installed."""
-    with open(os.open(real, _OPEN), "rb") as file:
+    with open(os.open(real, OPEN), "rb") as file:
         head = file.read(20)
     machine = _MACHINES.get(platform.machine())
     if not head.startswith(b"\x7fELF"):
@@ -335,7 +322,7 @@ def _system_sites(prefix: Path, minor: str) -> list[Path]:
 
 def _seen(prefix: Path) -> list[Path]:
     """What of a Python's folder is seen: of one of conda, not its settings and environments."""
-    if _below(prefix, _SYSTEM):
+    if is_below(prefix, SYSTEM):
         return [prefix]
     if not (prefix / _CONDA).is_dir():
         return _shown(prefix, _OF_A_BASE)
@@ -347,7 +334,7 @@ def _shown(root: Path, names: Iterable[str]) -> list[Path]:
     """Those of `names` that are there, without links to what is not among them."""
     found = {root / name: Path(os.path.realpath(root / name)) for name in names}
     own = [path for path, real in found.items() if path == real and path.exists()]
-    return [path for path, real in found.items() if path.exists() and _below(real, own)]
+    return [path for path, real in found.items() if path.exists() and is_below(real, own)]
 
 
 def _links(path: Path) -> Iterator[Path]:
@@ -403,47 +390,6 @@ def _readable(found: OwnEnvironment, apart: bool) -> None:
             _refuse(found.root, f"{why} {path}", step)
 
 
-def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
-    """What is imported from elsewhere, by the package or the `.pth` file that says so."""
-    found: dict[str, Outside] = {}
-    exact: set[str] = set()
-    for info in sorted(site.glob("*.dist-info")):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            told = json.loads(_text(info / "direct_url.json"))
-            place = urlsplit(told["url"])
-            if told["dir_info"]["editable"] and place.scheme == "file":
-                name = normalised(info.stem.rpartition("-")[0])
-                found[name] = Outside(os.path.normpath(unquote(place.path)))
-                found[name].modules.update(_text(info / "top_level.txt").split())
-    for file in sorted(site.glob("*.pth")):
-        if file.exists() and not file.is_file():
-            raise ValueError(f"{file.name} is no regular file, which Python would not stop reading")
-        with suppress(OSError, ValueError):
-            for line in _text(file).splitlines():
-                path = Path(os.path.normpath(site / line.strip()))
-                if line.startswith(("#", "import ", "import\t")) or not path.is_dir():
-                    continue
-                known = [name for name in found if path.is_relative_to(found[name].path)]
-                name = known[0] if known else file.name
-                into = found.setdefault(name, Outside(str(path)))
-                into.modules.update(modules_in(path))
-                if known and name not in exact:  # its part that is imported, not all of a project
-                    exact.add(name)
-                    found[name] = Outside(str(path), into.modules)
-    for entry in os.scandir(site):
-        path = Path(entry)
-        first = path / "__init__.py" if entry.is_dir(follow_symlinks=False) else path
-        if first.is_symlink():
-            found[entry.name] = Outside(os.path.realpath(first), {entry.name.split(".")[0]})
-    real = [Path(os.path.realpath(each)) for each in shown]
-    return {
-        name: each
-        for name, each in found.items()
-        if each.path.isprintable()
-        and not _below(Path(os.path.realpath(each.path)), [*real, *_SYSTEM])
-    }
-
-
 def _applies(need: Requirement, here: Mapping[str, str]) -> bool:
     try:
         return need.marker is None or need.marker.evaluate(dict(here))
@@ -456,24 +402,12 @@ def _site_of(ours: KernelEnvironment) -> Path:
     return next((ours.python.parent.parent / "lib").glob(f"python{minor}*/site-packages"))
 
 
-def _below(path: Path, folders: Iterable[Path]) -> bool:
-    return any(path.is_relative_to(each) for each in folders)
-
-
 def _major(version: str) -> str:
     return version.partition(".")[0]
 
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
-
-
-def _text(path: Path) -> str:
-    """A small text. Raises OSError, ValueError."""
-    with open(os.open(path, _OPEN), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("not a regular file")
-        return file.read(_MOST_READ).decode()
 
 
 def _parted(line: str) -> tuple[str, str, str]:

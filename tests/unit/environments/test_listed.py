@@ -10,6 +10,7 @@ import pytest
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Mount
+from kernel_mcp.environments.elsewhere import unseen_code
 from kernel_mcp.environments.listed import Listed, exported, listed
 from kernel_mcp.errors import ConfigError
 
@@ -206,14 +207,14 @@ def test_code_of_the_project_itself_is_told_to_be_imported_from_a_mount(tmp_path
     (tmp_path / "tool.py").touch()
     found = project(tmp_path)
     source = tmp_path / "src"
-    told = found.unseen([])
+    told = unseen_code(found.code, [])
     assert told["mine"] == (
         "mine is code of the project (--project), which is not installed: the operator can start "
         f"the server with --mount {source}, and sys.path.insert(0, {str(source)!r}) then finds it"
     )
     assert told["tool"].endswith(f"sys.path.insert(0, {str(tmp_path)!r}) then finds it")
     assert told.keys() == {"mine", "tool"}
-    there = found.unseen([Mount(tmp_path, str(tmp_path))])["mine"]
+    there = unseen_code(found.code, [Mount(tmp_path, str(tmp_path))])["mine"]
     assert there.endswith(f"not installed: sys.path.insert(0, {str(source)!r}) then finds it")
     assert "start the server" not in there
 

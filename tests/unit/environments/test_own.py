@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.values import Mount, python
+from kernel_mcp.environments.elsewhere import unseen
 from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.environments.own import (
     OwnEnvironment,
     own_environment,
     own_folder,
     remarks,
-    unseen,
 )
 from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
