@@ -26,11 +26,10 @@ import re
 import select
 import signal
 import socket
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.entering import Entering, Sandbox, Work, parts_of, weight
@@ -332,26 +331,8 @@ _NOT_WATCHED = (
 )
 
 
-def stage(folder: str, trees: Sequence[int], command: Sequence[str]) -> NoReturn:
-    """Put detached mounts into `folder`, named 0, 1, …, for a command alone; execute that."""
-    linux.unshare(linux.CLONE_NEWNS)
-    linux.mount("", "/", "", linux.MS_REC | linux.MS_PRIVATE)
-    linux.mount("tmpfs", folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=0755")
-    for number, tree in enumerate(trees):
-        target = f"{folder}/{number}"
-        if stat.S_ISDIR(os.fstat(tree).st_mode):
-            os.mkdir(target)  # noqa: PTH102  # pathlib would take the start 10 ms
-        else:
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-        linux.move_mount(tree, target)
-        os.close(tree)
-    os.execv(command[0], list(command))
-
-
 def main(argv: Sequence[str]) -> int:
-    """Serve the server whose socket is the descriptor `argv[0]`; or `stage FOLDER FDS COMMAND…`."""
-    if argv[0] == "stage":
-        stage(argv[1], [int(fd) for fd in argv[2].split(",")], argv[3:])
+    """Serve the server whose socket is the descriptor `argv[0]`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     linux.set_name("kernel-keeper")
     with socket.socket(fileno=int(argv[0])) as server:
