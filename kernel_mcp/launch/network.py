@@ -55,7 +55,10 @@ def opened(
         rules = Rules.parse(settings.network)
     except ValueError as reason:
         raise ConfigError(f"--network: {reason}") from None
-    hosts = dict.fromkeys(each.host for each in settings.secrets)
+    try:
+        hosts = dict.fromkeys(Entry.parse(each.host).host for each in settings.secrets)
+    except ValueError as reason:
+        raise ConfigError(f"--secret: {reason}") from None
     if hosts and sandbox.name == "none":
         raise ConfigError(
             "--secret: without a sandbox (--sandbox none) code could read it all the same. Use "

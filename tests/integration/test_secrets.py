@@ -125,7 +125,8 @@ async def test_code_uses_a_secret_and_finds_it_nowhere(world: World, way: str) -
         pytest.skip("takes root")
     flags = ("--no-template", "--warm", "0") if way.endswith("cold") else ("--warm", "1")
     command = world.command(
-        *flags, "--allow", "certifi", "--network", OTHER, ordinary=way.startswith("ordinary")
+        *(*flags, "--allow", "certifi", "--network", f"{OTHER},{NAME}:8443"),
+        ordinary=way.startswith("ordinary"),
     )
     async with Client(command) as client:
         agent = Agent(client)
@@ -133,6 +134,8 @@ async def test_code_uses_a_secret_and_finds_it_nowhere(world: World, way: str) -
         found = await told(agent, "ask('/length')")
         assert found[0] == 200, found
         assert digest_of(f"Bearer {VALUE}") in found[1]
+        found = await told(agent, f"ask('/length', host='{NAME}:8443')")
+        assert digest_of(f"Bearer {VALUE}") in found[1], "on a port that is named with the host"
         assert await told(agent, SOUGHT) == []
         assert await told(agent, TRUSTED) == [True, True]
 

@@ -118,6 +118,8 @@ def test_a_secret_opens_its_own_host_and_takes_a_sandbox(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match="--secret"):
             opened(settings, cast(Sandbox, SimpleNamespace(name=name)), tmp_path)
     sandbox = cast(Sandbox, SimpleNamespace(name="bwrap"))
+    with pytest.raises(ConfigError, match="--secret: 'localhost'"):
+        opened(Settings(secrets=(HeaderSecret("KEY", "localhost"),)), sandbox, tmp_path)
     long = tuple(HeaderSecret("KEY", f"{each}.test", value="x" * 8000) for each in range(9))
     with pytest.raises(ConfigError, match="--secret: all values together"):
         opened(Settings(secrets=long), sandbox, tmp_path)
