@@ -103,8 +103,11 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         own = await anyio.to_thread.run_sync(
             partial(own_environment, settings.python, apart=_apart(sandbox))
         )
+        shown = shown_folders(settings, sandbox.name, run.path, default_cache())
+        if own is not None:
+            own.require_steady(shown)
         doors = Doors(
-            shown_folders(settings, sandbox.name, run.path, default_cache()),
+            shown,
             run.path,
             audit.note,
             shows=sandbox.shows,

@@ -37,7 +37,7 @@ from kernel_mcp.environments.metadata import (
     installed_needs,
     installed_versions,
 )
-from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.errors import ConfigError, EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, Outside, Support, mark_of
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class OwnEnvironment:
     sites     folders of packages: its own, then those of its base where it takes these in
     readonly  what kernels see: of it what is needed, its base, links on the way there
     outside   packages that are elsewhere, by name
+    links     what leads to its interpreter and to its base
     """
 
     root: Path
@@ -82,6 +83,7 @@ class OwnEnvironment:
     sites: tuple[Path, ...]
     readonly: tuple[Path, ...]
     outside: Mapping[str, Outside] = field(default_factory=dict)
+    links: tuple[Path, ...] = ()
 
     @property
     def minor(self) -> str:
@@ -92,6 +94,21 @@ class OwnEnvironment:
     def fixed(self) -> tuple[Path, ...]:
         """What sessions may not change: kernels run it, and see what its links lead to."""
         return tuple(dict.fromkeys([self.root, Path(self.interpreter.prefix)]))
+
+    def require_steady(self, mounts: Iterable[Mount]) -> None:
+        """Raise ConfigError where sessions could lead kernels to another interpreter."""
+        for mount in mounts:
+            for link in self.links:
+                if (
+                    mount.writable
+                    and is_below(link, [mount.host])
+                    and not is_below(link, self.fixed)
+                ):
+                    raise ConfigError(
+                        f"--mount {mount}: {link} leads to the Python of --python {self.root}, and "
+                        "sessions could lead it elsewhere. Mount the folder read-only, or make the "
+                        "environment with a Python that is not named by that link."
+                    )
 
     def versions(self) -> dict[str, str]:
         """Its packages; the first place of one counts."""
@@ -242,7 +259,7 @@ def _of_venv(root: Path) -> OwnEnvironment:
     sites = [site]
     if words.get("include-system-site-packages", "").lower() == "true":
         sites += _system_sites(prefix, _minor(version))
-    return _described(root, real, version, prefix, sites, _shown(root, _OF_A_VENV))
+    return _described(root, base, version, prefix, sites, _shown(root, _OF_A_VENV))
 
 
 def _of_conda(root: Path) -> OwnEnvironment:
@@ -251,15 +268,15 @@ def _of_conda(root: Path) -> OwnEnvironment:
     if told is None:
         _refuse(root, "there is no Python in it (`conda install python` adds one)")
     version = _checked(root, told[1])
-    real = Path(os.path.realpath(root / "bin/python"))
-    prefix = _prefix(root, real, version)
+    python = root / "bin/python"
+    prefix = _prefix(root, Path(os.path.realpath(python)), version)
     site = root / f"lib/python{_minor(version)}/site-packages"
-    return _described(root, real, version, prefix, [site], _seen(root))
+    return _described(root, python, version, prefix, [site], _seen(root))
 
 
 def _described(
     root: Path,
-    real: Path,
+    base: Path,
     version: str,
     prefix: Path,
     sites: Sequence[Path],
@@ -274,17 +291,20 @@ def _described(
         _refuse(root, f"{python} leads nowhere")
     if target is not None and target[1] != _minor(version):
         _refuse(root, f"it is of Python {_minor(version)}, and {python} is Python {target[1]} now")
-    interpreter = Interpreter(str(real), version, "cpython", str(prefix), str(prefix))
+    real = os.path.realpath(base)
+    interpreter = Interpreter(real, version, "cpython", str(prefix), str(prefix))
     below = [*readonly, *_seen(prefix)]
     if not program.is_file() or not is_below(program, [*below, *SYSTEM]):
         _refuse(root, f"{python} leads to {program}, which is neither in it nor in its base")
-    links = [link for link in _links(python) if not is_below(link, [*below, *SYSTEM])]
+    ways = dict.fromkeys(path for start in (python, base) for path in _ways(start))
+    links = [path for path in ways if not is_below(path, [*below, *SYSTEM])]
     outside = outside_of(sites[0], below)
     if len(outside) > _MOST_OUTSIDE:
         why = f"{len(outside)} of its packages are not in it, as {next(iter(outside))}"
         _refuse(root, why, "Install them with `uv pip install --link-mode copy`")
     seen = tuple(dict.fromkeys([*below, *_named(prefix, links)]))
-    return OwnEnvironment(root, interpreter, tuple(sites), seen, outside)
+    met = tuple(dict.fromkeys(link for start in (python, base) for link in _links(start)))
+    return OwnEnvironment(root, interpreter, tuple(sites), seen, outside, met)
 
 
 def _checked(root: Path, version: str) -> str:
@@ -337,14 +357,28 @@ def _shown(root: Path, names: Iterable[str]) -> list[Path]:
     return [path for path, real in found.items() if path.exists() and is_below(real, own)]
 
 
-def _links(path: Path) -> Iterator[Path]:
-    """The links that lead from a path to a file, the first after `path` itself on."""
+def _ways(path: Path) -> Iterator[Path]:
+    """The names by which links lead from a path to a file, that of the file itself not."""
     for _ in range(_MOST_LINKS):
+        if os.path.realpath(path) == str(path):
+            return
+        yield path
         if not path.is_symlink():
             return
         path = Path(os.path.normpath(path.parent / path.readlink()))
-        if path.is_symlink():
-            yield path
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """The links on the way to a file, each in the folder that it really lies in."""
+    place, left = Path("/"), [*reversed(path.parts)]
+    for _ in range(_MOST_LINKS * len(left)):
+        if not left:
+            return
+        place = Path(os.path.normpath(place / left.pop()))
+        if place.is_symlink():
+            yield place
+            left += reversed(place.readlink().parts)
+            place = place.parent
 
 
 def _named(prefix: Path, links: Iterable[Path]) -> list[Path]:

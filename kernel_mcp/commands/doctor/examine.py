@@ -219,6 +219,8 @@ async def _opened(
     try:
         shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
         own = await anyio.to_thread.run_sync(own_environment, settings.python)
+        if own is not None:
+            own.require_steady(shown)
         fixed = (*own_places(), *settings.obeyed, *(own.fixed if own is not None else ()))
         devices = usable_devices(settings.devices, runs.path, sandbox.name)
         doors = Doors(shown, runs.path, shows=sandbox.shows, fixed=fixed, devices=devices)

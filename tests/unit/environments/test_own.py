@@ -22,7 +22,7 @@ from kernel_mcp.environments.own import (
     own_folder,
     remarks,
 )
-from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.errors import ConfigError, EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
 from tests.unit.environments.kit import Kit
 
@@ -143,6 +143,26 @@ def test_links_to_the_base_are_shown_as_they_are(project: Path, tmp_path: Path) 
     shown = read(root).readonly
     assert hop in shown
     assert hop.parent not in shown
+
+
+def test_a_link_to_the_folder_of_the_base_is_shown_as_that_and_told_from_what_may_change(
+    project: Path, tmp_path: Path
+) -> None:
+    root, current = project / ".venv", tmp_path / "pythons/current"
+    current.parent.mkdir()
+    current.symlink_to(BASE)
+    for name in ("python", "python3", f"python{MINOR}"):
+        (root / "bin" / name).unlink(missing_ok=True)
+    (root / "bin/python").symlink_to(current / f"bin/python{MINOR}")
+    rewrite(root, "home", f"home = {current / 'bin'}")
+    found = read(root)
+    seen = {path.relative_to(current) for path in found.readonly if path.is_relative_to(current)}
+    assert seen == {path.relative_to(BASE) for path in found.readonly if path.is_relative_to(BASE)}
+    assert Path("lib") in seen
+    assert current in found.links
+    found.require_steady([Mount(tmp_path, str(tmp_path)), Mount(root, "/data", "rw")])
+    with pytest.raises(ConfigError, match=f"{current} leads to the Python of --python {root}"):
+        found.require_steady([Mount(current.parent, "/data", "rw")])
 
 
 def test_an_environment_whose_base_is_gone_is_refused(project: Path) -> None:
