@@ -78,6 +78,10 @@ class Keeper:
         self._grounds: list[Ground] = []
         self._inodes: dict[tuple[int, int], int] = {}
         """Of what is covered in any of them: files have names in several."""
+        self._twins: set[tuple[int, int]] = set()
+        """Files that are fixed and have further names."""
+        self._lacked = False
+        """Whether the log says that watches are missing."""
         self._full: set[int] = set()
         """Those of which the log says that not all is covered: code can make any number."""
         self._entering = Entering()
@@ -175,7 +179,7 @@ class Keeper:
         for index, data in enumerate(mounts):
             error = ""
             try:
-                ground = Ground(index, data, self._watches, self._inodes)
+                ground = Ground(index, data, self._watches, self._inodes, self._twins)
                 self._grounds.append(ground)
                 if ground.is_folder:
                     for _ in ground.walk.below(()):
@@ -192,8 +196,12 @@ class Keeper:
         self._on_mounts()
         for ground in self._grounds:
             self._tell_covers(ground, list(ground.walk.found.covers))
-        if self._watches.fileno() < 0 or self._watches.lacking:
-            self._tell({"op": "said", "text": _NOT_WATCHED})
+        self._note_lacking()
+        for ground in self._grounds:
+            ground.walk.done = True
+            if unfixed := ground.walk.found.unfixed:
+                self._tell({"op": "said", "text": f"{ground.guest}: {unfixed} {_UNFIXED}"})
+        self._twins.clear()
         self._tell({"op": "ready", "id": number})
 
     def _on_events(self) -> None:
@@ -205,6 +213,11 @@ class Keeper:
                 self._changed(change)
             else:
                 self._changes[change] = None
+
+    def _note_lacking(self) -> None:
+        if (self._watches.fileno() < 0 or self._watches.lacking) and not self._lacked:
+            self._lacked = True
+            self._tell({"op": "said", "text": _NOT_WATCHED})
 
     def _on_mounts(self) -> None:
         """Cover what the host has mounted in a folder since it was walked through."""
@@ -234,6 +247,7 @@ class Keeper:
                 self._cover(ground, sorted(walk.found.covers))
             for each, paths in self._linked():
                 self._cover(each, paths)
+            self._note_lacking()
             if walk.found.gone or walk.found.removed:
                 self._tell_covers(ground, [])
         except secrets.TooManySecrets:
@@ -321,11 +335,15 @@ _TOO_MANY = (
     f"more than {secrets.MOST_COVERS} files and folders in it would have to be covered; mount the "
     "folders in it that are needed"
 )
+_UNFIXED = (
+    "further names (hard links) of files that programs of the host execute are not kept "
+    "read-only, as there are too many: sessions can change those files by them"
+)
 _NOT_COVERED = (
     "a running session shows what has appeared or was replaced there; reset or close the sessions"
 )
 _NOT_WATCHED = (
-    "not every mounted folder can be watched, as Linux gives this user no more inotify watches "
+    "not every mounted folder can be watched, as half of this user's inotify watches are taken "
     "(fs.inotify.max_user_watches): secrets that appear or are replaced there while sessions run "
     "are not covered until a new kernel starts"
 )

@@ -110,6 +110,7 @@ class Found:
     inodes   device and inode of every covered file and folder, with its birth (`born`)
     fresh    those found since somebody was told last; `gone` those that are another file's by now
     removed  what was fixed, and has gone since somebody was told last
+    unfixed  how many further names of what is fixed are not, as there are too many
     linked   whether a file among them has further names that nobody has looked for
     folders  how many were looked at
     """
@@ -119,6 +120,7 @@ class Found:
     fresh: list[tuple[int, int]] = field(default_factory=list)
     gone: list[tuple[int, int]] = field(default_factory=list)
     removed: list[Parts] = field(default_factory=list)
+    unfixed: int = 0
     linked: bool = False
     folders: int = 0
 
@@ -207,7 +209,8 @@ class Walk:
 
     `own` are covers that the server wants besides, `inner` places of other mounts, by path. With
     `strict` what is judged by its content is covered whatever that is, as it may change. Walks may
-    share `inodes`: what one has found another covers under its own names.
+    share `inodes`: what one has found another covers under its own names; and `twins`, files that
+    are fixed and have further names, which are looked for until the walk is `done`.
     """
 
     def __init__(
@@ -220,6 +223,7 @@ class Walk:
         strict: bool = False,
         visit: Callable[[Parts, int], None] = lambda _parts, _fd: None,
         inodes: dict[tuple[int, int], int] | None = None,
+        twins: set[tuple[int, int]] | None = None,
     ) -> None:
         self._root = root
         self._writable = writable
@@ -227,6 +231,8 @@ class Walk:
         self._own = own or {}
         self._inner = frozenset(inner)
         self._visit = visit
+        self._twins = set() if twins is None else twins
+        self.done = False
         self.found = Found(inodes={} if inodes is None else inodes)
         self._touched: dict[Parts, None] = {}
 
@@ -235,6 +241,7 @@ class Walk:
         for _ in self.below(()):
             pass
         self.linked()
+        self.done = True
         return self.found
 
     def below(self, start: Parts) -> Iterator[list[Parts]]:
@@ -350,6 +357,8 @@ class Walk:
 
     def _entries(self, parts: Parts, fd: int, links: list[Parts]) -> Iterator[Parts]:
         """Cover what has to be; the folders to walk, and into `links` what leads elsewhere."""
+        twins = self._writable and not self.done
+        fixed = twins and self._fixed(parts)
         with os.scandir(fd) as entries:
             for entry in entries:
                 path = (*parts, entry.name)
@@ -366,6 +375,8 @@ class Walk:
                     self._cover(path, FIXED, None)
                 elif kind == FIXED:
                     self._fix(path)
+                if plain and (fixed or (twins and kind == FIXED)):
+                    self._note_twin(entry)
                 if kind not in HIDING:
                     if folder:
                         yield path
@@ -391,6 +402,24 @@ class Walk:
         for path in self._above(parts):
             known = self.found.covers.get(path, KEPT)
             self._cover(path, FIXED if path == parts else known, None)
+
+    def _fixed(self, parts: Parts) -> bool:
+        return any(self.found.covers.get(path) == FIXED for path in self._above(parts))
+
+    def _note_twin(self, entry: os.DirEntry[str]) -> None:
+        info = _status(entry)
+        if info is not None and info.st_nlink > 1:
+            self._twins.add((info.st_dev, info.st_ino))
+            self.found.linked = True
+
+    def _fix_twin(self, parts: Parts) -> None:
+        """Keep another name of what is fixed from being changed, as far as there is room."""
+        if self._fixed(parts):
+            return
+        if len(self.found.covers) < MOST_COVERS // 2:
+            self._fix(parts)
+        else:
+            self.found.unfixed += 1
 
     @staticmethod
     def _above(parts: Parts) -> list[Parts]:
@@ -530,6 +559,8 @@ class Walk:
             info = _status(entry)
             if info and (info.st_dev, info.st_ino) in self.found.inodes:
                 self._cover_link(path, info)
+            elif info and (info.st_dev, info.st_ino) in self._twins and not self.done:
+                self._fix_twin(path)
 
 
 def born(fd: int) -> int:

@@ -81,6 +81,7 @@ class Ground:
         data: dict[str, Any],
         watches: Watches,
         inodes: dict[tuple[int, int], int],
+        twins: set[tuple[int, int]],
     ) -> None:
         self.number = number
         self.host, self.guest = str(data["host"]), str(data["guest"])
@@ -91,7 +92,7 @@ class Ground:
         self._strict = data["strict"] is True
         self._inner = [tuple(path) for path in data["inner"]]
         self._watches = watches
-        self._inodes = inodes
+        self._inodes, self._twins = inodes, twins
         self._root = -1
         self.walk = self._fresh()
 
@@ -108,6 +109,7 @@ class Ground:
             strict=self._strict,
             visit=lambda parts, fd: self._watches.add(self, parts, fd),
             inodes=self._inodes,
+            twins=self._twins,
         )
 
     @property
@@ -314,6 +316,9 @@ class Watches:
         self.makers = Makers()
         self._fd = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
         self._places: dict[int, tuple[Ground, Parts]] = {}
+        limit = Path("/proc/sys/fs/inotify/max_user_watches")
+        self._most = int(limit.read_text(encoding="ascii")) // 2 if limit.exists() else 0
+        """Programs of this user share them, and code can make any number of folders."""
         self._moved: set[int] = set()
         """Cookies of renames whose first name was a secret's."""
         self.lacking = 0
@@ -325,12 +330,14 @@ class Watches:
     def add(self, ground: Ground, parts: Parts, folder: int) -> None:
         """Watch an open folder."""
         path = f"/proc/self/fd/{folder}".encode()
-        number = _libc.inotify_add_watch(self._fd, path, _MASK | _IN_ONLYDIR)
+        number = -1
+        if len(self._places) < self._most:
+            number = _libc.inotify_add_watch(self._fd, path, _MASK | _IN_ONLYDIR)
         if number < 0:
             self.lacking += 1
-        else:
-            self._places[number] = (ground, parts)
-        if ground.writable and not self.makers.add(folder):
+            return
+        self._places[number] = (ground, parts)
+        if ground.writable and not (self.makers.add(folder) or parts):
             ground.tells_makers = False
 
     def events(self) -> Iterator[Change | None]:

@@ -626,6 +626,8 @@ for path in (
     attempt(f"move {path}", lambda: os.rename(path, "moved"))
 attempt("new hook", lambda: write(".git/hooks/pre-commit"))
 attempt("new hook below", lambda: write("nested/repo/.git/hooks/pre-commit"))
+attempt("other name", lambda: write("hook"))
+attempt("other name of a file", lambda: write("deep/servers"))
 attempt("mode", lambda: os.chmod(".git/hooks/post-commit", 0o777))
 attempt("set-id", lambda: (write("tool"), os.chmod("tool", 0o4755)))
 attempt("set-gid", lambda: os.chmod("tool", 0o2755))
@@ -668,6 +670,8 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         project.write(name, "original")
     project.write("room/old", "")
     project.write(".git/config", "[core]\n")
+    (project.root / "hook").hardlink_to(project.root / ".git/hooks/post-commit")
+    (project.root / "deep" / "servers").hardlink_to(project.root / ".mcp.json")
     project.own()
     before = {name: (project.root / name).read_text() for name in PLANTED if name != ".envrc"}
     async with opened(way, "--mount", f"{project.root}:rw") as notebook:
