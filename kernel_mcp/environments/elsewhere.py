@@ -58,6 +58,8 @@ def code_of(folder: Path, name: str) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for place in (folder, folder / "src"):
+        if place != folder and place.is_symlink():  # nobody has named what it leads to
+            continue
         with suppress(OSError):
             found |= dict.fromkeys(modules_in(place), place)
             if name.isidentifier() and name.isascii() and (place / name).is_dir():

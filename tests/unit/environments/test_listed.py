@@ -214,6 +214,9 @@ def test_code_of_the_project_itself_is_told_to_be_imported_from_a_mount(tmp_path
     )
     assert told["tool"].endswith(f"sys.path.insert(0, {str(tmp_path)!r}) then finds it")
     assert told.keys() == {"mine", "tool"}
+    source.rename(tmp_path / "elsewhere")
+    source.symlink_to(tmp_path / "elsewhere")
+    assert unseen_code(project(tmp_path).code, []).keys() == {"tool"}
     there = unseen_code(found.code, [Mount(tmp_path, str(tmp_path))])["mine"]
     assert there.endswith(f"not installed: sys.path.insert(0, {str(source)!r}) then finds it")
     assert "start the server" not in there
