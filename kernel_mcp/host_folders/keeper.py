@@ -34,6 +34,7 @@ from typing import Any
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.entering import Entering, Sandbox, Work, parts_of, weight
 from kernel_mcp.host_folders.secrets import Parts
+from kernel_mcp.host_folders.walking import MOST_COVERS, TooManySecrets
 from kernel_mcp.host_folders.watching import Change, Ground, Watches
 from kernel_specs.template import linux
 
@@ -147,7 +148,7 @@ class Keeper:
                 ground.again()
                 self._tell_covers(ground, list(ground.walk.found.covers), anew=True)
                 self._tell({"op": "done", "id": number})
-        except secrets.TooManySecrets:
+        except TooManySecrets:
             self._tell({"op": "failed", "id": number, "error": _TOO_MANY})
         except OSError as reason:
             self._tell({"op": "failed", "id": number, "error": str(reason)})
@@ -186,7 +187,7 @@ class Keeper:
                         pass
                 if index == len(mounts) - 1:
                     self._linked()
-            except secrets.TooManySecrets:
+            except TooManySecrets:
                 error = _TOO_MANY
             except OSError as reason:
                 error = str(reason)
@@ -250,7 +251,7 @@ class Keeper:
             self._note_lacking()
             if walk.found.gone or walk.found.removed:
                 self._tell_covers(ground, [])
-        except secrets.TooManySecrets:
+        except TooManySecrets:
             if ground.number not in self._full:
                 self._full.add(ground.number)
                 self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
@@ -332,7 +333,7 @@ def _work(ground: Ground, path: Parts) -> Work:
 
 
 _TOO_MANY = (
-    f"more than {secrets.MOST_COVERS} files and folders in it would have to be covered; mount the "
+    f"more than {MOST_COVERS} files and folders in it would have to be covered; mount the "
     "folders in it that are needed"
 )
 _UNFIXED = (

@@ -16,6 +16,7 @@ from typing import Any
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.entering import Work
 from kernel_mcp.host_folders.secrets import Parts
+from kernel_mcp.host_folders.walking import Walk
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_specs.landlock import calls
 
@@ -96,12 +97,12 @@ class Ground:
         self._root = -1
         self.walk = self._fresh()
 
-    def _fresh(self) -> secrets.Walk:
+    def _fresh(self) -> Walk:
         if self._root >= 0:
             os.close(self._root)
         self._root = -1
         self._root = open_place(Path(self.host))
-        return secrets.Walk(
+        return Walk(
             self._root,
             own=self._own,
             inner=self._inner,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.host_folders import secrets
-from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT, Walk
+from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT
+from kernel_mcp.host_folders.walking import TooManySecrets, Walk
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_too_many_secrets_are_an_error_and_those_gone_do_not_count(
         assert looked(walk, f".env.{number}")
         (tmp_path / f".env.{number}").unlink()
     make(tmp_path, ".env.a", ".env.b", ".env.c")
-    with pytest.raises(secrets.TooManySecrets):
+    with pytest.raises(TooManySecrets):
         Walk(root).all()
 
 
@@ -250,7 +251,7 @@ def test_what_was_covered_is_covered_again_however_many_there_are(
     walk = Walk(root)
     walk.all()
     make(tmp_path, ".env.2")
-    with pytest.raises(secrets.TooManySecrets):
+    with pytest.raises(TooManySecrets):
         looked(walk, ".env.2")
     assert looked(walk, ".env") == [(".env",)]
 
