@@ -13,7 +13,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.network.http import Head, Refused, Stream, Within
 from kernel_mcp.network.records import Records, Used
 from kernel_mcp.network.relay import Cut, Guard, Relay
-from kernel_mcp.network.rules import Entry, Rules, literal, shown
+from kernel_mcp.network.rules import Entry, Rules, literal, shown, why_never
 from kernel_mcp.network.tls import UNRECOGNIZED_NAME, BadHello, Hello, Tls
 from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, Turns, Watch, Wire, pass_both_ways
 
@@ -74,9 +74,11 @@ class Listener:
         """The rule that permits a place. Raises Refused."""
         entry = self.rules.entry_for(host, port)
         if entry is None or (self.exact is not None and not entry.exact):
+            never = why_never(host)
+            step = f", nor can it: {never}" if never else ": use what it permits, or have it named"
             raise Refused(
-                f"the operator's --network does not permit {shown(host, port)} here: use what it "
-                f"permits, or have it named there. It permits: {self.rules}"
+                f"the operator's --network does not permit {shown(host, port)} here{step}. It "
+                f"permits: {self.rules}"
             )
         return entry
 

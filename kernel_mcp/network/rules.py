@@ -243,10 +243,18 @@ def _is_local(host: str) -> bool:
     return host == "localhost" or host.endswith(".localhost")
 
 
+def why_never(host: str) -> str:
+    """Why no rule can permit a host, in words; empty where one can."""
+    address = literal(host)
+    reason = "" if address is None else why_not_public(address)
+    never = f"{address} is not to be reached by any rule: it is {reason}"
+    return never if reason and reason not in NAMEABLE else ""
+
+
 def _check_named(address: Address, port: int | None) -> None:
+    if never := why_never(str(address)):
+        raise BadHost(never)
     reason = why_not_public(address)
-    if reason and reason not in NAMEABLE:
-        raise BadHost(f"{address} is not to be reached by any rule: it is {reason}")
     if reason and port is None:
         raise BadHost(f"{address} is no public address ({reason}): name its port, too")
 

@@ -288,6 +288,8 @@ async def test_no_address_is_reached_by_another_spelling(networks: Networks) -> 
     ):
         for data in (request(f"http://{host}/"), f"CONNECT {host}:443 HTTP/1.1\r\n\r\n".encode()):
             assert (await answered(port, data)).split()[1] in (b"400", b"403"), host
+    for host, words in ((METADATA, "any rule: it is link-local"), (PRIVATE, "have it named")):
+        assert words in (await got(port, f"http://{host}/"))[1]
     assert networks.untouched(*INNER, (PUBLIC, 80), (PUBLIC, 443))
 
 
