@@ -52,7 +52,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.linux.process import keep_small
+from kernel_mcp.linux.process import keep_small, trim
 from kernel_mcp.network.connection import Connection, Listener, Session
 from kernel_mcp.network.http import Refused
 from kernel_mcp.network.records import Records, Used
@@ -101,7 +101,7 @@ class Proxy:
         self._records = Records(control, self._loop.time)
         self._listeners: dict[int, Listener] = {}
         self._sessions: dict[str, Session] = {}
-        self._total = 0
+        self._total = self._most = 0
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -218,6 +218,7 @@ class Proxy:
     def _begin(self, listener: Listener, sock: socket.socket) -> None:
         connection = Connection(listener, sock, self._dialer, self._records, self._ending)
         self._total += 1
+        self._most = max(self._most, self._total)
         listener.connections.add(connection)
         listener.session.connections.add(connection)
         connection.task.add_done_callback(lambda _: self._ended(listener, connection))
@@ -270,6 +271,9 @@ class Proxy:
                 else:
                     connection.look(now)
         self._records.flush()
+        if self._most > MOST_OF_ONE and self._total < FEW:  # more than one session can have
+            self._most = self._total
+            trim()
 
     def _fail(self, number: object, why: str) -> None:
         self._tell({"failed": number, "why": why})
