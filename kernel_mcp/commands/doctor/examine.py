@@ -227,8 +227,7 @@ async def _opened(
         await doors.open()
     except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
         await doors.aclose()
-        remedy = "change --mount or --device"
-        return Doors(), [Check("folders and devices", False, str(refusal), remedy)]
+        return Doors(), [Check("folders and devices", False, _NO_START, str(refusal))]
     return doors, []
 
 
@@ -242,7 +241,7 @@ async def _network(
         await network.open()
     except (ConfigError, LaunchError) as refusal:
         await network.aclose()
-        return Network(), [Check("network", False, str(refusal), "change --network or --secret")]
+        return Network(), [Check("network", False, _NO_START, str(refusal))]
     return network, [Check("network", True, f"open to {network.rules}")] if network else []
 
 
@@ -267,6 +266,7 @@ async def _through_template(
     return [replace(check, name=f"forked: {check.name}") for check in found]
 
 
+_NO_START = "a server with these flags does not start in this sandbox"
 _FORKED_REMEDY = "start the server with --no-template, and report this as a defect"
 
 
