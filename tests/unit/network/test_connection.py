@@ -8,33 +8,10 @@ import socket
 import pytest
 
 from kernel_mcp.network.connection import ENDED_IDLE_S, Connection, Listener, Session
-from kernel_mcp.network.http import Refused
-from kernel_mcp.network.records import Records, Used
 from kernel_mcp.network.rules import Rules
-from kernel_mcp.network.tunnel import Dialer
+from tests.unit.network.near import Near, Told
 
 pytestmark = pytest.mark.anyio
-
-
-class Told(Records):
-    """Keeps what is told of connections."""
-
-    def __init__(self) -> None:
-        self.all: list[tuple[tuple[str, int], str]] = []
-
-    def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
-        self.all.append((place, "" if refusal is None else refusal.words))
-
-
-class Near(Dialer):
-    """Finds every host at one socket."""
-
-    def __init__(self, host: socket.socket) -> None:
-        super().__init__()
-        self._host = host
-
-    async def connect(self, *_: object) -> socket.socket:
-        return self._host
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -52,7 +29,7 @@ async def test_an_answer_is_not_waited_for_long_by_who_has_closed(by: str) -> No
     client, inside = connected()
     host, outside = connected()
     listener = Listener(1, inside, Rules.parse(["a.test"]), None, Session("", loop))
-    connection = Connection(listener, inside, Near(outside), told)
+    connection = Connection(listener, inside, Near(lambda: outside), told)
     with client, host:
         await loop.sock_sendall(client, b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
         assert (await loop.sock_recv(host, 1000)).startswith(b"GET / ")
@@ -69,6 +46,6 @@ async def test_an_answer_is_not_waited_for_long_by_who_has_closed(by: str) -> No
         connection.look(loop.time() + ENDED_IDLE_S + 1)
         await asyncio.wait_for(connection.task, 60)
         assert await loop.sock_recv(host, 1000) == b""
-    ((place, words),) = told.all
-    assert place == ("a.test", 80)
+    ((place, verdict, words),) = told.all
+    assert (place, verdict) == (("a.test", 80), "failed")
     assert "closed" in words

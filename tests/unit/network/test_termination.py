@@ -12,20 +12,19 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from http.client import HTTPResponse, HTTPSConnection, IncompleteRead
-from socket import SHUT_WR, socket
+from socket import SHUT_WR, create_connection, socket
 
 import pytest
 
 from kernel_mcp.network.authority import Authority
 from kernel_mcp.network.connection import Connection, Listener, Session
-from kernel_mcp.network.http import Refused
-from kernel_mcp.network.records import Records, Used
 from kernel_mcp.network.rules import Rules
 from kernel_mcp.network.secrets import Secret, authorities, placeholder
 from kernel_mcp.network.termination import Terminations
 from kernel_mcp.network.tls import Tls
-from kernel_mcp.network.tunnel import Dialer, Turns, Watch, Wire
+from kernel_mcp.network.tunnel import Turns, Watch, Wire
 from tests import tls_hosts
+from tests.unit.network.near import Near, Told
 
 pytestmark = pytest.mark.anyio
 
@@ -35,29 +34,6 @@ HELD = placeholder(len(VALUE))
 SECRET = Secret("TOKEN", NAME, "Authorization", VALUE, HELD)
 CHUNKED = "Transfer-Encoding: chunked"
 BEARER = {"Authorization": f"Bearer {HELD}"}
-
-
-class Told(Records):
-    """Keeps what is told of connections."""
-
-    def __init__(self) -> None:
-        self.all: list[tuple[str, str]] = []
-
-    def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
-        self.all.append(("ok", "") if refusal is None else (refusal.verdict, refusal.words))
-
-
-class Near(Dialer):
-    """Finds every host at one port of loopback."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__()
-        self._port = port
-
-    async def connect(self, *_: object) -> socket:
-        outside = socket()
-        outside.connect(("127.0.0.1", self._port))
-        return outside
 
 
 @dataclass
@@ -76,12 +52,12 @@ class World:
     @property
     def refused(self) -> list[tuple[str, str]]:
         """What was told of requests and connections that were not passed on."""
-        return [each for each in self.records.all if each[0] != "ok"]
+        return [each[1:] for each in self.records.all if each[1] != "ok"]
 
     async def _serve(self, theirs: socket) -> None:
         session = Session("", self.loop)
         listener = Listener(1, theirs, Rules.parse([self.rules]), None, session)
-        dialer = Near(self.host.port)
+        dialer = Near(lambda: create_connection(("127.0.0.1", self.host.port)))
         connection = Connection(listener, theirs, dialer, self.records, self.terminations.of)
         await connection.task
 
