@@ -249,14 +249,21 @@ class Keeper:
             for each, paths in self._linked():
                 self._cover(each, paths)
             self._note_lacking()
+            if walk.found.surplus:
+                self._tell_covers(ground, walk.found.surplus)
+                walk.found.surplus.clear()
+                self._note_full(ground)
             if walk.found.gone or walk.found.removed:
                 self._tell_covers(ground, [])
         except TooManySecrets:
-            if ground.number not in self._full:
-                self._full.add(ground.number)
-                self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
+            self._note_full(ground)
         except OSError:
             return
+
+    def _note_full(self, ground: Ground) -> None:
+        if ground.number not in self._full:
+            self._full.add(ground.number)
+            self._tell({"op": "said", "text": f"{ground.guest}: {_TOO_MANY}"})
 
     def _linked(self) -> list[tuple[Ground, list[Parts]]]:
         """Other names, in all mounts, of files found last."""
@@ -313,7 +320,10 @@ class Keeper:
         found.fresh.clear()
         new = self._version > 0 and not anew
         kinds = (
-            [(path, found.covers[path], ground.maker(path) if new else "") for path in part]
+            [
+                (path, found.covers.get(path, secrets.FIXED), ground.maker(path) if new else "")
+                for path in part
+            ]
             for part in parts_of(paths, weight)
         )
         pieces: list[dict[str, Any]] = [{"covers": part} for part in kinds]

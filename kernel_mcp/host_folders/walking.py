@@ -20,6 +20,7 @@ from kernel_mcp.host_folders.secrets import (
     Parts,
     around,
     executed,
+    executed_by_name,
     holds_credentials,
     judged_by_content,
     secret,
@@ -46,6 +47,7 @@ class Found:
     inodes   device and inode of every covered file and folder, with its birth (`born`)
     fresh    those found since somebody was told last; `gone` those that are another file's by now
     removed  what was fixed, and has gone since somebody was told last
+    surplus  what hosts execute, beyond the covers that there may be
     unfixed  how many further names of what is fixed are not, as there are too many
     linked   whether a file among them has further names that nobody has looked for
     folders  how many were looked at
@@ -56,6 +58,7 @@ class Found:
     fresh: list[tuple[int, int]] = field(default_factory=list)
     gone: list[tuple[int, int]] = field(default_factory=list)
     removed: list[Parts] = field(default_factory=list)
+    surplus: list[Parts] = field(default_factory=list)
     unfixed: int = 0
     linked: bool = False
     folders: int = 0
@@ -148,12 +151,14 @@ class Walk:
         if covers.get(parts) not in (FIXED, KEPT):
             return False
         gone = [path for path in covers if path[: len(parts)] == parts]
-        fixed = [path for path in gone if covers[path] == FIXED]
-        for path in gone:
-            if covers[path] in (FIXED, KEPT):
+        removed = [path for path in gone if covers.pop(path) in (FIXED, KEPT)]
+        fixed = around(dict.fromkeys((path for path in covers if covers[path] == FIXED), FIXED))
+        for path in self._above(parts[:-1]):
+            if path not in fixed and covers.get(path) == KEPT:
                 del covers[path]
-        self.found.removed += fixed
-        return bool(fixed)
+                removed.append(path)
+        self.found.removed += removed
+        return True
 
     def hides(self, parts: Parts) -> bool:
         """Whether a path is a secret's by its name, or in what is covered."""
@@ -295,7 +300,11 @@ class Walk:
         if full and parts not in self.found.covers:
             self._forget_the_gone()
             if len(self.found.covers) >= MOST_COVERS:
-                raise TooManySecrets
+                if not (self.done and (kind in (FIXED, KEPT) or executed_by_name(parts[-1:]))):
+                    raise TooManySecrets
+                if kind != KEPT:
+                    self.found.surplus.append(parts)
+                return
         self.found.covers[parts] = kind
         self._touched[parts] = None
 

@@ -20,7 +20,8 @@ from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
 from kernel_mcp.host_folders import MOST_TOLD, Device, Shown, within
 from kernel_mcp.host_folders.entering import weight
-from kernel_mcp.host_folders.secrets import FIXED, KEPT, Parts, executed, readable
+from kernel_mcp.host_folders.secrets import FIXED, HIDING, KEPT, Parts, executed, readable
+from kernel_mcp.host_folders.walking import MOST_COVERS
 from kernel_mcp.host_folders.watching import CODE, HOST, LOST
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
@@ -414,7 +415,9 @@ class Doors:
             else:
                 for parts in self._note_new(shown, covers, makers):
                     del covers[parts]
-            shown.covers.update(covers)
+            for parts, kind in covers.items():
+                if len(shown.covers) < MOST_COVERS or kind in HIDING:
+                    shown.covers[parts] = kind
             shown.inodes.difference_update((device, inode) for device, inode in message["gone"])
             shown.inodes.update((device, inode) for device, inode in message["inodes"])
             self.version = max(self.version, message["version"])

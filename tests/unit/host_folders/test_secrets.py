@@ -319,5 +319,17 @@ def test_what_takes_the_place_of_something_fixed_that_has_gone_is_new(
     walk.all()
     assert not walk.left(("other",))
     assert walk.left(("repo", ".git"))
-    assert walk.found.removed == [("repo", ".git")]
-    assert ("repo", ".git") not in walk.found.covers
+    assert walk.found.removed == [("repo", ".git"), ("repo",)]
+    assert walk.found.covers == {}
+
+
+def test_what_hosts_execute_is_told_when_no_more_can_be_covered(
+    tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walking, "MOST_COVERS", 2)
+    walk = Walk(root, writable=True)
+    walk.all()
+    make(tmp_path, ".env.1", ".env.2", "repo/.git/HEAD", ".envrc")
+    for name in (".env.1", ".env.2", "repo", ".envrc"):
+        looked(walk, name)
+    assert walk.found.surplus == [("repo", ".git"), (".envrc",)]
