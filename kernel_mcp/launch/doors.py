@@ -468,7 +468,7 @@ class Doors:
         )
         more = f". More than {MOST_TOLD} such names are not told." if shown.silent else ""
         told = f"it was renamed to {now}. If it is the user's own, rename it back on the host"
-        asks = "it stays as it is, read-only for sessions: unless the user made it, a session did"
+        asks = "it stays as it is: unless the user made it, a session did"
         logger.warning("--mount %s: %s; %s%s", shown.mount, found, told if now else asks, more)
         for remark in at_work:
             remark(f"{found}; {told if now else asks}. Tell the user{more or '.'}")
