@@ -22,7 +22,7 @@ from kernel_mcp.host_folders import MOST_TOLD, Device, Shown, within
 from kernel_mcp.host_folders.entering import weight
 from kernel_mcp.host_folders.secrets import FIXED, HIDING, KEPT, Parts, executed, readable
 from kernel_mcp.host_folders.walking import MOST_COVERS
-from kernel_mcp.host_folders.watching import CODE, HOST, LOST
+from kernel_mcp.host_folders.watching import CODE, HOST
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
@@ -435,8 +435,8 @@ class Doors:
     ) -> list[Parts]:
         """See to what programs of the host execute and was not there when sessions began.
 
-        What code has made is set aside, which this returns; so is what a process has made that is
-        gone, while code runs. What a program of the host has made is its own.
+        What code has made is set aside, which this returns; so is, while code runs, what Linux does
+        not tell the maker of. What a program of the host has made is its own.
         """
         aside = []
         for parts, kind in covers.items():
@@ -448,7 +448,7 @@ class Doors:
                 continue
             at_work = self.at_work()
             now = ""
-            if maker == CODE or (maker == LOST and at_work):
+            if maker == CODE or at_work:
                 with contextlib.suppress(OSError):  # in a folder closed to us
                     now = shown.set_aside(parts)
                     aside.append(parts)

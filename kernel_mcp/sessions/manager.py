@@ -134,7 +134,7 @@ class SessionManager:
     def at_work(self) -> list[Session]:
         """Those in which code runs, or did `JUST_NOW_S` ago."""
         last = self._clock() - JUST_NOW_S
-        return [each for each in self.sessions if each.state == "busy" or each.last_used > last]
+        return [each for each in self.sessions if each.state == "busy" or each.last_ran > last]
 
     def owned_by(self, caller: Caller) -> list[Session]:
         """The caller's own sessions, oldest first."""

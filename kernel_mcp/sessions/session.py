@@ -7,6 +7,7 @@ its cells one after the other, so a cell goes on when its call stops waiting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -94,6 +95,8 @@ class Session:
         self.begun = anyio.Event()
         self.installing = anyio.Lock()
         self.created = self.last_used = clock()
+        self.last_ran = -math.inf
+        """When its last cell ended, by `clock`."""
         self.keep_record = False
         self.spared_until = 0.0
         self._spared_s = 0.0
@@ -388,7 +391,7 @@ class Session:
         finally:
             with Barrier("putting a cell's output away", self.handle):
                 self.queue.end(cell)
-            self.last_used = self._clock()
+            self.last_used = self.last_ran = self._clock()
 
 
 async def _shielded(work: Callable[[], None]) -> None:
