@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -58,6 +59,8 @@ other commands:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors are one line on stderr. Exit codes: 0, 1 failed, 2 wrong usage."""
     plain_signals()
+    if os.geteuid() == 0:  # kernels are other users then, and read what is made for them
+        os.umask(os.umask(0o022) & 0o022)
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

@@ -93,7 +93,6 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         resources = ResourceManager.create(run.path, sandbox.report())
         await stack.enter_async_context(resources.running())
         resources.warn(settings.limits)
-        report = resources.report(sandbox.report(), settings.limits)
         folders = SessionFolders(
             workspaces=settings.workspace or run.path / "w",
             records=run.path / "r",
@@ -108,8 +107,11 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         own = await anyio.to_thread.run_sync(
             partial(own_environment, settings.python, apart=_apart(sandbox))
         )
+        shown = shown_folders(settings, sandbox.name, state, default_cache())
+        if own is not None:
+            own.require_steady(shown)
         doors = Doors(
-            shown_folders(settings, sandbox.name, state, default_cache()),
+            shown,
             run.path,
             audit.note,
             shows=sandbox.shows,
@@ -122,6 +124,8 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         network = opened(settings, sandbox, run.path, partial(audit.note, "network"))
         stack.push_async_callback(network.aclose)
         await network.open()
+        opened_doors = doors.opened(network=bool(network))
+        report = resources.report(sandbox.report(opened_doors), settings.limits)
         cold = LocalLauncher(
             sandbox, run, resources=resources, inspector=inspector, doors=doors, network=network
         )
@@ -211,7 +215,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             preparation=CellInstallations(installer),
             keeping=keeping,
         )
-        doors.working = lambda: manager.worked
+        doors.at_work = lambda: [each.ledger.add for each in manager.at_work]
         await stack.enter_async_context(manager.running())
         yield Parts(
             settings=settings,

@@ -104,10 +104,12 @@ class Services(BaseHTTPRequestHandler):
             case "header":
                 self._answer(b"", X_Given=given)
             case "trailer":
-                self._chunks(b"body", trailer=given)
+                self._chunks(b"x" * 200_000, trailer=given)
             case "events":
                 events = [f"data: {number}\n\n".encode() for number in range(5)]
                 self._chunks(*events, Content_Type="text/event-stream")
+            case "closing":
+                self._answer(b"closing", Connection="close")
             case "redirect":
                 self._answer(b"", 302, Location=self.path.partition("?")[2])
             case _:

@@ -438,8 +438,10 @@ class Settings:
 
     @property
     def obeyed(self) -> tuple[Path, ...]:
-        """Files of the operator's that servers run, or take doors from."""
+        """The operator's files that servers run, or take doors or packages from."""
         given = [path for path in (self.file, self.uv) if path is not None]
+        sources = [each.removeprefix("file://") for each in (self.index_url, *self.find_links)]
+        given += [Path(each) for each in sources if each.startswith("/")]
         return tuple(Path(os.path.realpath(path)) for path in given)
 
     @property

@@ -437,6 +437,11 @@ def _header_secret(text: str) -> HeaderSecret:
         raise ValueError(f"{host[:80]!r} is not the name of one host")
     if colon and not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", header):
         raise ValueError(f"{header[:80]!r} is not the name of a header")
+    if header.isdigit():
+        raise ValueError(
+            f":{header} would be the name of a header, and no port: name the host alone, and its "
+            f"port with --network {host}:{header}, where the secret holds then, too"
+        )
     if header.lower() in _NO_SECRET_IN:
         raise ValueError(f"{header}: the connection itself needs that header")
     return HeaderSecret(name, host, header or "Authorization")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import MIB, parse_toml
+from kernel_mcp.environments.elsewhere import code_of
 from kernel_mcp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ _MISSING = {
     "uv.lock": "run `uv lock` there",
     "pyproject.toml": "name the folder of a project that has one, and a uv.lock",
 }
+_FOLDER = "name a file in it, as requirements.txt, or the folder of a uv.lock with --project"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SOURCES = ("git", "url", "path", "workspace")
 
@@ -76,7 +78,8 @@ class Listed:
     """What is to be installed besides the operator's packages.
 
     `limits` bind packages that something else asks for. `project` and `lock` are the texts of
-    pyproject.toml and uv.lock, `direct` the names of the project's own dependencies.
+    pyproject.toml and uv.lock, `direct` the names of the project's own dependencies. `code` has the
+    project's own modules, which are not installed, and the folder that each is imported from.
     """
 
     lines: tuple[Line, ...] = ()
@@ -86,6 +89,7 @@ class Listed:
     shape: str = field(default="", repr=False)
     direct: tuple[str, ...] = ()
     origins: tuple[str, ...] = field(default=(), compare=False)
+    code: Mapping[str, Path] = field(default_factory=dict, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.origins)
@@ -153,6 +157,7 @@ def listed(settings: Settings, default_index: str, environ: Mapping[str, str]) -
         shape=json.dumps([*shape, _table(_table(project, "tool"), "uv")], default=str),
         direct=tuple(str(each.get("name", "")) for each in _tables(root.get("dependencies"))),
         origins=tuple(origins),
+        code=code_of(folder, normalised(str(table.get("name", ""))).replace("-", "_")),
     )
 
 
@@ -201,7 +206,7 @@ class _Reader:
             if not _HASHES.fullmatch(each):
                 raise _refused(place, f"{_shown(each)} is no sha256, sha384 or sha512 of a file")
         tail = "".join(f" --hash={each}" for each in hashes)
-        name = _canonical(requirement.name)
+        name = normalised(requirement.name)
         self.found[kind].append(Line(f"{requirement}{tail}", name, place))
 
     def _option(self, line: str, place: str, file: Path) -> None:
@@ -219,6 +224,8 @@ class _Reader:
                 raise _refused(place, f"{name} {_foreign(value, flag)}")
         elif name == "--require-hashes":
             self._hashed = True
+        elif name in ("-e", "--editable") and "://" in value:
+            raise _refused(place, f"{_shown(line)} {_placed('address or path')}")
         elif name in ("-e", "--editable"):
             raise _refused(place, "-e takes code from a folder: show that with --mount instead")
         elif name not in _NO_EFFECT:
@@ -300,11 +307,11 @@ def _check_lock(lock: Mapping[str, Any], folder: Path, known: Collection[str]) -
 
 def _newer(project: Mapping[str, Any], locked: Mapping[str, Any]) -> str:
     """Words on dependencies of a project that its lock has not; empty where it has all."""
-    known = {_canonical(str(each.get("name"))) for each in _tables(locked.get("dependencies"))}
+    known = {normalised(str(each.get("name"))) for each in _tables(locked.get("dependencies"))}
     asked = project.get("dependencies")
     asked = asked if isinstance(asked, list) else []
     found = (_NAME.match(each) for each in asked if isinstance(each, str))
-    names = dict.fromkeys(_canonical(each[0]) for each in found if each)
+    names = dict.fromkeys(normalised(each[0]) for each in found if each)
     if missing := [name for name in names if name not in known]:
         listed = _shown(", ".join(missing))
         return f" (its uv.lock is older than pyproject.toml and lacks {listed}: run `uv lock`)"
@@ -356,26 +363,31 @@ def _check_python(wanted: str, python: str, folder: Path) -> None:
 def _content(file: Path, folder: Path | None = None, place: str = "") -> str:
     """The text of a regular file, which has to lie in `folder` whatever links lead to it."""
     real = Path(os.path.realpath(file))
+    place = place or ("--requirements" if folder is None else "--project")
+    named = _shown(str(file))
     if folder is not None and not real.is_relative_to(os.path.realpath(folder)):
-        raise _refused(place or str(file), f"{_shown(str(file))} lies outside of {folder}")
+        raise _refused(place, f"{named} lies outside of {folder}; name a file in it")
     try:
         with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise _refused(place or str(file), f"{_shown(str(file))} is not a regular file")
+                raise _refused(place, f"{named} is not a regular file; name one")
             data = opened.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        missing = f"there is no {_shown(str(file))}"
         advice = _MISSING.get(file.name, "make it, or name another file")
-        flag = "--requirements" if folder is None else "--project"
-        raise _refused(place or flag, f"{missing}; {advice}") from None
+        raise _refused(place, f"there is no {named}; {advice}") from None
+    except IsADirectoryError:
+        raise _refused(place, f"{named} is a folder; {_FOLDER}") from None
+    except NotADirectoryError:
+        raise _refused(place, f"{named}: {file.parent} is a file; name its folder") from None
     except OSError as reason:
-        raise _refused(place or str(file), f"it cannot be read: {reason.strerror}") from reason
+        why = f"{named} cannot be read: {reason.strerror}; allow it, or name another file"
+        raise _refused(place, why) from reason
     if len(data) > MOST_BYTES:
-        raise _refused(place or str(file), f"it has more than {MOST_BYTES // MIB} MiB")
+        raise _refused(place, f"{named} has more than {MOST_BYTES // MIB} MiB; name another file")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise _refused(place or str(file), "it is not UTF-8 text") from None
+        raise _refused(place, f"{named} is not UTF-8 text; save it as that") from None
 
 
 def _toml(text: str, file: Path) -> dict[str, Any]:
@@ -408,7 +420,8 @@ def _plain(place: str) -> str:
     return _CREDENTIALS.sub("", place).replace("//@", "//").removeprefix("file://").rstrip("/")
 
 
-def _canonical(name: str) -> str:
+def normalised(name: str) -> str:
+    """The name of a distribution as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kernel_mcp.config.values import parse_entry
-from kernel_mcp.environments.listed import NOTHING, Listed
+from kernel_mcp.environments.listed import NOTHING, Listed, normalised
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy.missing import GONE
@@ -191,11 +191,6 @@ def distribution_for(name: str) -> str | None:
     if parts[0] in _STDLIB:
         return None
     return normalised(name if shared else parts[0])
-
-
-def normalised(name: str) -> str:
-    """The name of a distribution as PEP 503 compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def modules_of(packages: Iterable[str]) -> tuple[str, ...]:

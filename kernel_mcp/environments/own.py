@@ -9,8 +9,6 @@ Below it lies an environment of ours for the same minor version, with what the k
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import platform
 import re
@@ -20,19 +18,26 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import unquote, urlsplit
 
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON, Mount, parse_entry
 from kernel_mcp.environments.build import BASE_PACKAGES
+from kernel_mcp.environments.elsewhere import (
+    OPEN,
+    SYSTEM,
+    is_below,
+    outside_of,
+    small_text,
+    unseen,
+)
 from kernel_mcp.environments.interpreters import Interpreter
 from kernel_mcp.environments.layer import versions
+from kernel_mcp.environments.listed import normalised
 from kernel_mcp.environments.metadata import (
     installed_modules,
     installed_needs,
     installed_versions,
-    normalised,
 )
-from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.errors import ConfigError, EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, Outside, Support, mark_of
 
 if TYPE_CHECKING:
@@ -47,14 +52,10 @@ project so that its folder be shown. What is in `share` is no Python's need, and
 others."""
 _HIDDEN = frozenset((_CONDA, "conda-bld", "condabin", "envs", "etc", "pkgs", "shell"))
 """Of a conda environment: others, and what its variables are set by."""
-_SYSTEM = (Path("/usr"), Path("/bin"))
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 """e_machine of elf(5)."""
-_MOST_READ = 1 << 16
 _MOST_LINKS = 20
-_MOST_LISTED = 1000
 _MOST_OUTSIDE = 20
-_OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 _PROGRAM = re.compile(r"python(\d+\.\d+)")
 _CONDA_PYTHON = re.compile(r"python-(\d+\.\d+\.\d+)\w*-[^-]+\.json")
@@ -74,6 +75,7 @@ class OwnEnvironment:
     sites     folders of packages: its own, then those of its base where it takes these in
     readonly  what kernels see: of it what is needed, its base, links on the way there
     outside   packages that are elsewhere, by name
+    links     what leads to its interpreter and to its base
     """
 
     root: Path
@@ -81,6 +83,7 @@ class OwnEnvironment:
     sites: tuple[Path, ...]
     readonly: tuple[Path, ...]
     outside: Mapping[str, Outside] = field(default_factory=dict)
+    links: tuple[Path, ...] = ()
 
     @property
     def minor(self) -> str:
@@ -91,6 +94,21 @@ class OwnEnvironment:
     def fixed(self) -> tuple[Path, ...]:
         """What sessions may not change: kernels run it, and see what its links lead to."""
         return tuple(dict.fromkeys([self.root, Path(self.interpreter.prefix)]))
+
+    def require_steady(self, mounts: Iterable[Mount]) -> None:
+        """Raise ConfigError where sessions could lead kernels to another interpreter."""
+        for mount in mounts:
+            for link in self.links:
+                if (
+                    mount.writable
+                    and is_below(link, [mount.host])
+                    and not is_below(link, self.fixed)
+                ):
+                    raise ConfigError(
+                        f"--mount {mount}: {link} leads to the Python of --python {self.root}, and "
+                        "sessions could lead it elsewhere. Mount the folder read-only, or make the "
+                        "environment with a Python that is not named by that link."
+                    )
 
     def versions(self) -> dict[str, str]:
         """Its packages; the first place of one counts."""
@@ -209,21 +227,6 @@ def own_environment(given: str, *, apart: bool | None = None) -> OwnEnvironment 
     return found
 
 
-def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> dict[str, str]:
-    """Modules of an environment that sessions do not see, and the flag that shows them; names of
-    packages and of `.pth` files stand for what is not known by module.
-    """
-    support = environment.support
-    shown = [Path(each.guest) for each in mounts if each.guest == str(each.host)]
-    return {
-        module: f"{name} lies in {each.path}, outside of the environment, where sessions do not "
-        f"see it: the operator can start the server with --mount {each.path}"
-        for name, each in sorted(support.outside.items() if support else ())
-        if not any(Path(each.path).is_relative_to(folder) for folder in shown)
-        for module in each.modules or {name}
-    }
-
-
 def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str]:
     """What there is to say about an environment of the operator's; nothing about others."""
     support = environment.support
@@ -239,7 +242,7 @@ def remarks(environment: KernelEnvironment, mounts: Sequence[Mount]) -> list[str
 
 
 def _of_venv(root: Path) -> OwnEnvironment:
-    lines = _text(root / _VENV).splitlines()
+    lines = small_text(root / _VENV).splitlines()
     words = {name.strip().lower(): text.strip() for name, _, text in map(_parted, lines)}
     told = _VERSION.match(words.get("version_info", "") or words.get("version", ""))
     if told is None:
@@ -256,7 +259,7 @@ def _of_venv(root: Path) -> OwnEnvironment:
     sites = [site]
     if words.get("include-system-site-packages", "").lower() == "true":
         sites += _system_sites(prefix, _minor(version))
-    return _described(root, real, version, prefix, sites, _shown(root, _OF_A_VENV))
+    return _described(root, base, version, prefix, sites, _shown(root, _OF_A_VENV))
 
 
 def _of_conda(root: Path) -> OwnEnvironment:
@@ -265,21 +268,21 @@ def _of_conda(root: Path) -> OwnEnvironment:
     if told is None:
         _refuse(root, "there is no Python in it (`conda install python` adds one)")
     version = _checked(root, told[1])
-    real = Path(os.path.realpath(root / "bin/python"))
-    prefix = _prefix(root, real, version)
+    python = root / "bin/python"
+    prefix = _prefix(root, Path(os.path.realpath(python)), version)
     site = root / f"lib/python{_minor(version)}/site-packages"
-    return _described(root, real, version, prefix, [site], _seen(root))
+    return _described(root, python, version, prefix, [site], _seen(root))
 
 
 def _described(
     root: Path,
-    real: Path,
+    base: Path,
     version: str,
     prefix: Path,
     sites: Sequence[Path],
     readonly: Sequence[Path],
 ) -> OwnEnvironment:
-    if not sites[0].is_dir() or not _below(Path(os.path.realpath(sites[0])), readonly):
+    if not sites[0].is_dir() or not is_below(Path(os.path.realpath(sites[0])), readonly):
         _refuse(root, f"it has no {sites[0].relative_to(root)}, so another Python made it")
     python = root / "bin/python"
     program = Path(os.path.realpath(python))
@@ -288,17 +291,20 @@ def _described(
         _refuse(root, f"{python} leads nowhere")
     if target is not None and target[1] != _minor(version):
         _refuse(root, f"it is of Python {_minor(version)}, and {python} is Python {target[1]} now")
-    interpreter = Interpreter(str(real), version, "cpython", str(prefix), str(prefix))
+    real = os.path.realpath(base)
+    interpreter = Interpreter(real, version, "cpython", str(prefix), str(prefix))
     below = [*readonly, *_seen(prefix)]
-    if not program.is_file() or not _below(program, [*below, *_SYSTEM]):
+    if not program.is_file() or not is_below(program, [*below, *SYSTEM]):
         _refuse(root, f"{python} leads to {program}, which is neither in it nor in its base")
-    links = [link for link in _links(python) if not _below(link, [*below, *_SYSTEM])]
-    outside = _outside(sites[0], below)
+    ways = dict.fromkeys(path for start in (python, base) for path in _ways(start))
+    links = [path for path in ways if not is_below(path, [*below, *SYSTEM])]
+    outside = outside_of(sites[0], below)
     if len(outside) > _MOST_OUTSIDE:
         why = f"{len(outside)} of its packages are not in it, as {next(iter(outside))}"
         _refuse(root, why, "Install them with `uv pip install --link-mode copy`")
     seen = tuple(dict.fromkeys([*below, *_named(prefix, links)]))
-    return OwnEnvironment(root, interpreter, tuple(sites), seen, outside)
+    met = tuple(dict.fromkeys(link for start in (python, base) for link in _links(start)))
+    return OwnEnvironment(root, interpreter, tuple(sites), seen, outside, met)
 
 
 def _checked(root: Path, version: str) -> str:
@@ -311,7 +317,7 @@ def _checked(root: Path, version: str) -> str:
 
 def _prefix(root: Path, real: Path, version: str) -> Path:
     """Where the base interpreter is installed."""
-    with open(os.open(real, _OPEN), "rb") as file:
+    with open(os.open(real, OPEN), "rb") as file:
         head = file.read(20)
     machine = _MACHINES.get(platform.machine())
     if not head.startswith(b"\x7fELF"):
@@ -336,7 +342,7 @@ def _system_sites(prefix: Path, minor: str) -> list[Path]:
 
 def _seen(prefix: Path) -> list[Path]:
     """What of a Python's folder is seen: of one of conda, not its settings and environments."""
-    if _below(prefix, _SYSTEM):
+    if is_below(prefix, SYSTEM):
         return [prefix]
     if not (prefix / _CONDA).is_dir():
         return _shown(prefix, _OF_A_BASE)
@@ -348,17 +354,31 @@ def _shown(root: Path, names: Iterable[str]) -> list[Path]:
     """Those of `names` that are there, without links to what is not among them."""
     found = {root / name: Path(os.path.realpath(root / name)) for name in names}
     own = [path for path, real in found.items() if path == real and path.exists()]
-    return [path for path, real in found.items() if path.exists() and _below(real, own)]
+    return [path for path, real in found.items() if path.exists() and is_below(real, own)]
 
 
-def _links(path: Path) -> Iterator[Path]:
-    """The links that lead from a path to a file, the first after `path` itself on."""
+def _ways(path: Path) -> Iterator[Path]:
+    """The names by which links lead from a path to a file, that of the file itself not."""
     for _ in range(_MOST_LINKS):
+        if os.path.realpath(path) == str(path):
+            return
+        yield path
         if not path.is_symlink():
             return
         path = Path(os.path.normpath(path.parent / path.readlink()))
-        if path.is_symlink():
-            yield path
+
+
+def _links(path: Path) -> Iterator[Path]:
+    """The links on the way to a file, each in the folder that it really lies in."""
+    place, left = Path("/"), [*reversed(path.parts)]
+    for _ in range(_MOST_LINKS * len(left)):
+        if not left:
+            return
+        place = Path(os.path.normpath(place / left.pop()))
+        if place.is_symlink():
+            yield place
+            left += reversed(place.readlink().parts)
+            place = place.parent
 
 
 def _named(prefix: Path, links: Iterable[Path]) -> list[Path]:
@@ -404,51 +424,6 @@ def _readable(found: OwnEnvironment, apart: bool) -> None:
             _refuse(found.root, f"{why} {path}", step)
 
 
-def _outside(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
-    """What is imported from elsewhere, by the package or the `.pth` file that says so."""
-    found: dict[str, Outside] = {}
-    for info in sorted(site.glob("*.dist-info")):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            told = json.loads(_text(info / "direct_url.json"))
-            place = urlsplit(told["url"])
-            if told["dir_info"]["editable"] and place.scheme == "file":
-                name = normalised(info.stem.rpartition("-")[0])
-                found[name] = Outside(os.path.normpath(unquote(place.path)))
-                found[name].modules.update(_text(info / "top_level.txt").split())
-    for file in sorted(site.glob("*.pth")):
-        with suppress(OSError, ValueError):
-            for line in _text(file).splitlines():
-                path = Path(os.path.normpath(site / line.strip()))
-                if line.startswith(("#", "import ", "import\t")) or not path.is_dir():
-                    continue
-                known = (each for each in found.values() if path.is_relative_to(each.path))
-                into = next(known, None) or found.setdefault(file.name, Outside(str(path)))
-                into.modules.update(_listed(path))
-    for entry in os.scandir(site):
-        path = Path(entry)
-        first = path / "__init__.py" if entry.is_dir(follow_symlinks=False) else path
-        if first.is_symlink():
-            found[entry.name] = Outside(os.path.realpath(first), {entry.name.split(".")[0]})
-    real = [Path(os.path.realpath(each)) for each in shown]
-    return {
-        name: each
-        for name, each in found.items()
-        if each.path.isprintable()
-        and not _below(Path(os.path.realpath(each.path)), [*real, *_SYSTEM])
-    }
-
-
-def _listed(folder: Path) -> set[str]:
-    """Modules in a folder, by their names."""
-    with os.scandir(folder) as entries:
-        names = [
-            entry.name.removesuffix(".py")
-            for entry in itertools.islice(entries, _MOST_LISTED)
-            if entry.name.endswith(".py") or Path(entry, "__init__.py").exists()
-        ]
-    return {name for name in names if name.isidentifier() and name.isascii()}
-
-
 def _applies(need: Requirement, here: Mapping[str, str]) -> bool:
     try:
         return need.marker is None or need.marker.evaluate(dict(here))
@@ -461,24 +436,12 @@ def _site_of(ours: KernelEnvironment) -> Path:
     return next((ours.python.parent.parent / "lib").glob(f"python{minor}*/site-packages"))
 
 
-def _below(path: Path, folders: Iterable[Path]) -> bool:
-    return any(path.is_relative_to(each) for each in folders)
-
-
 def _major(version: str) -> str:
     return version.partition(".")[0]
 
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
-
-
-def _text(path: Path) -> str:
-    """A small text. Raises OSError, ValueError."""
-    with open(os.open(path, _OPEN), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("not a regular file")
-        return file.read(_MOST_READ).decode()
 
 
 def _parted(line: str) -> tuple[str, str, str]:

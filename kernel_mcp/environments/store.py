@@ -122,12 +122,13 @@ class EnvironmentStore:
                 await self.interpreters.find(own.minor, progress, fetch=not terms.agent)
             except EnvironmentBuildError as error:
                 base = Path(own.interpreter.executable)
-                step = f"`uv python install {own.minor}` brings one."
+                step = f"`uv python install {own.minor}` brings one"
                 if not base.is_relative_to(own.root):
-                    step += f" Or, if you trust its base, put {base.parent} on the server's PATH."
+                    step += f"; or, if you trust its base, put {base.parent} on the server's PATH"
                 raise EnvironmentBuildError(
-                    f"--python {own.root}: nothing that it names is started with rights, so that "
-                    f"kernels need a Python {own.minor} that uv finds, and {error} {step}"
+                    f"--python {own.root}: nothing of an environment is started outside a sandbox, "
+                    f"so a Python {own.minor} of the machine's own has to install what kernels "
+                    f"need beside it, and uv finds none and could fetch none: {step}."
                 ) from error
             ours = await self.ensure(below, progress, terms)
             return await anyio.to_thread.run_sync(own.above, ours, below.packages)

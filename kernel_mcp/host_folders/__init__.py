@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import grp
 import itertools
 import logging
 import os
@@ -21,6 +22,8 @@ from kernel_mcp.host_folders import secrets
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
 from kernel_specs.landlock import calls
 
+MOST_TOLD = 200
+"""Of what appears below one mount: code can make any number."""
 MOST_MOUNTS = 40
 """Their descriptors travel to a template in one message."""
 _CLOSED = (
@@ -278,11 +281,16 @@ def _unfit_device(path: Path) -> str:
     try:
         info = path.lstat()
     except OSError as reason:
-        return f"it cannot be had: {reason.strerror}"
+        return (
+            f"it cannot be had: {reason.strerror}. `ls -l {path.parent}` shows what is there; a "
+            "device appears when its driver is loaded"
+        )
     if stat.S_ISLNK(info.st_mode) or path.resolve() != path:
         return f"it is a link, or below one: name the device itself, {path.resolve()}"
     if stat.S_ISBLK(info.st_mode):
         return "it is a block device: show its files with --mount"
+    if stat.S_ISDIR(info.st_mode):
+        return "it is a folder: name each device in it that is needed"
     if not stat.S_ISCHR(info.st_mode):
         return "it is no device; --mount shows files and folders"
     if not path.is_relative_to("/dev"):
@@ -307,19 +315,36 @@ def _opened_to_kernels(path: Path, copy: Path, sandbox: str) -> Device:
     everyone = info.st_mode & 0o006 == 0o006
     if everyone or (os.geteuid() != 0 and os.access(path, os.R_OK | os.W_OK)):
         return Device(path, str(path))
-    rights = f"code has the rights of every user, and its mode is {stat.S_IMODE(info.st_mode):04o}"
     if os.geteuid() != 0:
-        return Device(path, str(path), "this server's user may not read and write it")
+        if not (os.access(path, os.R_OK) or os.access(path, os.W_OK)):
+            why = "this server's user may neither read nor write it"
+            raise ConfigError(f"--device {path}: {why}. {_allowing(path, info)}")
+        return Device(path, str(path), "this server's user may not both read and write it")
     try:
-        if sandbox not in ("bwrap", "container") or os.statvfs(copy.parent).f_flag & os.ST_NODEV:
-            return Device(path, str(path), rights)
-        os.mknod(copy, 0o600 | stat.S_IFCHR, info.st_rdev)
-        copy.chmod(0o666)  # the folder that it is in is the server's alone
+        if sandbox in ("bwrap", "container") and not os.statvfs(copy.parent).f_flag & os.ST_NODEV:
+            os.mknod(copy, 0o600 | stat.S_IFCHR, info.st_rdev)
+            copy.chmod(0o666)  # the folder that it is in is the server's alone
+            return Device(copy, str(path))
     except PermissionError:  # root without CAP_MKNOD, as in containers
-        return Device(path, str(path), rights)
+        pass
     except OSError as reason:
         raise ConfigError(f"--device {path}: no copy of it can be made: {reason}") from reason
-    return Device(copy, str(path))
+    rights = f"code has the rights of every user, and its mode is {stat.S_IMODE(info.st_mode):04o}"
+    if sandbox != "none" and not info.st_mode & 0o006:
+        raise ConfigError(f"--device {path}: {rights}. {_allowing(path, info)}")
+    return Device(path, str(path), "" if sandbox == "none" else rights)
+
+
+def _allowing(path: Path, info: os.stat_result) -> str:
+    """What to do about a device that kernels may not open."""
+    step = f"Allow it with `chmod o+rw {path}`"
+    if not info.st_gid or not info.st_mode & 0o060:
+        return step
+    try:
+        group = grp.getgrgid(info.st_gid).gr_name
+    except KeyError:
+        group = str(info.st_gid)
+    return f"{step}, or start the server as an ordinary user of the group {group}"
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -337,7 +362,7 @@ class Shown:
     numbers  for names of what is set aside
     links   of names that hosts execute, with inode and change: no cover keeps one in its place
     appeared  what hosts execute of a writable one and was not there at the server's start, and
-        its new name where it was set aside
+        its new name where it was set aside; `told` counts what was told of that
     """
 
     mount: Mount
@@ -350,6 +375,7 @@ class Shown:
     numbers: Iterator[int] = field(default_factory=partial(itertools.count, 1))
     links: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
     appeared: dict[str, str] = field(default_factory=dict)
+    told: int = 0
 
     def __str__(self) -> str:
         """For people: where it is, whether it can be changed, and the first of what is covered."""
@@ -427,6 +453,27 @@ class Shown:
             return parts in self.covers
         info = self._status(parts)
         return info is None or (info.st_ino, info.st_ctime_ns) == self.links[parts]
+
+    def forget(self, removed: Iterable[tuple[str, ...]]) -> None:
+        """What the host has removed or moved away: the next of that name is another."""
+        for parts in removed:
+            self.covers.pop(parts, None)
+            self.links.pop(parts, None)
+            if not self.appeared.get(secrets.readable(parts), "moved"):
+                del self.appeared[secrets.readable(parts)]
+
+    def note(self, name: str, now: str) -> bool:
+        """Note what has appeared; whether that is to be told."""
+        if name in self.appeared or self.silent:
+            return False
+        self.appeared[name] = now
+        self.told += 1
+        return True
+
+    @property
+    def silent(self) -> bool:
+        """Whether so much has appeared that no more is told."""
+        return self.told >= MOST_TOLD
 
     def _status(self, parts: tuple[str, ...]) -> os.stat_result | None:
         try:

@@ -239,7 +239,7 @@ def _tried(guest: str, path: Parts, kind: str) -> list[str]:
 
 
 def _check_place(guest: str, wanted: str) -> None:
-    """Raise OSError unless this is what the mount shows here.
+    """Raise OSError unless this is what the mount shows here; have no mounts of the host follow.
 
     Who starts a sandbox may name the folder by a path, in which code could have put a link.
     """
@@ -250,6 +250,7 @@ def _check_place(guest: str, wanted: str) -> None:
         os.close(fd)
     if f"{info.st_dev}:{info.st_ino}" != wanted:
         raise OSError(f"{guest} was replaced on the host while the kernel started: try again")
+    linux.mount("", guest, "", linux.MS_REC | linux.MS_PRIVATE)
 
 
 def put(guest: str, path: Parts, kind: str) -> None:
@@ -260,11 +261,13 @@ def put(guest: str, path: Parts, kind: str) -> None:
             deeper = os.open(name, _PASSED, dir_fd=current)
             os.close(current)
             current = deeper
-        target = open_beneath(current, path[-1:], os.O_PATH | os.O_NOFOLLOW)
+        target = _uncovered(current, path[-1], kind)
     except OSError:
-        return  # gone, a link, or beyond another mount: covered
+        return  # gone, or a link: covered
     finally:
         os.close(current)
+    if target < 0:
+        return
     try:
         if stat.S_ISLNK(os.fstat(target).st_mode):
             return
@@ -278,6 +281,25 @@ def put(guest: str, path: Parts, kind: str) -> None:
             raise
     finally:
         os.close(target)
+
+
+def _uncovered(folder: int, name: str, kind: str) -> int:
+    """An entry of an open folder; -1 where it is covered, or another mount. Raises OSError.
+
+    What hides comes over what is fixed, and over file systems that the host has mounted.
+    """
+    try:
+        return open_beneath(folder, (name,), os.O_PATH | os.O_NOFOLLOW)
+    except OSError as reason:
+        if reason.errno != errno.EXDEV or kind not in secrets.HIDING:
+            raise
+    target = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    blank = os.stat(f"{BLANK}/{kind}")  # noqa: PTH116
+    info = os.fstat(target)
+    if (info.st_dev, info.st_ino) != (blank.st_dev, blank.st_ino):
+        return target
+    os.close(target)
+    return -1
 
 
 def _cover_of(kind: str, target: int) -> int:

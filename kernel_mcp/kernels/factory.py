@@ -17,10 +17,11 @@ import anyio
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.environments.build import Fitting, Terms
+from kernel_mcp.environments.elsewhere import unseen, unseen_code
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.listed import NOTHING, Listed
 from kernel_mcp.environments.metadata import EnvironmentSpec, import_names, provided_modules
-from kernel_mcp.environments.own import remarks, unseen
+from kernel_mcp.environments.own import remarks
 from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S
@@ -187,7 +188,8 @@ class KernelFactory:
             provided = await anyio.to_thread.run_sync(provided_modules, environment)
             present = chain.from_iterable(provided.values())
             policy = self._policy.with_modules(names).with_installed(present)
-            if hidden := unseen(environment, self._settings.mounts):
+            mounts = self._settings.mounts
+            if hidden := unseen(environment, mounts) or unseen_code(self._listed.code, mounts):
                 policy = replace(policy, step=_MountFirst(hidden, policy.step))
             first = self._built.get(spec) is None
             built = self._built[spec] = _Built(environment, names, policy)

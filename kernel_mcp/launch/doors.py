@@ -18,16 +18,18 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError, LaunchError
-from kernel_mcp.host_folders import Device, Shown, within
+from kernel_mcp.host_folders import MOST_TOLD, Device, Shown, within
 from kernel_mcp.host_folders.entering import weight
-from kernel_mcp.host_folders.secrets import FIXED, KEPT, Parts, executed, readable
+from kernel_mcp.host_folders.secrets import FIXED, HIDING, KEPT, Parts, executed, readable
+from kernel_mcp.host_folders.walking import MOST_COVERS
+from kernel_mcp.host_folders.watching import CODE, HOST
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.linux.safe_tree import open_place
-from kernel_mcp.sandbox.base import BY_BINDS, BY_RULES, BY_TREES, SandboxCommand
+from kernel_mcp.sandbox.base import BY_BINDS, BY_RULES, BY_TREES, Opened, SandboxCommand
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
 from kernel_specs.landlock import calls
@@ -38,8 +40,6 @@ BEGIN_S = 60.0
 ANSWER_S = 10.0
 ALL = -1
 """The version before all covers."""
-MOST_TOLD = 200
-"""Of what appears below one mount: code can make any number."""
 KEEPER = "kernel_mcp.host_folders.keeper"
 
 logger = logging.getLogger(__name__)
@@ -84,8 +84,8 @@ class Doors:
         self._maps: dict[tuple[int, ...], int] = {}
         self._control: socket.socket | None = None
         self._undo = ExitStack()
-        self.working: Callable[[], bool] = lambda: False
-        """Whether code runs in a session, or did just now."""
+        self.at_work: Callable[[], Sequence[Callable[[str], object]]] = list
+        """Takes a remark for its next answer, for each session where code runs, or did just now."""
 
     def __bool__(self) -> bool:
         return bool(self.shown)
@@ -130,6 +130,15 @@ class Doors:
                 with contextlib.suppress(OSError):
                     found.append(each.mount.host.joinpath(*folder).lstat().st_mtime_ns)
         return tuple(found)
+
+    def opened(self, *, network: bool) -> Opened:
+        """What a sandbox's report has to know of them."""
+        return Opened(
+            mounts=bool(self),
+            writable=tuple(each.mount.guest for each in self.shown if each.mount.writable),
+            network=network,
+            devices=tuple(each.guest for each in self.devices),
+        )
 
     @property
     def state(self) -> str:
@@ -398,13 +407,17 @@ class Doors:
             shown = self.shown[message["mount"]]
             if message["anew"]:
                 shown.covers.clear()
-            covers = {tuple(path): kind for path, kind in message["covers"]}
+            covers = {tuple(path): kind for path, kind, _ in message["covers"]}
+            makers = {tuple(path): maker for path, _, maker in message["covers"]}
+            shown.forget(map(tuple, message["removed"]))
             if message["anew"] or not message["version"]:
                 shown.note_links(covers)
             else:
-                for parts in self._note_new(shown, covers):
+                for parts in self._note_new(shown, covers, makers):
                     del covers[parts]
-            shown.covers.update(covers)
+            for parts, kind in covers.items():
+                if len(shown.covers) < MOST_COVERS or kind in HIDING:
+                    shown.covers[parts] = kind
             shown.inodes.difference_update((device, inode) for device, inode in message["gone"])
             shown.inodes.update((device, inode) for device, inode in message["inodes"])
             self.version = max(self.version, message["version"])
@@ -417,37 +430,48 @@ class Doors:
             else:
                 linux.close_all(fds)
 
-    def _note_new(self, shown: Shown, covers: Mapping[Parts, str]) -> list[Parts]:
+    def _note_new(
+        self, shown: Shown, covers: Mapping[Parts, str], makers: Mapping[Parts, str]
+    ) -> list[Parts]:
         """See to what programs of the host execute and was not there when sessions began.
 
-        While code runs it is set aside, which this returns.
+        What code has made is set aside, which this returns; so is, while code runs, what Linux does
+        not tell the maker of. What a program of the host has made is its own.
         """
         aside = []
         for parts, kind in covers.items():
             wanted = kind == FIXED or (shown.mount.writable and executed(parts, folder=False))
-            if not wanted or shown.was_there(parts) or shown.fixed_above(parts):
+            maker = makers[parts]
+            if not wanted or maker == HOST or shown.fixed_above(parts):
                 continue
-            name, now = readable(parts), ""
-            if self.working():
+            if shown.was_there(parts) and maker != CODE:
+                continue
+            at_work = self.at_work()
+            now = ""
+            if maker == CODE or at_work:
                 with contextlib.suppress(OSError):  # in a folder closed to us
                     now = shown.set_aside(parts)
                     aside.append(parts)
                 if not now and not os.path.lexists(shown.mount.host.joinpath(*parts)):
                     aside.append(parts)  # gone already, so that it will be new again
-            if name in shown.appeared or len(shown.appeared) >= MOST_TOLD:
-                continue
-            shown.appeared[name] = now
-            self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
-            logger.warning(
-                "--mount %s: %s has appeared, which programs of the host execute or take "
-                "commands from. %s",
-                shown.mount,
-                name,
-                f"As code ran in a session it was renamed to {now}: if it is yours, rename it back."
-                if now
-                else "Unless you made it, a session did: look into it first.",
-            )
+            if shown.note(readable(parts), now):
+                self._tell_new(shown, readable(parts), now, at_work)
         return aside
+
+    def _tell_new(
+        self, shown: Shown, name: str, now: str, at_work: Sequence[Callable[[str], object]]
+    ) -> None:
+        self._tell("appeared", {"mount": str(shown.mount), "path": name, "now": now or name})
+        found = (
+            f"{name} has appeared in {shown.mount.guest}, which programs of the host execute or "
+            "take commands from"
+        )
+        more = f". More than {MOST_TOLD} such names are not told." if shown.silent else ""
+        told = f"it was renamed to {now}. If it is the user's own, rename it back on the host"
+        asks = "it stays as it is: unless the user made it, a session did"
+        logger.warning("--mount %s: %s; %s%s", shown.mount, found, told if now else asks, more)
+        for remark in at_work:
+            remark(f"{found}; {told if now else asks}. Tell the user{more or '.'}")
 
     def _on_end(self) -> None:
         assert self._control is not None

@@ -7,7 +7,6 @@ one.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import logging
@@ -15,38 +14,24 @@ import os
 import signal
 import socket
 import struct
-from collections import OrderedDict
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio
 
-from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
 from kernel_mcp.launch.base import Tell
-from kernel_mcp.launch.readiness import StderrTail
-from kernel_mcp.launch.spawn import spawn
-from kernel_mcp.linux.folders import Identity
+from kernel_mcp.launch.proxy import Proxy, fits
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Entry, Rules, literal
 from kernel_mcp.network.secrets import Vault
-from kernel_mcp.sandbox.base import Sandbox, SandboxCommand
-from kernel_specs.template import linux
+from kernel_mcp.sandbox.base import Sandbox
 
 PORT = 3128
 """Where code finds the proxy, on 127.0.0.1: the usual port of web proxies."""
-PAUSE_S = 1.0
-"""Seconds until a proxy that has ended is replaced; each further one doubles it up to the next."""
-LONGEST_PAUSE_S = 60.0
-CERTIFIED_S = 30.0
-"""For a proxy to make the authority of the hosts of secrets; it takes some 0.2 s."""
 _TLS = (443,)
-MOST_CLOSED = 1000
-"""Listeners that were closed and whose last records may still come."""
 _HOW = "by the proxy that HTTP_PROXY and HTTPS_PROXY name; no private address is reached by name"
 _OWN = "127.0.0.1"
 _FIRST_NAMED = 2
@@ -70,7 +55,10 @@ def opened(
         rules = Rules.parse(settings.network)
     except ValueError as reason:
         raise ConfigError(f"--network: {reason}") from None
-    hosts = dict.fromkeys(each.host for each in settings.secrets)
+    try:
+        hosts = dict.fromkeys(Entry.parse(each.host).host for each in settings.secrets)
+    except ValueError as reason:
+        raise ConfigError(f"--secret: {reason}") from None
     if hosts and sandbox.name == "none":
         raise ConfigError(
             "--secret: without a sandbox (--sandbox none) code could read it all the same. Use "
@@ -87,7 +75,7 @@ def opened(
         logger.warning("--network has no effect with --sandbox none: code may connect anywhere")
         return Network()
     vault = Vault(settings.secrets, folder, os.environ)
-    if len(json.dumps(_message_of(vault))) > linux.PACKET_BYTES:
+    if not fits(vault):
         raise ConfigError(
             "--secret: all values together have some 60 KB at most; name fewer of them"
         )
@@ -141,24 +129,12 @@ class Network:
         session.
         """
         self.vault = vault or Vault()
-        self._certified = anyio.Event()
         self.rules = rules or Rules()
         self.places: tuple[Place, ...] = ()
         self.hosts: tuple[tuple[str, str], ...] = ()
         if self.rules:
             self.places, self.hosts = places_of(self.rules)
-        self._sandbox = sandbox
-        self._identity: Identity | None = None
-        self._tell = tell
-        self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[Mapping[str, Any], socket.socket, Tell]] = {}
-        """What was given to the proxy, by number: the message, the socket, who hears of it."""
-        self._closed: OrderedDict[int, Tell] = OrderedDict()
-        self._control: socket.socket | None = None
-        self._process = ExitStack()
-        self._tail: StderrTail | None = None
-        self._again: asyncio.TimerHandle | None = None
-        self._pause_s = PAUSE_S
+        self.proxy = Proxy(self.vault, sandbox, tell)
 
     def __bool__(self) -> bool:
         return bool(self.rules)
@@ -194,160 +170,25 @@ class Network:
         rules = self.rules_for(wanted)
         if not rules:
             return "none"
-        down = "" if self._control is not None or not self._open else "; its proxy is down"
+        down = "; its proxy is down, and another is started" if self.proxy.down else ""
         named = [f"{name} is {address} in it" for address, name in self.hosts]
         named += self.vault.words(lambda host: rules.entry_for(host, *_TLS) is not None)
         return "; ".join([f"{rules} ({_HOW})", *named]) + down
 
     async def open(self) -> None:
         """Start the proxy at once where kernels have to know its authority. Raises LaunchError."""
-        if not self.vault:
-            return
-        self._start()
-        try:
-            with anyio.fail_after(CERTIFIED_S):
-                await self._certified.wait()
-        except TimeoutError:
-            raise LaunchError(
-                f"the proxy of the network has not begun within {CERTIFIED_S:g} s, which is to "
-                "use the secrets (--secret); the log says why"
-            ) from None
+        if self.vault:
+            await self.proxy.certify()
 
     def way(self) -> Way:
         """The one of a kernel that is about to start; starts the proxy if it does not run."""
-        if self and self._control is None and self._again is None:
-            self._start()
+        if self:
+            self.proxy.start()
         return Way(self)
 
     async def aclose(self) -> None:
         """End the proxy."""
-        self._stop()
-        for _, sock, _ in self._open.values():
-            sock.close()
-        self._open.clear()
-        if self._sandbox is not None:
-            self._sandbox.release(self._identity)
-
-    def number(self) -> int:
-        """One that no other listener or session has."""
-        return next(self._numbers)
-
-    def give(
-        self, session: int, sock: socket.socket, rules: Rules, exact: Entry | None, tell: Tell
-    ) -> int:
-        """Have the proxy accept from a listening socket, which is this object's now; its number."""
-        number = self.number()
-        message = {
-            "listen": number,
-            "session": str(session),
-            "rules": rules.to_json(),
-            "exact": None if exact is None else str(exact),
-        }
-        self._open[number] = (message, sock, tell)
-        self._send(message, sock)
-        return number
-
-    def take_back(self, number: int) -> None:
-        """Have it accept no more there, and cut what it has."""
-        _, sock, tell = self._open.pop(number)
-        sock.close()
-        self._closed[number] = tell
-        if len(self._closed) > MOST_CLOSED:
-            self._closed.popitem(last=False)
-        self._send({"close": number})
-
-    def _send(self, message: Mapping[str, Any], sock: socket.socket | None = None) -> None:
-        """Tell the proxy, if it runs; one that does not take it is replaced."""
-        if self._control is None:
-            return
-        try:
-            linux.send(self._control, message, [] if sock is None else [sock.fileno()])
-        except OSError as reason:
-            self._on_end(f"it takes no messages: {reason.strerror}")
-
-    def _send_secrets(self) -> None:
-        """What a proxy has to know first; nothing but this socket ever holds the values."""
-        if self.vault and self._control is not None:
-            trust = os.memfd_create("authorities", os.MFD_CLOEXEC)
-            with open(trust, "w+", encoding="ascii") as file:
-                file.write(self.vault.trust)
-                file.seek(0)
-                linux.send(self._control, _message_of(self.vault), [file.fileno()])
-
-    def _start(self) -> None:
-        self._again = None
-        with Barrier("starting the proxy of the network") as barrier:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._process.callback(ours.close)
-            ours.setblocking(False)
-            if self._sandbox is not None and self._identity is None:
-                self._identity = self._sandbox.identity()
-            uid = -1 if self._identity is None else self._identity.uid
-            fd = theirs.detach()
-            words = [str(fd), str(uid), *(["secrets"] if self.vault else [])]
-            argv = bare_program("kernel_mcp.network.proxy", *words, packages=True)
-            popen, output = spawn(SandboxCommand(argv, [fd], {"LANG": "C.UTF-8"}))
-            self._process.callback(popen.wait)
-            self._process.callback(popen.kill)
-            self._tail = StderrTail(output, asyncio.get_running_loop())
-            self._process.callback(self._tail.close)
-            self._control = ours
-            asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
-            self._send_secrets()
-            for message, sock, _ in list(self._open.values()):
-                self._send(message, sock)
-        if barrier.failure is not None:
-            self._on_end("it could not be started")
-
-    def _stop(self) -> None:
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
-        if self._control is not None:
-            asyncio.get_running_loop().remove_reader(self._control.fileno())
-            self._control = None
-        self._process.close()
-
-    def _on_readable(self) -> None:
-        with Barrier("hearing the proxy of the network"):
-            while self._control is not None:
-                try:
-                    received = linux.receive(self._control, wait=False)
-                except BlockingIOError:
-                    return
-                if received is None:
-                    self._on_end("it has ended")
-                    return
-                linux.close_all(received[1])
-                self._on_message(received[0])
-
-    def _on_message(self, message: dict[str, Any]) -> None:
-        if "end" in message:
-            number = int(message.pop("end"))
-            held = self._open.get(number)
-            tell = held[2] if held is not None else self._closed.get(number, self._tell)
-            tell(message)
-        elif "certificate" in message:
-            self.vault.add(message["certificate"])
-            self._certified.set()
-        elif "failed" in message:
-            logger.error("the proxy of the network could not serve a session: %s", message["why"])
-        else:
-            self._pause_s = PAUSE_S
-
-    def _on_end(self, why: str) -> None:
-        """Replace it after a pause, in which connections of sessions wait."""
-        said = "" if self._tail is None else self._tail.text().strip()
-        self._stop()
-        logger.error(
-            "the proxy of the network is replaced in %g s, its connections are cut: %s%s",
-            self._pause_s,
-            why,
-            f". It wrote:\n{said}" if said else "",
-        )
-        self._tell({"verdict": "proxy ended", "why": why})
-        self._again = asyncio.get_running_loop().call_later(self._pause_s, self._start)
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self.proxy.close()
 
 
 class Way:
@@ -423,11 +264,11 @@ class Way:
         made, self._made = self._made, []
         if not made:
             return
-        rules, session = self._network.rules_for(wanted), self._network.number()
+        rules, session = self._network.rules_for(wanted), self._network.proxy.number()
         for place, sock in zip(self._network.places, made, strict=True):
             entry = place.entry
             if entry is None or entry in rules.entries:
-                number = self._network.give(session, sock, rules, entry, tell)
+                number = self._network.proxy.give(session, sock, rules, entry, tell)
                 self._given.append(number)
             else:
                 sock.close()
@@ -440,11 +281,7 @@ class Way:
             sock.close()
         self._made.clear()
         while self._given:
-            self._network.take_back(self._given.pop())
-
-
-def _message_of(vault: Vault) -> dict[str, Any]:
-    return {"secrets": [each.to_json() for each in vault.secrets]}
+            self._network.proxy.take_back(self._given.pop())
 
 
 def _namespace_of(sock: socket.socket | None) -> int | None:

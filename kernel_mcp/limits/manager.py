@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,7 +22,7 @@ from kernel_mcp.limits.groups import PREFIX, RECORD, GroupsUnavailable, GroupTre
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.cgroupfs import find_hierarchies
-from kernel_mcp.sandbox.base import SandboxReport
+from kernel_mcp.sandbox.base import SandboxReport, listed
 
 TICK_S = 0.25
 """Seconds between checks of a kernel that runs code or has just done so."""
@@ -124,7 +124,7 @@ class ResourceManager:
 
     def warn(self, limits: Limits) -> None:
         """Log the limits that are enforced in a weaker form."""
-        if weak := _listed(self._without_group(limits)):
+        if weak := listed(self._without_group(limits)):
             logger.warning("no cgroup limits %s: see kernel-mcp doctor", weak)
             logger.info("no cgroup: %s", self._refusal)
 
@@ -224,9 +224,9 @@ class ResourceManager:
 
     def _gaps(self, limits: Limits) -> list[str]:
         found = []
-        if weak := _listed(self._without_group(limits)):
+        if weak := listed(self._without_group(limits)):
             found.append(f"no cgroup limits {weak}")
-        if waived := _listed([flag for flag, limit in _limited(limits).items() if not limit]):
+        if waived := listed([flag for flag, limit in _limited(limits).items() if not limit]):
             found.append(f"{waived} not limited at all")
         return found
 
@@ -241,11 +241,6 @@ def _limited(limits: Limits) -> dict[str, int]:
         "processes": limits.pids,
         "disk": limits.disk_bytes,
     }
-
-
-def _listed(names: Sequence[str]) -> str:
-    *most, last = names or [""]
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:

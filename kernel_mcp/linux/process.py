@@ -171,6 +171,7 @@ def own_places() -> tuple[Path, ...]:
     found = [folder / "kernel_mcp", folder / "kernel_specs"]
     found += map(Path, (sys.prefix, sys.base_prefix, *_libraries()))
     found += [Path(os.environ[name]) for name in _OBEYED if os.environ.get(name)]
+    found += [Path(place) for place in os.get_exec_path() if place.startswith("/")]
     return tuple(dict.fromkeys(Path(os.path.realpath(each)) for each in found))
 
 

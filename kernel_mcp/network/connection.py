@@ -1,110 +1,37 @@
-"""One connection of a session, from its accept to its end, and what is told of it."""
+"""One connection of a session, from its accept to its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.network.http import (
-    UNRECOGNIZED_NAME,
-    BadHello,
-    Head,
-    Hello,
-    Refused,
-    Stream,
-    Within,
-)
-from kernel_mcp.network.relay import Cut, Relay
-from kernel_mcp.network.rules import Entry, Rules, literal
+from kernel_mcp.network.http import Head, Refused, Stream, Within
+from kernel_mcp.network.records import Records, Used
+from kernel_mcp.network.relay import Cut, Guard, Relay
+from kernel_mcp.network.rules import Entry, Rules, literal, shown, why_never
+from kernel_mcp.network.tls import UNRECOGNIZED_NAME, BadHello, Hello, Tls
 from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, Turns, Watch, Wire, pass_both_ways
-from kernel_specs.template import linux
 
 if TYPE_CHECKING:
     from kernel_mcp.network.termination import Termination
 
-Ending: TypeAlias = "Callable[[str, int, Callable[[str, str], None]], Termination | None]"
-"""What ends TLS to a host and port in the proxy, None for most hosts; as `Terminations.of`."""
+Ending: TypeAlias = "Callable[[str], Termination | None]"
+"""What ends TLS to a host in the proxy, None for most hosts; as `Terminations.of`."""
 
 TLS_PORT, TLS_HANDSHAKE = 443, 22
 HEAD_S, HELLO_S, HOST_S = 10.0, 10.0, 40.0
 """Seconds for the rest of a head, a first TLS message, and finding and reaching a host."""
 IDLE_S, EXACT_IDLE_S, REQUEST_S = 600.0, 24 * 3600.0, 120.0
 """Seconds without a byte: of an answer or a tunnel, of a database, between two requests."""
+ENDED_IDLE_S = 10.0
+"""Of an answer, where the session has closed its side: most have given up then."""
 _LINGER_S, _LINGER_BYTES = 2.0, 1 << 20
 """What is read, and not looked at, of a session that is told no, lest it misses the answer."""
-
-
-@dataclass(slots=True)
-class Used:
-    """What one connection, or a request of it, took."""
-
-    up: int
-    down: int
-    seconds: float
-
-
-class Records:
-    """Tells the server how connections ended: at once, or a flood of them together."""
-
-    _BURST, _RATE = 40, 10.0
-    """Of one listener: so many at once, and a second."""
-    _KINDS = 16
-    """That are told apart in what is told together."""
-    _FLUSHED = 100
-    """Of all listeners in a second."""
-
-    def __init__(self, control: socket.socket, clock: Callable[[], float]) -> None:
-        self._control = control
-        self._clock = clock
-        self._allowed: dict[int, tuple[float, float]] = {}
-        self._kept: dict[tuple[int, str, int, str, str], list[float]] = {}
-
-    def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
-        """One that has ended."""
-        verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words[:300])
-        key = (number, *place, verdict, words)
-        once = [1, used.up, used.down, used.seconds]
-        if key not in self._kept and self._may_send(number) and self._send(key, once):
-            return
-        if key not in self._kept and sum(each[0] == number for each in self._kept) >= self._KINDS:
-            key = (number, "…", 0, verdict, "")
-        sums = self._kept.setdefault(key, [0, 0, 0, 0.0])
-        for index, value in enumerate(once):
-            sums[index] += value
-
-    def flush(self, number: int | None = None) -> None:
-        """Tell what was kept: of all, some of it; of one listener, all and for the last time."""
-        for key in [key for key in self._kept if number in (None, key[0])][: self._FLUSHED]:
-            if not self._send(key, self._kept[key]):
-                return
-            del self._kept[key]
-        if number is not None:
-            self._allowed.pop(number, None)
-
-    def _may_send(self, number: int) -> bool:
-        now = self._clock()
-        left, since = self._allowed.get(number, (self._BURST, now))
-        left = min(left + (now - since) * self._RATE, self._BURST)
-        self._allowed[number] = (max(left - 1, 0.0), now)
-        return left >= 1
-
-    def _send(self, key: tuple[int, str, int, str, str], sums: Sequence[float]) -> bool:
-        number, host, port, verdict, words = key
-        count, up, down, seconds = sums
-        told = {"end": number, "host": host, "port": port, "verdict": verdict, "why": words}
-        told |= {"up": up, "down": down, "seconds": round(seconds, 3), "count": count}
-        try:
-            linux.send(self._control, told)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True  # the server has gone, and this process goes
-        return True
 
 
 class Session:
@@ -147,9 +74,11 @@ class Listener:
         """The rule that permits a place. Raises Refused."""
         entry = self.rules.entry_for(host, port)
         if entry is None or (self.exact is not None and not entry.exact):
+            never = why_never(host)
+            step = f", nor can it: {never}" if never else ": use what it permits, or have it named"
             raise Refused(
-                f"the operator's --network does not permit {host}:{port} here. It permits: "
-                f"{self.rules}. Ask for it to be named there"
+                f"the operator's --network does not permit {shown(host, port)} here{step}. It "
+                f"permits: {self.rules}"
             )
         return entry
 
@@ -177,14 +106,15 @@ class Connection:
         sock: socket.socket,
         dialer: Dialer,
         records: Records,
-        ending: Ending = lambda *_: None,
+        ending: Ending = lambda _: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._ending = ending
-        self._withheld: Refused | None = None
         self._listener, self._dialer, self._records = listener, dialer, records
         self._watch = Watch(self._loop)
         self._client = self._wire(sock)
+        self._front: Stream = self._client
+        """What the session is answered on: its connection, or TLS over that."""
         self._phase = "request"
         self._since = self._loop.time()
         self._place = ("", 0)
@@ -201,9 +131,16 @@ class Connection:
 
     def look(self, now: float) -> None:
         """End it when its time is over."""
-        if now > self._watch.until:
+        if (
+            self._phase == "answer"
+            and self._watch.idle_for(now) > ENDED_IDLE_S
+            and self._client.ended
+        ):
+            words = f"the session had closed, and nothing came for {ENDED_IDLE_S:g} s"
+            self.cut(Refused(words, 504, "failed"))
+        elif now > self._watch.until:
             seconds, _, words = _LIMITS[self._phase]
-            self.cut(Refused(f"{words} in {seconds:g} s", 504, "failed"))
+            self.cut(Refused(f"{words} in {seconds:g} s: try again", 504, "failed"))
             self._watch.within(2 * _LINGER_S)  # a cancellation may be lost (Python 3.10, wait_for)
 
     def cut(self, refusal: Refused) -> None:
@@ -221,21 +158,26 @@ class Connection:
             self._client.close()
             if self._host is not None:
                 self._host.close()
+            told = refusal is not None and refusal is self._told
+            if not told and (self._host or (refusal and self._phase != "request")):
                 self._note(self._place, refusal, self._host, (0, 0))
-            elif refusal is not None and refusal is not self._told and self._phase != "request":
-                self._note(self._place, refusal, None, (0, 0))
 
     async def _serve(self) -> Refused | None:
         """Serve it; why that has ended too soon."""
         try:
-            await (self._http() if self._listener.exact is None else self._exactly())
+            if self._listener.exact is None:
+                await self._requests(self._relay(self._client, self._reached_plainly))
+            else:
+                await self._exactly(*self._listener.exact)
         except Refused as reason:
             await self._say(b"" if self._listener.exact else reason.answer())
             return reason
         except BadHello as reason:
             await self._say(reason.alert)
             return Refused(f"{self._place[0]}: {reason}")
-        except (Cut, OSError) as reason:
+        except Cut as reason:
+            return reason.refusal
+        except OSError as reason:
             return Refused(f"the connection broke: {reason}", 502, "failed")
         except asyncio.CancelledError:
             if self._cut is None:
@@ -243,48 +185,50 @@ class Connection:
             if self._phase in _SAID_IN and self._listener.exact is None:
                 await self._say(self._cut.answer())
             return self._cut
-        return self._withheld
+        return None
 
-    async def _http(self) -> None:
-        relay = self._relay()
+    async def _requests(self, relay: Relay) -> None:
+        """Requests, and what the last of them has made of the connection."""
         try:
             head = await relay.run()
             if head is not None and head.connect:
                 await self._tunnel(head, relay.rest)
             elif head is not None:
                 await self._switched(relay, head)
+            else:
+                await self._say(b"")
         finally:
             relay.close_host()
 
-    async def _exactly(self) -> None:
-        assert self._listener.exact is not None
+    async def _exactly(self, host: str, port: int) -> None:
         self._to("host")
-        self._host = await self._reached(*self._listener.exact)
+        self._host = await self._reached(host, port)
         self._to("exact")
         await pass_both_ways(self._client, self._host)
 
     async def _tunnel(self, head: Head, rest: bytes) -> None:
         """What follows a CONNECT: TLS to that name, HTTP to it, or anything to an exact place."""
         host, port = head.host, head.port
-        ending = self._ending(host, port, self._withhold)
-        exact = self._entry_for(host, port).exact and ending is None
+        exact = self._entry_for(host, port).exact
+        end = self._ending(host) if exact or port == TLS_PORT else None
         self._host = await self._reached(host, port)
         await self._client.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         self._to("hello")
-        if exact:
-            self._to("exact")
-        else:
+        if not exact or end is not None:
             rest = rest or await self._client.read()
-            if rest and rest[0] != TLS_HANDSHAKE:
-                await self._plain_tunnel(host, port, rest)
+            if not rest:
                 return
+        if rest and rest[0] != TLS_HANDSHAKE and not exact:
+            await self._plain_tunnel(host, port, rest)
+            return
+        if not exact or (end is not None and rest[0] == TLS_HANDSHAKE):
             rest = await self._hello(host, rest)
             if not rest:
                 return
-            self._to("tunnel")
-            if ending is not None:
-                await ending.run(self._client, self._host, rest)
+            if end is not None:
+                await self._terminated(end, host, port, rest)
                 return
+        self._to("exact" if exact else "tunnel")
         await self._host.write(rest)
         await pass_both_ways(self._client, self._host)
 
@@ -310,13 +254,32 @@ class Connection:
         self._check_plain(host, port)
         wire, self._host = self._host, None
         within = Within(host, port, 80)
-        relay = self._relay(within=within, rest=rest, host=wire)
+        await self._requests(
+            self._relay(self._client, self._reached_plainly, within=within, rest=rest, host=wire)
+        )
+
+    async def _terminated(self, end: Termination, host: str, port: int, rest: bytes) -> None:
+        """Requests of HTTPS, which is ended here, to the host, with which it is begun anew."""
+        self._front = tls = Tls(self._client, end.serving, first=rest)
         try:
-            head = await relay.run()
-            if head is not None:
-                await self._switched(relay, head)
-        finally:
-            relay.close_host()
+            await tls.begin()
+        except OSError as reason:
+            raise end.distrusted(reason) from None
+
+        async def reached(host: str, port: int) -> Stream:
+            wire, self._host = self._host, None
+            if wire is None or wire.stale:
+                if wire is not None:
+                    wire.close()
+                wire = await self._reached(host, port)
+            try:
+                return await end.begun(wire)
+            except BaseException:
+                wire.close()
+                raise
+
+        within = Within(host, port, TLS_PORT)
+        await self._requests(self._relay(tls, reached, within=within, guard=end))
 
     async def _switched(self, relay: Relay, head: Head) -> None:
         """A connection that has become a websocket."""
@@ -330,27 +293,38 @@ class Connection:
         await pass_both_ways(self._client, host)
 
     def _relay(
-        self, *, within: Within | None = None, rest: bytes = b"", host: Wire | None = None
+        self,
+        client: Stream,
+        connect: Callable[[str, int], Awaitable[Stream]],
+        *,
+        within: Within | None = None,
+        rest: bytes = b"",
+        host: Wire | None = None,
+        guard: Guard | None = None,
     ) -> Relay:
         return Relay(
-            self._client,
-            self._reached_plainly,
+            client,
+            connect,
             phase=self._to,
             over=self._over,
             within=within,
             rest=rest,
             host=host,
+            guard=guard or Guard(),
         )
 
     def _check_plain(self, host: str, port: int) -> None:
         """Refuse what is not in TLS where it has to be, unless the operator has named the place."""
-        if port == TLS_PORT and not self._listener.entry_for(host, port).exact:
-            raise Refused(f"{host}:{port} is for TLS, and what came is none")
-        if self._ending(host, port, self._withhold) is not None:
-            raise Refused(f"there is a secret for {host}, which takes TLS: use https://{host}")
-
-    def _withhold(self, words: str, verdict: str) -> None:
-        self._withheld = self._withheld or Refused(words, 502, verdict)
+        rules = self._listener.rules
+        entry = rules.entry_for(host, port)
+        if entry is not None and entry.exact:
+            return
+        if port == TLS_PORT:
+            raise Refused(f"{host}:{port} is for TLS, and what came is none: use https://{host}")
+        if self._ending(host) is not None and rules.entry_for(host, TLS_PORT) is not None:
+            raise Refused(
+                f"there is a secret for {host}, which is put into HTTPS alone: use https://{host}"
+            )
 
     async def _reached_plainly(self, host: str, port: int) -> Wire:
         """As `_reached`, for requests that anyone on the way can read."""
@@ -405,8 +379,8 @@ class Connection:
             await asyncio.wait_for(self._said(words), _LINGER_S)
 
     async def _said(self, words: bytes) -> None:
-        await self._client.write(words)
-        self._client.sock.shutdown(socket.SHUT_WR)
+        await self._front.write(words)
+        await self._front.shut()
         most = self._client.received + _LINGER_BYTES
         while self._client.received < most and await self._client.read():
             pass

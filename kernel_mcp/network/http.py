@@ -1,4 +1,4 @@
-"""What clients say first, heads of HTTP and hellos of TLS, where it can be read in one way only.
+"""Heads of requests that can be read in one way only, and the words of a refusal.
 
 What two programs may read differently is refused before h11 sees it: repeated or contradicting
 lengths, folded lines, bare line feeds, a Host beside another address.
@@ -11,19 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from kernel_mcp.network.rules import BadHost, plain_host, split_port
+from kernel_mcp.network.rules import BadHost, plain_host, shown, split_port
 
 HEAD_BYTES = 32 * 1024
 MOST_HEADERS = 200
 _PHRASE = 220
 """Characters of a status line, which is all that many clients show of a refusal."""
-
-HELLO_BYTES = 16 * 1024
-"""Of a first TLS message; with keys for post-quantum exchange it has 2 KiB."""
-_SERVER_NAME, _ENCRYPTED_NAME, _OLD_ENCRYPTED_NAME = 0, 0xFE0D, 0xFFCE
-"""TLS extensions: RFC 6066, RFC 9849, and a draft before that."""
-UNRECOGNIZED_NAME, ACCESS_DENIED = 112, 49
-"""TLS alerts (RFC 8446, 6.2)."""
 
 Headers: TypeAlias = "tuple[tuple[bytes, bytes], ...]"
 """Names in lower case, and values."""
@@ -69,7 +62,7 @@ class Refused(Exception):
 
 
 class Stream(Protocol):
-    """Bytes to and from one side: a `tunnel.Wire`, or TLS over one."""
+    """Bytes to and from one side: a `tunnel.Wire`, or `tls.Tls` over one."""
 
     received: int
     sent: int
@@ -83,6 +76,9 @@ class Stream(Protocol):
     @property
     def stale(self) -> bool:
         """Whether a connection at rest can be used no more."""
+
+    async def shut(self) -> None:
+        """Say that nothing more is sent. Raises OSError."""
 
     def close(self) -> None:
         """End it."""
@@ -104,6 +100,7 @@ class Head:
     target     path and query; of CONNECT, nothing
     headers    as they came; `sent_headers` are those for the host
     websocket  whether it asks for the connection to become one
+    modern     whether it is of HTTP/1.1, not 1.0
     """
 
     method: bytes
@@ -113,6 +110,7 @@ class Head:
     headers: Headers
     authority: bytes
     websocket: bool
+    modern: bool
     raw: bytes
 
     @property
@@ -142,25 +140,27 @@ class Head:
         if len(lines) > MOST_HEADERS:
             raise bad_request(f"it has more than {MOST_HEADERS} headers", 431)
         headers = tuple(map(_header, lines))
-        connection = _check_framing(headers, modern=minor == b"1")
+        modern = minor == b"1"
+        connection = _check_framing(headers, modern=modern)
         host, port, path, default = _place(method, target, within)
-        _check_host(headers, host, port, default, needed=minor == b"1" and method != b"CONNECT")
+        _check_host(headers, host, port, default, needed=modern and method != b"CONNECT")
         lengths = [value for name, value in headers if name == b"content-length"]
         bodiless = not values_of(headers, b"transfer-encoding") and lengths in ([], [b"0"])
         if method == b"CONNECT" and not bodiless:
             raise bad_request("a CONNECT has no body")
         websocket = (
-            (method, minor, bodiless) == (b"GET", b"1", True)
+            (method, modern, bodiless) == (b"GET", True, True)
             and b"upgrade" in connection
             and [value.lower() for value in values_of(headers, b"upgrade")] == [b"websocket"]
         )
-        shown = f"[{host}]" if ":" in host else host
-        authority = (shown if port == default else f"{shown}:{port}").encode("ascii")
-        return cls(method, host, port, path, headers, authority, websocket, raw)
+        authority = shown(host, None if port == default else port).encode("ascii")
+        return cls(method, host, port, path, headers, authority, websocket, modern, raw)
 
 
 def bad_request(words: str, status: int = 400) -> Refused:
-    return Refused(f"the request cannot be passed on: {words}", status)
+    return Refused(
+        f"the request cannot be passed on: {words}. Send it as a usual client would", status
+    )
 
 
 def _header(line: bytes) -> tuple[bytes, bytes]:
@@ -216,6 +216,8 @@ def _place(method: bytes, target: bytes, within: Within | None) -> tuple[str, in
         path = path if path.startswith(b"/") else b"/" + path
     elif within is not None and (target.startswith(b"/") or target == b"*"):
         host, port, path, default = within.host, within.port, target, within.default_port
+    elif within is not None:
+        raise bad_request("within a connection to a host a request begins with its path")
     else:
         raise bad_request(
             "this is a proxy: it takes http:// addresses without user and password, and CONNECT "
@@ -287,100 +289,3 @@ class HeadReader:
             raise bad_request(f"its head is longer than {HEAD_BYTES} bytes", 431)
         self.rest = bytes(data[end:])
         return bytes(data[:end])
-
-
-class BadHello(Exception):
-    """What a client began with is no TLS as the proxy takes it; `alert` tells the client so."""
-
-    def __init__(self, words: str, alert: int = ACCESS_DENIED) -> None:
-        super().__init__(words)
-        # a record of two bytes, fatal
-        self.alert = bytes((21, 3, 1, 0, 2, 2, alert))
-
-
-class Hello:
-    """The first TLS message of a client, in whatever pieces and records it comes."""
-
-    def __init__(self) -> None:
-        self.raw = bytearray()
-        """All that was fed, to be passed on."""
-        self._place = 0
-        self._message = bytearray()
-
-    def feed(self, piece: bytes) -> str | None:
-        """The server name that it asks for, empty without one; None while it is not whole.
-
-        Raises BadHello for other protocols, several names, and encrypted ones.
-        """
-        self.raw += piece
-        if self.raw and self.raw[0] != 22:
-            raise BadHello("it does not speak TLS")
-        while len(self.raw) >= self._place + 5:
-            kind, major, _, high, low = self.raw[self._place : self._place + 5]
-            size = high << 8 | low
-            if kind != 22 or major != 3 or not 0 < size <= 1 << 14:
-                raise BadHello("it does not speak TLS")
-            if len(self.raw) < self._place + 5 + size:
-                break
-            self._message += self.raw[self._place + 5 : self._place + 5 + size]
-            self._place += 5 + size
-            if self._message[0] != 1:
-                raise BadHello("it does not begin TLS with a ClientHello")
-            whole = 4 + int.from_bytes(self._message[1:4], "big")
-            if len(self._message) >= 4 and len(self._message) >= whole:
-                if len(self._message) > whole:
-                    raise BadHello("more follows its first TLS message at once")
-                return _server_name(bytes(self._message[4:]))
-        if len(self.raw) > HELLO_BYTES:
-            raise BadHello("its first TLS message is too long")
-        return None
-
-
-def _server_name(message: bytes) -> str:
-    """The one of a ClientHello."""
-    reader = _Reader(message)
-    reader.take(2 + 32)  # version, random
-    for size in (1, 2, 1):  # session, ciphers, compression
-        reader.part(size)
-    extensions = _Reader(reader.part(2) if reader.left else b"")
-    if reader.left:
-        raise BadHello("its first TLS message has bytes too many")
-    found: dict[int, bytes] = {}
-    while extensions.left:
-        kind = int.from_bytes(extensions.take(2), "big")
-        if kind in found:
-            raise BadHello("its first TLS message has an extension twice")
-        found[kind] = extensions.part(2)
-    if _ENCRYPTED_NAME in found or _OLD_ENCRYPTED_NAME in found:
-        raise BadHello("it hides the name of the server in TLS (ECH)")
-    if _SERVER_NAME not in found:
-        return ""
-    outer = _Reader(found[_SERVER_NAME])
-    names = _Reader(outer.part(2))
-    usual = names.take(1) == b"\0"
-    name = names.part(2)
-    if not usual or not name or names.left or outer.left or not name.isascii():
-        raise BadHello("it names its server in TLS (SNI) in no way that is known here")
-    return name.decode("ascii").lower()
-
-
-class _Reader:
-    """Takes vectors of a TLS message off its front. Raises BadHello where it is too short."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._place = 0
-
-    @property
-    def left(self) -> int:
-        return len(self._data) - self._place
-
-    def take(self, count: int) -> bytes:
-        if self.left < count:
-            raise BadHello("its first TLS message is cut short")
-        start, self._place = self._place, self._place + count
-        return self._data[start : self._place]
-
-    def part(self, size: int) -> bytes:
-        """A vector whose length has `size` bytes."""
-        return self.take(int.from_bytes(self.take(size), "big"))

@@ -47,14 +47,15 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.linux.process import keep_small
-from kernel_mcp.network.connection import Connection, Listener, Records, Session, Used
+from kernel_mcp.linux.process import keep_small, trim
+from kernel_mcp.network.connection import Connection, Listener, Session
 from kernel_mcp.network.http import Refused
+from kernel_mcp.network.records import Records, Used
 from kernel_mcp.network.rules import Rules, plain_host, split_port
 from kernel_mcp.network.secrets import Secret
 from kernel_mcp.network.tunnel import PIECE_BYTES, Dialer
@@ -100,7 +101,7 @@ class Proxy:
         self._records = Records(control, self._loop.time)
         self._listeners: dict[int, Listener] = {}
         self._sessions: dict[str, Session] = {}
-        self._total = 0
+        self._total = self._most = 0
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -161,11 +162,8 @@ class Proxy:
         self._terminations = Terminations([Secret(*each) for each in secrets], trust)
         self._tell({"certificate": self._terminations.certificate})
 
-    def _ending(
-        self, host: str, port: int, refused: Callable[[str, str], None]
-    ) -> Termination | None:
-        found = self._terminations
-        return None if found is None else found.of(host, port, refused)
+    def _ending(self, host: str) -> Termination | None:
+        return None if self._terminations is None else self._terminations.of(host)
 
     def _listener(self, message: Mapping[str, Any], fds: Sequence[int]) -> Listener:
         """What a message means; its descriptor is taken. Raises OSError, ValueError and such."""
@@ -220,6 +218,7 @@ class Proxy:
     def _begin(self, listener: Listener, sock: socket.socket) -> None:
         connection = Connection(listener, sock, self._dialer, self._records, self._ending)
         self._total += 1
+        self._most = max(self._most, self._total)
         listener.connections.add(connection)
         listener.session.connections.add(connection)
         connection.task.add_done_callback(lambda _: self._ended(listener, connection))
@@ -272,6 +271,9 @@ class Proxy:
                 else:
                     connection.look(now)
         self._records.flush()
+        if self._most > MOST_OF_ONE and self._total < FEW:  # more than one session can have
+            self._most = self._total
+            trim()
 
     def _fail(self, number: object, why: str) -> None:
         self._tell({"failed": number, "why": why})
@@ -320,7 +322,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     control = socket.socket(fileno=int(argv[0]))
     control.set_inheritable(False)
     if argv[2:]:
-        import_module("kernel_mcp.network.termination").preload()
+        import_module("kernel_mcp.network.termination")
     _confine(int(argv[1]))
     asyncio.run(_serve(control))
     os._exit(0)  # threads may still look up names

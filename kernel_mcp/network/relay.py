@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import h11
@@ -12,6 +14,7 @@ from kernel_mcp.network.http import (
     HEAD_BYTES,
     HOP,
     Head,
+    Headers,
     HeadReader,
     Refused,
     Stream,
@@ -27,6 +30,10 @@ _STEP_EVENTS = 32
 class Cut(Exception):
     """A response that has begun cannot be ended: the connection is to be closed."""
 
+    def __init__(self, refusal: Refused) -> None:
+        super().__init__(refusal.words)
+        self.refusal = refusal
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -37,15 +44,59 @@ class Outcome:
     switched: bool = False
 
 
+class Answer:
+    """An answer on its way, which is passed on as it is.
+
+    whole  bytes up to which one that tells its length is passed on in one piece, or not at all
+    """
+
+    whole = -1
+
+    def begin(self, response: h11.Response) -> None:
+        """Look at its head. Raises Refused."""
+
+    def pass_on(self, data: bytes) -> bytes:
+        """What can be passed on, with the next piece of its body. Raises Refused."""
+        return data
+
+    def end(self, trailers: Headers) -> bytes:  # for those that look at it
+        """The rest of its body, with what follows it, which is left out. Raises Refused."""
+        return b""
+
+
+class Guard:
+    """What requests and answers of one host are changed by: nothing, but for hosts of secrets."""
+
+    def asked(self, head: Head) -> Headers:
+        """The headers that the host gets. Raises Refused."""
+        return head.sent_headers()
+
+    def answer(self, head: Head) -> Answer:  # for those that look at it
+        """What the answer to one request goes through."""
+        return Answer()
+
+
 class Exchange:
     """One request and its response, between a client and a host."""
 
-    def __init__(self, client: Stream, host: Stream, head: Head, rest: bytes) -> None:
+    def __init__(
+        self,
+        client: Stream,
+        host: Stream,
+        head: Head,
+        rest: bytes,
+        asked: Headers,
+        answer: Answer,
+    ) -> None:
         self._client, self._host, self._head = client, host, head
+        self._asked, self._answer = asked, answer
         self._down = h11.Connection(h11.SERVER, HEAD_BYTES)
         self._up = h11.Connection(h11.CLIENT, HEAD_BYTES)
         self._down.receive_data(head.raw + rest)
-        self._sent = client.sent
+        self._before = client.sent
+        self._whole = False
+        self._left = float("inf")
+        """Bytes of the answer that are still to come; infinite where it tells no length."""
 
     async def run(self) -> Outcome:
         """Pass both. Raises Refused (nothing was answered yet), Cut, OSError of the client."""
@@ -54,9 +105,7 @@ class Exchange:
         except h11.RemoteProtocolError as reason:
             raise bad_request(str(reason)) from None
         request = h11.Request(
-            method=self._head.method,
-            target=self._head.target,
-            headers=list(self._head.sent_headers()),
+            method=self._head.method, target=self._head.target, headers=list(self._asked)
         )
         try:
             await self._host.write(self._up.send(request))
@@ -69,10 +118,13 @@ class Exchange:
             if upload.done():
                 upload.result()
             await download
-        except Refused as refusal:
-            raise self._refusal(refusal) from None
-        except h11.LocalProtocolError as reason:
-            raise Cut(str(reason)) from None
+        except (Refused, h11.LocalProtocolError) as reason:
+            refusal = reason if isinstance(reason, Refused) else self._unfit(reason)
+            if self._client.sent == self._before:
+                raise refusal from None
+            if download.done():
+                await self._end_short(refusal)
+            raise Cut(refusal) from None
         finally:
             for task in tasks:
                 task.cancel()
@@ -120,31 +172,33 @@ class Exchange:
                 return
 
     async def _download(self) -> None:
-        out = b""
+        out = bytearray()
         count = 0
         while True:
             try:
                 event = self._up.next_event()
             except h11.RemoteProtocolError as reason:
-                raise self._failure(f"its answer is no HTTP: {reason}") from None
+                words = f"it does not answer in proper HTTP: {_unquoted(reason)}"
+                raise self._failure(words) from None
             count += 1
-            if out and (event is h11.NEED_DATA or count % _STEP_EVENTS == 0):
-                await self._client.write(out)
-                out = b""
+            may_wait = event is not h11.NEED_DATA and count % _STEP_EVENTS
+            if out and not may_wait and not self._whole:
+                await self._write(out)
             if event is h11.NEED_DATA:
                 self._up.receive_data(await self._answered())
             elif isinstance(event, h11.InformationalResponse):
                 out += self._interim(event)
                 if event.status_code == 101:
-                    await self._client.write(out)
+                    await self._write(out)
                     return
             elif isinstance(event, h11.Response):
                 out += self._begin(event)
             elif isinstance(event, h11.Data):
-                out += self._down.send(h11.Data(data=event.data))
+                out += self._pass(self._answer.pass_on(bytes(event.data)))
             elif isinstance(event, h11.EndOfMessage):
+                out += self._pass(self._answer.end(tuple(event.headers.raw_items())))
                 out += self._down.send(h11.EndOfMessage())
-                await self._client.write(out)
+                await self._write(out)
                 return
             else:
                 raise self._failure("it ended the connection without an answer")
@@ -171,24 +225,50 @@ class Exchange:
         return b""
 
     def _begin(self, event: h11.Response) -> bytes:
+        self._answer.begin(event)
         headers = tuple(event.headers)
-        if values_of(headers, b"content-length") and values_of(headers, b"transfer-encoding"):
+        lengths = values_of(headers, b"content-length")
+        if lengths and values_of(headers, b"transfer-encoding"):
             raise self._failure("its answer has both Content-Length and Transfer-Encoding")
+        if lengths:
+            self._left = int(lengths[0])
+        self._whole = self._left <= self._answer.whole
         headers = tuple(each for each in headers if each[0] not in HOP)
         answer = h11.Response(
             status_code=event.status_code, headers=list(headers), reason=event.reason
         )
         return self._down.send(answer)
 
-    def _failure(self, words: str) -> Refused:
-        return Refused(f"{self._head.host}: {words}", 502, "failed")
+    def _pass(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        return self._down.send(h11.Data(data=data)) if data else b""
 
-    def _refusal(self, refusal: Refused) -> Exception:
-        if self._client.sent != self._sent:  # a part of the answer is there
-            cut = Cut(refusal.words)
-            cut.__cause__ = refusal
-            return cut
-        return refusal
+    async def _write(self, out: bytearray) -> None:
+        data = bytes(out)
+        out.clear()
+        await self._client.write(data)
+        if self._down.our_state is h11.SEND_RESPONSE:  # that was none of the answer
+            self._before = self._client.sent
+
+    async def _end_short(self, refusal: Refused) -> None:
+        """Say why where there is room; without its end no client takes the answer for whole."""
+        if self._down.our_state is h11.SEND_BODY:
+            text = f"\nkernel-mcp: {refusal.words}\n".encode()
+            room = min(self._left, len(text) + 1) - 1
+            with suppress(OSError):
+                await self._client.write(self._pass(text[: max(0, int(room))]))
+
+    def _unfit(self, reason: h11.LocalProtocolError) -> Refused:
+        return self._failure(f"its answer cannot be passed on: {_unquoted(reason)}")
+
+    def _failure(self, words: str) -> Refused:
+        words = f"{self._head.host}: {words}. Try again, or use another host"
+        return Refused(words, 502, "failed")
+
+
+def _unquoted(error: Exception) -> str:
+    """Why h11 takes no answer, without the bytes that it quotes: nobody has searched those."""
+    return re.split(r":? *(?:bytearray\()?b['\"]", str(error), maxsplit=1)[0]
 
 
 class Relay:
@@ -208,12 +288,14 @@ class Relay:
         within: Within | None = None,
         rest: bytes = b"",
         host: Stream | None = None,
+        guard: Guard,
     ) -> None:
         self._client = client
         self._connect = connect
         self._phase = phase
         self._over = over
         self._within = within
+        self._guard = guard
         self._heads = HeadReader(client, rest)
         self.host = host
         self._place = None if within is None else (within.host, within.port)
@@ -246,14 +328,17 @@ class Relay:
                 return None
 
     async def _one(self, head: Head) -> Outcome:
-        before, refusal = (0, 0), None
+        refusal = None
+        before = (0, 0) if self.host is None else (self.host.sent, self.host.received)
         try:
+            asked = self._guard.asked(head)
             self._phase("host")
             await self._reach(head)
             assert self.host is not None
             before = self.host.sent, self.host.received
             self._phase("answer")
-            self.exchange = Exchange(self._client, self.host, head, self._heads.rest)
+            answer = self._guard.answer(head)
+            self.exchange = Exchange(self._client, self.host, head, self._heads.rest, asked, answer)
             outcome = await self.exchange.run()
             self._heads.rest = self.exchange.rest
             return outcome
@@ -261,11 +346,11 @@ class Relay:
             refusal = reason
             raise
         except Cut as reason:
-            refusal = Refused(str(reason), 502, "failed")
+            refusal = reason.refusal
             raise
         except OSError as reason:
             refusal = Refused(f"the session's side broke: {reason}", 502, "failed")
-            raise
+            raise Cut(refusal) from None
         finally:
             self._over((head.host, head.port), refusal, self.host, before)
 

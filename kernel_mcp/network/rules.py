@@ -70,7 +70,8 @@ _NOT_PUBLIC = tuple(
     )
 )
 """The special-purpose registries of IANA, and the metadata services of Azure and Oracle Cloud."""
-_NAMEABLE = frozenset({"private", "loopback", "shared by a provider", "for benchmarks"})
+OWN = "this machine's own"
+NAMEABLE = frozenset({"private", "loopback", "shared by a provider", "for benchmarks", OWN})
 """What an operator may name by address and port; metadata, for one, never."""
 _GLOBAL_V6 = ipaddress.ip_network("2000::/3")
 _ISATAP = (0x00005EFE, 0x02005EFE)
@@ -167,6 +168,12 @@ def split_port(text: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
+def shown(host: str, port: int | None) -> str:
+    """What `split_port` takes apart."""
+    host = f"[{host}]" if ":" in host else host
+    return host if port is None else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One permission.
@@ -180,8 +187,7 @@ class Entry:
     exact: bool = False
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.ports == WEB_PORTS else f"{host}:{self.ports[0]}"
+        return shown(self.host, None if self.ports == WEB_PORTS else self.ports[0])
 
     @classmethod
     def parse(cls, text: str) -> Entry:
@@ -237,10 +243,18 @@ def _is_local(host: str) -> bool:
     return host == "localhost" or host.endswith(".localhost")
 
 
+def why_never(host: str) -> str:
+    """Why no rule can permit a host, in words; empty where one can."""
+    address = literal(host)
+    reason = "" if address is None else why_not_public(address)
+    never = f"{address} is not to be reached by any rule: it is {reason}"
+    return never if reason and reason not in NAMEABLE else ""
+
+
 def _check_named(address: Address, port: int | None) -> None:
+    if never := why_never(str(address)):
+        raise BadHost(never)
     reason = why_not_public(address)
-    if reason and reason not in _NAMEABLE:
-        raise BadHost(f"{address} is not to be reached by any rule: it is {reason}")
     if reason and port is None:
         raise BadHost(f"{address} is no public address ({reason}): name its port, too")
 

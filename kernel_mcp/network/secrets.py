@@ -6,6 +6,7 @@ import base64
 import binascii
 import html
 import json
+import os
 import re
 import secrets
 import ssl
@@ -182,6 +183,8 @@ _TRUSTING = (
     *("GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
 )
 """Variables by which programs find the authorities that they trust."""
+_CERTIFICATE_BYTES, _HOST_BYTES = 2048, 350
+"""Of the proxy's authority as PEM, and of each host that it is for, at most."""
 _CERTIFI = ("lib", "python3*", "site-packages", "certifi", "cacert.pem")
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
@@ -230,15 +233,22 @@ class Vault:
         self.bundle = folder / "authorities.pem"
         self.trust = authorities(environ or {}) if given else ""
         if given:
+            self.bundle.write_text(self.trust, encoding="ascii")
+            self.bundle.chmod(0o644)
             self.add("")
 
     def __bool__(self) -> bool:
         return bool(self.secrets)
 
     def add(self, certificate: str) -> None:
-        """Have kernels trust the proxy's authority besides. Raises OSError."""
-        self.bundle.write_text(self.trust + certificate, encoding="ascii")
-        self.bundle.chmod(0o644)
+        """Have kernels trust the proxy's authority besides. Raises OSError.
+
+        In its place, as running kernels have that file mounted, and so that who reads it meanwhile
+        finds all others: these are not written again, and its length stays.
+        """
+        room = _CERTIFICATE_BYTES + _HOST_BYTES * len({each.host for each in self.secrets})
+        with open(os.open(self.bundle, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=0) as file:
+            os.pwrite(file.fileno(), certificate.ljust(room, "\n").encode(), len(self.trust))
 
     @property
     def shown(self) -> tuple[Path, ...]:

@@ -14,12 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kernel_mcp.network.http import Refused
-from kernel_mcp.network.rules import Address, Entry, is_own, literal, why_not_public
+from kernel_mcp.network.rules import (
+    NAMEABLE,
+    OWN,
+    Address,
+    Entry,
+    is_own,
+    literal,
+    why_not_public,
+)
 
 PIECE_BYTES = 64 * 1024
 """What is read at once, and the most that is held where the other side does not take it."""
 _STEPS = 1
 """Pieces that the connections of one session pass in one round of the event loop."""
+
+
+_ESTABLISHED = 1
+"""<linux/tcp.h>, tcpi_state."""
 
 
 class Turns:
@@ -77,6 +89,10 @@ class Watch:
         self._idle_s = seconds
         self.touch()
 
+    def idle_for(self, now: float) -> float:
+        """Seconds since the last byte, where those count."""
+        return now - (self.until - self._idle_s) if self._idle_s else 0.0
+
     def touch(self) -> None:
         """Bytes went by."""
         if self._idle_s:
@@ -124,11 +140,20 @@ class Wire:
             return True
         return True
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other side says nothing more: it has closed, or half of the connection."""
+        return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+
     async def _turn(self) -> None:
         if not self.turns.take():
             mine = self._loop.create_future()
             self.turns.wait(lambda: None if mine.done() else mine.set_result(None))
             await mine
+
+    async def shut(self) -> None:
+        """Say that nothing more is sent. Raises OSError."""
+        self.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the socket; nothing is lost that was sent."""
@@ -271,7 +296,11 @@ class Dialer:
             if isinstance(connected, socket.socket):
                 return connected
             failure = connected
-        raise Refused(f"{host}:{port} cannot be reached: {failure}", 502, "failed")
+        raise Refused(
+            f"{host}:{port} cannot be reached: {failure}. See that the host serves this port, and "
+            "try again later",
+            *(502, "failed"),
+        )
 
     async def _tried(self, address: Address, port: int) -> socket.socket | str:
         """A connected socket, or why there is none."""
@@ -291,7 +320,10 @@ class Dialer:
             )
         except RuntimeError as reason:  # no thread can be started
             resolving.release()
-            raise Refused(f"{host} cannot be resolved now: {reason}", 503, "failed") from None
+            raise Refused(
+                f"{host} cannot be resolved now: {reason}. Try again in a few seconds",
+                *(503, "failed"),
+            ) from None
 
         def over(done: asyncio.Future[Any]) -> None:
             resolving.release()
@@ -301,13 +333,21 @@ class Dialer:
         answer.add_done_callback(over)
         done, _ = await asyncio.wait({answer}, timeout=RESOLVE_S)
         if not done:
-            raise Refused(f"{host} could not be resolved in {RESOLVE_S:g} s", 504, "failed")
+            raise Refused(
+                f"{host} could not be resolved in {RESOLVE_S:g} s: the resolver of the server's "
+                "machine does not answer. Try again later",
+                *(504, "failed"),
+            )
         try:
             found = answer.result()
             return list(dict.fromkeys(ipaddress.ip_address(each[4][0]) for each in found))
         except (OSError, ValueError, UnicodeError) as reason:
             words = getattr(reason, "strerror", None) or reason
-            raise Refused(f"{host} cannot be resolved: {words}", 502, "failed") from None
+            raise Refused(
+                f"{host} cannot be resolved by the server's machine: {words}. See how it is "
+                "spelled; if it is right, try again later or use another host",
+                *(502, "failed"),
+            ) from None
 
     async def _connected(self, address: Address, port: int) -> socket.socket:
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -329,13 +369,19 @@ def _checked(host: str, addresses: list[Address]) -> list[Address]:
         reason = why_not_public(address)
         if not reason:
             try:
-                reason = "this machine's own" if is_own(address) else ""
+                reason = OWN if is_own(address) else ""
             except OSError:  # no route: nothing is sent there
                 continue
             ways.append(address)
         if reason:
             raise Refused(
                 f"{host} is at {address}, which is no public address ({reason}), and names lead "
-                "to public ones only"
+                f"to public ones only. {_instead(reason)}"
             )
     return ways
+
+
+def _instead(reason: str) -> str:
+    if reason in NAMEABLE:
+        return "The operator can name it by its address and port with --network: use that then"
+    return "Use another host"

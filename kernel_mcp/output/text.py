@@ -16,6 +16,7 @@ import html
 import json
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -109,11 +110,18 @@ def _fold() -> dict[int, str]:
     return table
 
 
+MOST_UNSEEN = 4096
+"""Characters that may hide in a value that is split over pieces of a text."""
+_UNSHOWN = re.compile(r"\x1b\[[0-?]*[ -/]*(?:[@-~]|\Z)|[\x00-\x07\x0e-\x1f\x7f-\x9f]+")
+"""Colours, movements and control characters, also where a text ends in the midst of one."""
+
+
 class Masks:
     """Puts words in the place of values that are not to be shown, in the forms that they take.
 
-    Those are as they are, escaped as by `repr`, in JSON, in HTML and in addresses. What was cut
-    (`…`) within a value loses the beginning of it, too.
+    Those are as they are, escaped as by `repr`, in JSON, in HTML and in addresses, each also with
+    what terminals do not show between its characters. What was cut (`…`) within a value loses the
+    beginning of it, too.
     """
 
     def __init__(self, values: Iterable[tuple[str, str]] = ()) -> None:
@@ -130,13 +138,16 @@ class Masks:
 
     def masked(self, text: str) -> str:
         """`text` without the values; of those that overlap, the first. `PREFIX` stays."""
-        if text.startswith(PREFIX) and self._words:
+        if not self._words:
+            return text
+        if text.startswith(PREFIX):
             return PREFIX + self.masked(text[len(PREFIX) :])
+        shown, at = _shown(text)
         parts: list[str] = []
         done = 0
-        for start, end, word in self._found(text):
-            parts += [text[done:start], word]
-            done = end
+        for start, end, word in self._found(shown):
+            parts += [text[done : at(start)], word]
+            done = at(end - 1) + 1
         return self._without_beginnings("".join([*parts, text[done:]]) if parts else text)
 
     def anywhere(self, value: Any, but: Container[str] = (), *, keys: bool = False) -> Any:
@@ -157,19 +168,23 @@ class Masks:
     def taken(self, text: str) -> tuple[str, str]:
         """What can be masked now, masked; and the end, which may be the beginning of a value.
 
-        That is shorter than the longest value, whatever a text is made of.
+        That is shorter than the longest value with `MOST_UNSEEN` more, whatever a text is made of.
         """
+        shown, at = _shown(text)
         parts: list[str] = []
-        done, waits = 0, self._beginning(text, 0)
-        for start, end, word in self._found(text):
+        done, waits = 0, self._beginning(shown, 0)
+        for start, end, word in self._found(shown):
             if waits <= start:
                 break
-            parts += [text[done:start], word]
-            done = end
+            parts += [text[done : at(start)], word]
+            done = at(end - 1) + 1
             if waits < end:
-                waits = self._beginning(text, end)
-        parts.append(text[done:waits])
-        return self._without_beginnings("".join(parts)), text[waits:]
+                waits = self._beginning(shown, end)
+        kept = text[at(waits) :] if waits < len(shown) else ""
+        if len(kept) > MOST_UNSEEN + len(shown) - waits:
+            kept = ""
+        parts.append(text[done : len(text) - len(kept)])
+        return self._without_beginnings("".join(parts)), kept
 
     def pieces(self, pieces: Iterable[str]) -> Iterator[str]:
         """A text that comes in pieces, without the values that lie across them."""
@@ -224,18 +239,31 @@ class Masks:
         return text
 
 
+def _shown(text: str) -> tuple[str, Callable[[int], int]]:
+    """What terminals show of a text that only moves forward, and where in it a character is."""
+    gaps = [match.span() for match in _UNSHOWN.finditer(text)]
+    if not gaps:
+        return text, int
+    places, lengths = [0], [0]  # where the gaps were, and how long all up to one are
+    for start, end in gaps:
+        places.append(start - lengths[-1])
+        lengths.append(lengths[-1] + end - start)
+    return _UNSHOWN.sub("", text), lambda place: place + lengths[bisect_right(places, place) - 1]
+
+
 def _forms(value: str) -> set[str]:
     """How output may write a value; none that is too short to look for."""
     forms = {
         value,
         value.replace("\r\n", "\n"),
+        _UNSHOWN.sub("", value),
         repr(value)[1:-1],
         repr(value.encode("utf-8", "surrogateescape"))[2:-1],
         *(json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)),
         *(html.escape(value, quote=quotes) for quotes in (True, False)),
         *(quote(value, safe=safe, errors="replace") for safe in ("", "/")),
     }
-    return {form for form in forms if len(value) >= LEAST_MASKED}
+    return {form for form in forms if min(len(value), len(form)) >= LEAST_MASKED}
 
 
 _SURROGATES = "\ud800-\udfff"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from kernel_mcp.environments.layer import Generation, Layer, versions
-from kernel_mcp.environments.metadata import DISTRIBUTIONS, normalised, provided_modules
+from kernel_mcp.environments.listed import normalised
+from kernel_mcp.environments.metadata import DISTRIBUTIONS, provided_modules
 from kernel_mcp.launch.base import KernelEnvironment
 
 if TYPE_CHECKING:

@@ -125,6 +125,39 @@ class SandboxCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """What the operator opens to kernels, as far as a report's words depend on it.
+
+    `writable` are those of the mounts where code may write, `devices` those that it may use.
+    """
+
+    mounts: bool = False
+    writable: tuple[str, ...] = ()
+    network: bool = False
+    devices: tuple[str, ...] = ()
+
+    def reach(self, programs: str) -> tuple[str, ...]:
+        """What is in force where kernels have a network and files of their own.
+
+        `programs` are in words those of the host that they see.
+        """
+        proxy = ", and a proxy that connects where `network` says, to nothing else"
+        own = ["the workspace", "a private /tmp", *self.writable]
+        seen = ", and `mounts` without known secrets" if self.mounts else ""
+        return (
+            f"a network of its own: the loopback{proxy if self.network else ' alone'}",
+            f"only {listed(own)} are writable; hidden: the host's files but {programs}{seen}",
+            *([_SEALED] if self.mounts else []),
+            *self.at_devices,
+        )
+
+    @property
+    def at_devices(self) -> tuple[str, ...]:
+        """What is in force because a device is open."""
+        return (f"of the host's devices only {listed(self.devices)}",) if self.devices else ()
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxReport:
     """What is in force, for `info`, `doctor` and the instructions of the server.
 
@@ -139,6 +172,8 @@ class SandboxReport:
     own_groups: bool = False
 
 
+CLOSED = Opened()
+_SEALED = "Unix sockets only in pairs: those in mounted folders cannot be connected to"
 DEFAULT_IMAGE = "kernel-mcp"
 
 
@@ -210,8 +245,14 @@ class Sandbox(Protocol):
     def refusal(self, said: str) -> str:
         """Why no process could be started, with the remedy; `said` is the start's output."""
 
-    def report(self) -> SandboxReport:
-        """What this backend enforces and what it does not."""
+    def report(self, opened: Opened = CLOSED) -> SandboxReport:
+        """What this backend enforces and what it does not, with these doors open."""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as people list them."""
+    *most, last = names or [""]
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 class Passed:

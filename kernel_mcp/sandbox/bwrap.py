@@ -27,8 +27,10 @@ from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     BY_TREES,
+    CLOSED,
     BuildRequest,
     GuestPaths,
+    Opened,
     Passed,
     SandboxCommand,
     SandboxReport,
@@ -209,7 +211,7 @@ class BwrapSandbox(KernelUsers):
             covered=self._masked if forked else (*self._masked, mounts.FIRST_PROCESS),
         )
 
-    def report(self) -> SandboxReport:
+    def report(self, opened: Opened = CLOSED) -> SandboxReport:
         """What bubblewrap puts in force here."""
         user = (
             "a user namespace without capabilities"
@@ -224,8 +226,7 @@ class BwrapSandbox(KernelUsers):
         return SandboxReport(
             backend=self.name,
             enforced=(
-                "a network of its own: the loopback alone",
-                "only the workspace and a private /tmp are writable; the host's files are hidden",
+                *opened.reach("the system's programs, the interpreter and its packages"),
                 "own process, ipc and host name namespaces",
                 user,
                 "system call filter (seccomp)",

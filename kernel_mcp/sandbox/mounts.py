@@ -96,7 +96,7 @@ class Folders:
         if not self.trees:
             return []
         numbers = ",".join(map(str, self.trees))
-        return bare_program("kernel_mcp.host_folders.keeper", "stage", str(self.stage), numbers)
+        return bare_program("kernel_mcp.linux.staging", str(self.stage), numbers)
 
     def covers(self, folder: Folder) -> Iterator[tuple[str, str, bool]]:
         """What is bound over what in one: source, target, and whether it can be changed."""

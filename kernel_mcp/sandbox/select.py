@@ -14,10 +14,12 @@ from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.process import tie_to_server
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
+    CLOSED,
     Builder,
     BuildRequest,
     ContainerOptions,
     GuestPaths,
+    Opened,
     Sandbox,
     SandboxCommand,
     SandboxReport,
@@ -90,7 +92,7 @@ class NoSandbox:
         """Why no process could be started."""
         return cannot_start(self.name, said)
 
-    def report(self) -> SandboxReport:
+    def report(self, opened: Opened = CLOSED) -> SandboxReport:
         """Everything is a gap."""
         return SandboxReport(
             backend=self.name,

@@ -146,10 +146,10 @@ class SessionManager:
         return list(self._sessions.values())
 
     @property
-    def worked(self) -> bool:
-        """Whether code runs in any session, or did `JUST_NOW_S` ago."""
+    def at_work(self) -> list[Session]:
+        """Those in which code runs, or did `JUST_NOW_S` ago."""
         last = self._clock() - JUST_NOW_S
-        return any(each.state == "busy" or each.last_used > last for each in self.sessions)
+        return [each for each in self.sessions if each.state == "busy" or each.last_ran > last]
 
     def owned_by(self, caller: Caller) -> list[Session]:
         """The caller's own sessions, oldest first."""

@@ -7,6 +7,7 @@ its cells one after the other, so a cell goes on when its call stops waiting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -103,6 +104,8 @@ class Session:
         self.begun = anyio.Event()
         self.installing = anyio.Lock()
         self.created = self.last_used = clock()
+        self.last_ran = -math.inf
+        """When its last cell ended, by `clock`."""
         self.keep_record = False
         self.forgotten = False
         """Whether what is kept of it goes with its end."""
@@ -544,7 +547,7 @@ class Session:
         finally:
             with Barrier("putting a cell's output away", self.handle):
                 self.queue.end(cell)
-            self.last_used = self._clock()
+            self.last_used = self.last_ran = self._clock()
             if self.kept is not None:
                 self._changes(self)
 

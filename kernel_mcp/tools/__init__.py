@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, Protocol, cast
 
@@ -45,10 +45,10 @@ from kernel_mcp.tools.results import finished, refusal
 
 MOST_BYTES = 2000
 """Of the instructions: clients cut them near 2 KB."""
-LISTED_BYTES = 320
-"""Of one list in them; `info` has the whole of it."""
-HOSTS_BYTES = 160
-"""Of that of hosts."""
+LISTED_BYTES = (320, 160, 80, 40)
+"""Of one list in them, the most with which all lines fit; `info` has the whole of it."""
+GAPS_BYTES = 160
+"""Of those of gaps and of refused imports at least."""
 
 HOW = """\
 A notebook for Python: execute runs a cell in a persistent IPython kernel, and variables, imports \
@@ -66,80 +66,98 @@ def instructions(settings: Settings, sandbox: SandboxReport, missing: Sequence[s
 
     `missing` are packages of the operator's that are known to be missing.
     """
-    lines = [HOW, _imports(settings), _packages(settings), _files(settings, sandbox)]
-    if settings.persist is not None:
-        lines.append("Kept: the next server in this folder goes on with its sessions (see info).")
-    if settings.devices:
-        lines.append(f"Devices of the host: {_listed([*map(str, settings.devices)])}.")
-    if settings.variables:
-        names = _listed([each.name for each in settings.variables])
-        lines.append(f"Environment: os.environ has {names}; outputs show no value of them.")
-    if settings.secrets:
-        lines.append(_secrets(settings))
-    if missing:
-        lines.append(f"Missing, though the operator asked for it: {_listed(missing)} (see info).")
-    if settings.refusal is not None:
-        refused = settings.refusal
-        lines.append(f"{refused.file.name} has settings that are ignored (see info).")
-    if sandbox.gaps:
-        lines.append(f"Sandbox {sandbox.backend}; not enforced: {_listed(sandbox.gaps, '; ')}.")
+    lines = [HOW]
+    for most in LISTED_BYTES:
+        lines = [HOW, *_lines(settings, sandbox, missing, most)]
+        if len("\n".join(lines).encode()) <= MOST_BYTES:
+            break
     while len("\n".join(lines).encode()) > MOST_BYTES:
         del lines[-1]
     return "\n".join(lines)
 
 
-def _imports(settings: Settings) -> str:
+def _lines(
+    settings: Settings, sandbox: SandboxReport, missing: Sequence[str], most: int
+) -> Iterator[str]:
+    yield _imports(settings, most)
+    yield _packages(settings, most)
+    yield _files(settings, sandbox, most)
+    if settings.persist is not None:
+        yield "Kept: the next server in this folder goes on with its sessions (see info)."
+    if settings.devices:
+        yield f"Devices of the host: {_listed([*map(str, settings.devices)], most)}."
+    if settings.variables:
+        names = _listed([*map(str, settings.variables)], most)
+        yield f"Environment: os.environ has {names}; outputs show [NAME masked] instead."
+    if settings.secrets:
+        yield _secrets(settings, most)
+    if missing:
+        yield f"Missing, though the operator asked for it: {_listed(missing, most)} (see info)."
+    if settings.refusal is not None:
+        yield f"{settings.refusal.file.name} has settings that are ignored (see info)."
+    if sandbox.gaps:
+        gaps = _listed(sandbox.gaps, max(most, GAPS_BYTES), "; ")
+        yield f"Sandbox {sandbox.backend}; not enforced: {gaps}."
+
+
+def _imports(settings: Settings, most: int) -> str:
     names = [name for name in profile_entries(settings) if name != "*"]
     profile = profile_in_force(settings.profile, confined=settings.confined)
     if profile in ("default", "data") or "*" in settings.allow:
         base = "the whole standard library, shell commands, magics and all that is installed"
         own = f" in {settings.python} (read-only)" if own_folder(settings.python) else ""
-        return f"Imports: {base}{own}{': ' if names else ''}{_listed(names)}."
+        return f"Imports: {base}{own}{': ' if names else ''}{_listed(names, most)}."
     few = _strict(settings)
     base = "a few modules such as math" if few else "the standard library for computing"
-    return f"Imports: {_listed([base, *names])} (info lists all). Others are refused."
+    shown = _listed([base, *names], max(most, GAPS_BYTES))
+    return f"Imports: {shown} (info lists all). Others are refused."
 
 
-def _packages(settings: Settings) -> str:
+def _packages(settings: Settings, most: int) -> str:
     here = "packages" in settings.tools
     if not settings.allow_install:
         shows = "list_packages" if here else "info"
         return f"Packages: what is there cannot be added to; {shows} shows it."
     every = "*" in settings.allow_install
-    names = "any package" if every else _listed(settings.allow_install)
+    names = "any package" if every else _listed(settings.allow_install, most)
     if not here:
         return f"Packages: create_session(packages=[...]) opens a session with {names} besides."
     return f"Packages: install adds {names} to the session without losing variables."
 
 
-def _files(settings: Settings, sandbox: SandboxReport) -> str:
-    network = _network(settings)
+def _files(settings: Settings, sandbox: SandboxReport, most: int) -> str:
+    network = _network(settings, most // 2)
     if _strict(settings):
         return f"Files: code cannot open files, and has no eval, exec, compile or input.{network}"
-    shown = [f"{each.guest}{' (writable)' * each.writable}" for each in settings.mounts]
-    if shown and sandbox.backend != "none":
+    if settings.mounts and sandbox.backend != "none":
         closing = any(each.strict for each in settings.mounts) or sandbox.backend == "landlock"
         later = " What appears there later may be readable only after a reset." * closing
-        network = f" Of the host, without secrets, read-only: {_listed(shown)}.{later}{network}"
+        ways = {"read-only": False, "writable": True}
+        shown = "; ".join(
+            f"{way}: {_listed(names, most)}"
+            for way, writable in ways.items()
+            if (names := [each.guest for each in settings.mounts if each.writable is writable])
+        )
+        network = f" Of the host, without secrets, {shown}.{later}{network}"
     moves = "; write_file and read_file move files in and out" if "files" in settings.tools else ""
     return f"Files: code works in its workspace folder{moves}.{network}"
 
 
-def _secrets(settings: Settings) -> str:
+def _secrets(settings: Settings, most: int) -> str:
     named = [f"{each.name} in {each.header} of https://{each.host}" for each in settings.secrets]
     return (
-        f"Secrets: os.environ has placeholders to use as they are, for {_listed(named)}; they "
-        "become values on the way there, and nowhere else."
+        "Secrets: os.environ has placeholders to use as they are, for "
+        f"{_listed(named, most)}; they become values on the way there, and nowhere else."
     )
 
 
-def _network(settings: Settings) -> str:
+def _network(settings: Settings, most: int) -> str:
     if not settings.confined:
         return ""
     names = dict.fromkeys((*settings.network, *(each.host for each in settings.secrets)))
     if not names:
         return " There is no network."
-    hosts = _listed(list(names), most=HOSTS_BYTES)
+    hosts = _listed(list(names), most)
     return f" Network: {hosts}, by the proxy in HTTP_PROXY; nothing else."
 
 
@@ -147,7 +165,7 @@ def _strict(settings: Settings) -> bool:
     return settings.profile == "strict" and "*" not in settings.allow
 
 
-def _listed(names: Sequence[str], between: str = ", ", most: int = LISTED_BYTES) -> str:
+def _listed(names: Sequence[str], most: int, between: str = ", ") -> str:
     """The first names, as many as `most` bytes hold, and the number of others."""
     shown = between.join(names)
     count = len(names)

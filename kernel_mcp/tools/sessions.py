@@ -305,7 +305,8 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
     factory, report, settings = services.factory, services.report, services.settings
     request, limits = session.request, session.request.limits or settings.limits
     if request.limits is not None:
-        report = services.resources.report(services.sandbox.report(), limits)
+        opened = services.doors.opened(network=bool(services.network))
+        report = services.resources.report(services.sandbox.report(opened), limits)
     found = list(session.kernel.handle.boundary) if session.kernel is not None else []
     python, interpreter, problem = factory.spec(request).python or platform.python_version(), "", ""
     packages: dict[str, str] = {}

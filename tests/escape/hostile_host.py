@@ -25,8 +25,8 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Kernel
-from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment
-from kernel_mcp.launch.process import KernelProcess
+from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, Tell
+from kernel_mcp.launch.process import Exit, KernelProcess
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.proc import ExitStatus, Usage
@@ -46,6 +46,13 @@ READY_S = 3.0
 CALLER = Caller()
 
 
+class NoWay:
+    """No network: there is nothing to open."""
+
+    def open(self, wanted: tuple[str, ...] | None, tell: Tell) -> None:
+        pass
+
+
 class HostileHandle:
     """A hostile program in the place of a kernel's process; it ignores interrupts."""
 
@@ -57,6 +64,7 @@ class HostileHandle:
         )
         self.pid = self._process.pid
         self.boundary: tuple[str, ...] = ()
+        self.way: Exit = NoWay()
         self.exit: ExitStatus | None = None
         self.limits: KernelLimits = ResourceManager().open(NO_LIMITS, folder, folder)
         self._ended = anyio.Event()

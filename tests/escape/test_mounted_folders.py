@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import pytest
 from mcp import StdioServerParameters
 from mcp.client import Client
 
-from kernel_mcp.host_folders.secrets import MOST_COVERS
+from kernel_mcp.host_folders.walking import MOST_COVERS
 from tests.integration import containers
 from tests.integration.agent import Agent, command
 from tests.integration.unprivileged import USER, as_ordinary_user
@@ -124,10 +124,13 @@ class Notebook:
         self.session = session
 
     async def run(self, code: str) -> Any:
-        """What the last line of a cell prints."""
+        """What the last line of a cell prints; remarks of the server stand before and after it."""
         answer = await self.agent.run(code, session=self.session)
         assert answer.status == "ok", answer.text
-        return json.loads(answer.text.strip().splitlines()[-1])
+        for line in reversed(answer.text.splitlines()):
+            with suppress(json.JSONDecodeError):
+                return json.loads(line)
+        raise AssertionError(answer.text)
 
 
 @asynccontextmanager
@@ -322,6 +325,45 @@ async def test_what_the_host_replaces_or_adds_is_covered_again(way: str, project
         again = await notebook.agent.call("create_session")
         other = Notebook(notebook.agent, again.data["session"])
         assert SECRET not in json.dumps(await other.run(reading(project)))
+
+
+@contextmanager
+def mounted(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """A file system of the host's, in memory."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", str(folder)], check=True)
+    try:
+        if shared:
+            subprocess.run(["mount", "--make-shared", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_what_the_host_mounts_in_a_folder_is_not_shown(way: str, project: Project) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("takes root")
+    top = project.root / "top"
+    for name in ("deep/er", "before"):
+        (top / name).mkdir(parents=True)
+    with mounted(top, shared=True):
+        for name in ("deep/er", "before", "moved"):
+            (top / name).mkdir(parents=True)
+        project.write("top/data.csv", "a,b")
+        project.own()
+        with mounted(top / "before"):
+            project.write("top/before/data", SECRET)
+            async with opened(way, "--mount", str(top)) as notebook:
+                with mounted(top / "deep/er"), mounted(top / "moved"):
+                    project.write("top/deep/er/data", SECRET)
+                    project.write("top/moved/data", SECRET)
+                    project.own()
+                    code = f"ROOT = {str(top)!r}\n{READ_ALL}"
+                    assert await notebook.run(code) == {"data.csv": "a,b"}
+                    made = await notebook.agent.call("create_session")
+                    other = Notebook(notebook.agent, made.data["session"])
+                    assert await other.run(code) == {"data.csv": "a,b"}
+                # a kernel that was begun while there were some
+                assert await other.run(code) == {"data.csv": "a,b"}
 
 
 READ_ON = """
@@ -584,6 +626,8 @@ for path in (
     attempt(f"move {path}", lambda: os.rename(path, "moved"))
 attempt("new hook", lambda: write(".git/hooks/pre-commit"))
 attempt("new hook below", lambda: write("nested/repo/.git/hooks/pre-commit"))
+attempt("other name", lambda: write("hook"))
+attempt("other name of a file", lambda: write("deep/servers"))
 attempt("mode", lambda: os.chmod(".git/hooks/post-commit", 0o777))
 attempt("set-id", lambda: (write("tool"), os.chmod("tool", 0o4755)))
 attempt("set-gid", lambda: os.chmod("tool", 0o2755))
@@ -626,6 +670,8 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         project.write(name, "original")
     project.write("room/old", "")
     project.write(".git/config", "[core]\n")
+    (project.root / "hook").hardlink_to(project.root / ".git/hooks/post-commit")
+    (project.root / "deep" / "servers").hardlink_to(project.root / ".mcp.json")
     project.own()
     before = {name: (project.root / name).read_text() for name in PLANTED if name != ".envrc"}
     async with opened(way, "--mount", f"{project.root}:rw") as notebook:
@@ -635,6 +681,13 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         assert {name for name, how in found.items() if how == "done"} <= pretended, found
         assert before == {name: (project.root / name).read_text() for name in before}
         assert not (project.root / ".git/hooks/pre-commit").exists()
+        # what is fixed and comes to hold credentials
+        with (project.root / ".mcp.json").open("a") as file:
+            file.write(f"token = {SECRET}")
+        reads = f"import json; print(json.dumps(open({str(project.root / '.mcp.json')!r}).read()))"
+        with anyio.fail_after(PATIENCE_S):
+            while way not in UNSPACED and SECRET in await notebook.run(reads):
+                pass
         # what it is for
         wrote = await notebook.run(
             f"import json, os\nos.chdir({str(project.root)!r})\nos.makedirs('room/result/deep')\n"
@@ -673,13 +726,93 @@ async def test_a_writable_mount_takes_files_and_plants_nothing(way: str, project
         project.write("later/.git/hooks/post-commit", "original")
         project.own()
         with anyio.fail_after(PATIENCE_S):
-            told = [""]
-            while "later/.git" not in told[0].partition("appeared")[2]:
-                told = (await notebook.agent.call("info")).data["mounts"]
+            told = ""
+            while "later/.git" not in told:
+                told = (await notebook.agent.call("info")).data["mounts"][0]
         plant = f"open({str(project.root / 'later/.git/hooks/post-commit')!r}, 'w').write('x')"
         answer = await notebook.agent.run(plant, session=notebook.session)
         assert re.search("Read-only|Permission denied", answer.text)
         assert (project.root / "later/.git/hooks/post-commit").read_text() == "original"
+
+
+PLANT_ON = """
+import os, subprocess, threading, time
+os.chdir(ROOT)
+def plant(): # by processes that are gone at once, and by this one
+    subprocess.run(["sh", "-c", "mkdir -p by-shell; echo x > by-shell/.envrc"])
+    try:
+        os.makedirs("planted/.git/hooks")
+        with open("planted/.git/hooks/post-commit", "w") as file:
+            file.write("planted")
+    except OSError:
+        pass  # it has been set aside or fixed meanwhile
+    with open("prepared", "w") as file:
+        file.write("planted")
+    os.rename("prepared", ".mcp.json")
+plant()
+while not os.path.exists("ended"):
+    time.sleep(0.001)
+"""
+"""Ends when the host has made a file."""
+
+
+@with_mounts
+async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost(
+    way: str, project: Project
+) -> None:
+    shutil.rmtree(project.root / ".git")
+    shutil.rmtree(project.root / "plain")
+    room = project.root / "room"
+    (room / "removed/.git").mkdir(parents=True)
+    project.own()
+    knows = way.startswith("root")
+    async with opened(way, "--mount", f"{room}:rw") as notebook:
+        answers: list[str] = []
+
+        async def plants() -> None:
+            answer = await notebook.agent.run(
+                f"ROOT = {str(room)!r}\n{PLANT_ON}", session=notebook.session
+            )
+            answers.append(answer.text)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(plants)
+            with anyio.fail_after(PATIENCE_S):
+                told = ""
+                while not all(
+                    name in told for name in (".mcp.json", "planted/.git", "by-shell/.envrc")
+                ):
+                    told = (await notebook.agent.call("info")).data["mounts"][0]
+            shutil.rmtree(room / "removed/.git")
+            for words in (
+                ["git", "init", "-q", str(room / "mine")],
+                ["git", "init", "-q", str(room)],
+                ["git", "init", "-q", str(room / "removed")],
+                ["python3", "-m", "venv", "--without-pip", str(room / "mine/env")],
+            ):
+                done = await anyio.run_process(words, check=False)
+                assert done.returncode == 0 or not knows, done.stderr
+            project.write("room/.envrc", "mine")
+            project.write("room/.vscode/tasks.json", "mine")
+            project.own()
+            project.write("room/ended", "")
+        planted = ("planted/.git", ".mcp.json", "by-shell/.envrc")
+        assert [os.path.lexists(room / name) for name in planted] == [False] * 3
+        moved = list(room.rglob("*.set-aside-*"))
+        assert len(moved) == 3 or not knows, moved
+        mine = ("mine/.git", ".git", "removed/.git", "mine/env", ".envrc", ".vscode")
+        if knows:
+            assert [os.path.lexists(room / name) for name in mine] == [True] * 6
+        kept = [room / ".envrc", *room.glob(".envrc.set-aside-*")]
+        assert [path.read_text() for path in kept if path.exists()] == ["mine"]
+        told = (await notebook.agent.call("info")).data["mounts"][0].partition("appeared")[2]
+        for name in planted:
+            assert name in answers[0], answers
+            assert name in told
+        for name in mine if knows else ():
+            own = rf"(?:^|[ ,]){re.escape(name)}\b"
+            assert not re.search(own, answers[0]), answers
+            assert not re.search(own, told), told
 
 
 async def test_file_tools_write_into_writable_mounts_alone(way: str, project: Project) -> None:

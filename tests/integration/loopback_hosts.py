@@ -37,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _program(ports: str, module: str, *words: str, packages: bool = False) -> list[str]:
-    if module != "kernel_mcp.network.proxy":
-        return bare_program(module, *words, packages=packages)
+    assert module == "kernel_mcp.network.proxy"
     argv = bare_program("tests.integration.loopback_hosts", *words, ports, packages=packages)
     found = argv.index("tests.integration.loopback_hosts") - 1
     argv[found] += f":{REPOSITORY}"
@@ -47,7 +46,7 @@ def _program(ports: str, module: str, *words: str, packages: bool = False) -> li
 
 if __name__ == "__main__":
     from kernel_mcp import cli
-    from kernel_mcp.launch import network
+    from kernel_mcp.launch import proxy as kept
 
-    setattr(network, "bare_program", functools.partial(_program, sys.argv[1]))  # noqa: B010
+    setattr(kept, "bare_program", functools.partial(_program, sys.argv[1]))  # noqa: B010
     sys.exit(cli.main(sys.argv[2:]))

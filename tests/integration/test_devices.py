@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,11 +102,20 @@ async def test_the_device_keeps_its_mode_and_owner_on_the_host(zero: Path) -> No
 async def test_landlock_gives_it_with_the_rights_of_its_mode(zero: Path) -> None:
     flags = ("--device", str(zero), "--sandbox", "landlock")
     read = f"import os; os.read(os.open({str(zero)!r}, os.O_RDWR), 3)"
+    refused = subprocess.run(
+        [sys.executable, "-m", "kernel_mcp", *flags], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    said = f"--device {zero}: code has the rights of every user, and its mode is 0600. Allow it"
+    assert said in refused.stderr
+    zero.chmod(0o604)
     async with Client(command(*flags)) as client:
         answer = await Agent(client).run(read)
         assert "PermissionError" in answer.text
-        devices = (await Agent(client).call("info")).data["devices"]
-        assert devices == [f"{zero}: code has the rights of every user, and its mode is 0600"]
+        info = (await Agent(client).call("info")).data
+        told = f"{zero}: code has the rights of every user, and its mode is 0604"
+        assert info["devices"] == [told]
+        assert f"of the host's devices only {zero}" in info["sandbox_enforces"]
     zero.chmod(0o666)
     async with Client(command(*flags)) as client:
         assert (await Agent(client).run(read)).text == r"b'\x00\x00\x00'"

@@ -95,6 +95,11 @@ def test_each_door_has_a_line_of_its_own_that_kernels_have_tried(project: Path) 
     ):
         assert found[line] == found[f"forked: {line}"] == "ok"
     assert found["network"] == "ok"
+    enforced = "; ".join(backend["enforced"])
+    assert "the loopback, and a proxy that connects where `network` says" in enforced
+    assert f"a private /tmp and {project}/out are writable" in enforced
+    assert "and `mounts` without known secrets; Unix sockets only in pairs" in enforced
+    assert "of the host's devices only /dev/null" in enforced
     assert "a-secret" not in json.dumps(report)
     assert code == 0
 
@@ -105,6 +110,16 @@ def test_what_landlock_lacks_with_mounts_is_told(project: Path) -> None:
     (backend,) = report["backends"]
     assert states(backend)[f"folder {project}"] == "ok"
     assert any(gap.startswith("mounts by Landlock: ") for gap in backend["gaps"])
+
+
+def test_what_keeps_a_server_from_starting_is_told_with_the_next_step() -> None:
+    code, report = doctor("--sandbox", "bwrap", "--no-template", "--device", "/dev/missing")
+    (failed,) = [each for each in report["backends"][0]["checks"] if each["state"] == "fails"]
+    assert (code, failed["found"]) == (
+        1,
+        "a server with these flags does not start in this sandbox",
+    )
+    assert failed["remedy"].startswith("--device /dev/missing: it cannot be had: No such file")
 
 
 @NEEDS_LANDLOCK

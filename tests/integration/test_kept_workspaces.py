@@ -64,3 +64,21 @@ async def test_a_later_server_has_the_files_of_default_and_named_sessions(
             assert answer.status == "ok", answer.text
         read = await notebook.call("read_file", path="b.txt", session="etl")
         assert read.text == "etlmore"
+
+
+@pytest.mark.parametrize("flags", [("--warm", "1"), ("--no-template",)])
+async def test_a_umask_that_closes_files_to_others_closes_none_to_kernels(
+    place: Path, flags: tuple[str, ...]
+) -> None:
+    (place / "shown").mkdir(mode=0o755)
+    (place / "shown/a.csv").write_text("1,2")
+    place.chmod(0o755)
+    server = command("--workspace", str(place / "kept"), "--mount", str(place / "shown"), *flags)
+    words = ["-c", 'umask 077; exec "$@"', "sh", server.command, *server.args]
+    async with Client(StdioServerParameters(command="sh", args=words, env=server.env)) as client:
+        notebook = Agent(client)
+        await notebook.call("write_file", path="b.txt", content="3")
+        for session in ("", (await notebook.call("create_session")).data["session"]):
+            code = f"open('own', 'w').write('x'), open({str(place / 'shown/a.csv')!r}).read()"
+            assert (await notebook.run(code, session=session)).text == "(1, '1,2')"
+        assert (await notebook.run("open('b.txt').read()")).text == "'3'"

@@ -43,6 +43,7 @@ def project(tmp_path: Path, links: Path) -> Path:
         '[dependency-groups]\ndev = ["kmtest-dev"]\n'
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     )
+    (folder / "src" / "mine").mkdir(parents=True)
     wheel(links, "kmtest-none")
     lock(folder, links)
     return folder
@@ -66,6 +67,7 @@ async def test_the_lock_of_a_project_makes_the_environment_of_all_kernels(
         for session in ("", (await notebook.call("create_session")).data["session"]):
             answer = await notebook.run(code, session=session)
             assert answer.text == "1.0\nNone None None"
+        assert "mine is code of the project" in (await notebook.run("import mine")).text
         info = (await notebook.call("info")).data
         assert info["listed_by"] == [f"--project {project}"]
         assert "kmtest-locked==1.0" in info["packages"]

@@ -212,6 +212,26 @@ async def test_answers_of_every_length_come_whole(networks: Networks) -> None:
         assert "both" in said
 
 
+async def test_an_answer_before_the_end_of_a_request_reaches_who_still_sends(
+    networks: Networks,
+) -> None:
+    _, port = networks.listen("web.test")
+
+    async def full(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 too large\r\nContent-Length: 0\r\n\r\n")
+
+    async with serving(networks, (PUBLIC, 80), full):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request("http://web.test/", "Content-Length: 900000", method="PUT"))
+        await asyncio.wait_for(reader.readuntil(b"413 too large\r\n"), 60)
+        writer.write(bytes(500_000))
+        await writer.drain()
+        writer.write_eof()
+        assert (await reader.read()).lower().startswith(b"content-length: 0\r\n")
+        writer.close()
+
+
 async def test_a_request_for_a_websocket_gets_one(networks: Networks) -> None:
     _, port = networks.listen("web.test")
     asked = b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\nearly"
@@ -268,6 +288,8 @@ async def test_no_address_is_reached_by_another_spelling(networks: Networks) -> 
     ):
         for data in (request(f"http://{host}/"), f"CONNECT {host}:443 HTTP/1.1\r\n\r\n".encode()):
             assert (await answered(port, data)).split()[1] in (b"400", b"403"), host
+    for host, words in ((METADATA, "any rule: it is link-local"), (PRIVATE, "have it named")):
+        assert words in (await got(port, f"http://{host}/"))[1]
     assert networks.untouched(*INNER, (PUBLIC, 80), (PUBLIC, 443))
 
 

@@ -49,10 +49,19 @@ def add(root: Path, wheels: Path, name: str, *given: str, **more: dict[str, str]
 
 
 def environment(place: Path) -> Path:
-    """A project whose environment has a package, and a trap for who starts it on the host."""
+    """A project whose environment has a package, and a trap for who starts it on the host.
+
+    Its base is named by a link to the folder of a Python, as uv names those that it has fetched.
+    """
     root = place / "project/.venv"
     make = [uv.find_uv_bin(), "venv", "--quiet", "--offline", "--python", sys.executable, str(root)]
     subprocess.run(make, check=True)
+    (place / "current").symlink_to(BASE)
+    (root / "bin/python").unlink()
+    (root / "bin/python").symlink_to(place / f"current/bin/python{MINOR}")
+    config = (root / "pyvenv.cfg").read_text().splitlines()
+    config = [line for line in config if not line.startswith("home")]
+    (root / "pyvenv.cfg").write_text("\n".join([*config, f"home = {place / 'current/bin'}\n"]))
     trap = f"import os; os.access({str(place)!r}, 2) and os.mkdir({str(place / 'sprung')!r})\n"
     files = {"greeting/__init__.py": "words = 'hello'\n", "trap.pth": trap}
     add(root, place / "wheels", "greeting", files=files)

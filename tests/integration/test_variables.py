@@ -167,7 +167,7 @@ async def look_everywhere(client: Client, state: Path) -> None:
     resource = await client.read_resource(f"kernel://{handle}/files/env.txt")
     assert not values_in(resource.model_dump_json())
     assert not values_in(client.instructions or "")
-    assert "MODEL_TOKEN, QUOTED, PIN, EMPTY" in (client.instructions or "")
+    assert "MODEL_TOKEN, QUOTED, PIN (too short to be masked), EMPTY" in (client.instructions or "")
     files = [*own_files(state)]
     assert files
     assert not [path for path in files if values_in(path.read_bytes().decode("latin-1"))]

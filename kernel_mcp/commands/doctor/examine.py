@@ -175,15 +175,16 @@ async def examine(
         runs = stack.enter_context(RunDirectory.create(folder))
         resources = ResourceManager.create(runs.path, sandbox.report())
         await stack.enter_async_context(resources.running())
-        report = resources.report(sandbox.report(), settings.limits)
         found = _summed_up(checks)
         doors, refused = await _opened(settings, sandbox, runs)
         stack.push_async_callback(doors.aclose)
         found += refused
-        report = replace(report, gaps=(*report.gaps, *doors.gaps))
         network, problems = await _network(settings, sandbox, runs.path)
         stack.push_async_callback(network.aclose)
         found += problems
+        told = sandbox.report(doors.opened(network=bool(network)))
+        report = resources.report(told, settings.limits)
+        report = replace(report, gaps=(*report.gaps, *doors.gaps))
         if environment is not None:
             cold = LocalLauncher(sandbox, runs, resources=resources, doors=doors, network=network)
             opened = through_doors(doors, settings, environment, files)
@@ -218,14 +219,15 @@ async def _opened(
     try:
         shown = shown_folders(settings, sandbox.name, runs.path, default_cache())
         own = await anyio.to_thread.run_sync(own_environment, settings.python)
+        if own is not None:
+            own.require_steady(shown)
         fixed = (*own_places(), *settings.obeyed, *(own.fixed if own is not None else ()))
         devices = usable_devices(settings.devices, runs.path, sandbox.name)
         doors = Doors(shown, runs.path, shows=sandbox.shows, fixed=fixed, devices=devices)
         await doors.open()
     except (ConfigError, EnvironmentBuildError, LaunchError) as refusal:
         await doors.aclose()
-        remedy = "change --mount or --device"
-        return Doors(), [Check("folders and devices", False, str(refusal), remedy)]
+        return Doors(), [Check("folders and devices", False, _NO_START, str(refusal))]
     return doors, []
 
 
@@ -239,7 +241,7 @@ async def _network(
         await network.open()
     except (ConfigError, LaunchError) as refusal:
         await network.aclose()
-        return Network(), [Check("network", False, str(refusal), "change --network or --secret")]
+        return Network(), [Check("network", False, _NO_START, str(refusal))]
     return network, [Check("network", True, f"open to {network.rules}")] if network else []
 
 
@@ -264,6 +266,7 @@ async def _through_template(
     return [replace(check, name=f"forked: {check.name}") for check in found]
 
 
+_NO_START = "a server with these flags does not start in this sandbox"
 _FORKED_REMEDY = "start the server with --no-template, and report this as a defect"
 
 

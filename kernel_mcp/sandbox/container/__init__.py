@@ -29,8 +29,10 @@ from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     BY_BINDS,
     BY_TREES,
+    CLOSED,
     ContainerOptions,
     GuestPaths,
+    Opened,
     Passed,
     SandboxCommand,
     SandboxReport,
@@ -266,9 +268,9 @@ class ContainerSandbox(KernelUsers):
             scratch=mounts.SCRATCH,
         )
 
-    def report(self) -> SandboxReport:
+    def report(self, opened: Opened = CLOSED) -> SandboxReport:
         """What the engine and this project's filter put in force here."""
-        return container_report(self.engine, own_user=self._identities is not None)
+        return container_report(self.engine, opened, own_user=self._identities is not None)
 
     def _run(self, *words: str) -> list[str]:
         runtime = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.process import find_program, foreign_environment
-from kernel_mcp.sandbox.base import ContainerOptions, SandboxReport
+from kernel_mcp.sandbox.base import CLOSED, ContainerOptions, Opened, SandboxReport
 from kernel_mcp.sandbox.remedies import AT_OWN_RISK, install_hint
 
 ENGINES = ("podman", "docker")
@@ -20,6 +21,9 @@ ENGINES = ("podman", "docker")
 LABEL = "kernel-mcp.server"
 BUILD_HINT = "kernel-mcp image build"
 ANSWER_S = 30.0
+SWEEP_S = 10.0
+"""Of each of two commands; a client waits meanwhile."""
+logger = logging.getLogger(__name__)
 _NAME = re.compile(r"kernel-mcp-(\d+)-(\d+)-(\d+)-[0-9a-f]+")
 
 
@@ -62,7 +66,7 @@ class Engine:
         runtime = ["--runtime", self.runtime] if self.runtime and self.kind == "podman" else []
         return [self.program, *runtime, *words]
 
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def ask(self, *words: str, patience_s: float = ANSWER_S) -> subprocess.CompletedProcess[str]:
         """Run a short command; blocks. Raises SandboxUnavailable when it does not answer."""
         try:
             return subprocess.run(
@@ -72,7 +76,7 @@ class Engine:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=ANSWER_S,
+                timeout=patience_s,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as reason:
@@ -94,17 +98,22 @@ class Engine:
         )
 
     def sweep(self) -> None:
-        """Remove the containers that dead servers of this process namespace have left."""
-        listed = self.ask(
-            "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Names}}"
-        )
+        """Remove the containers that dead servers of this process namespace have left.
+
+        Where the engine is slow to, the log says so, and the next start tries again.
+        """
+        every = ("ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Names}}")
         dead = []
-        for line in listed.stdout.splitlines():
-            number, _, name = line.partition(" ")
-            if _left_by_a_dead_server(name):
-                dead.append(number)
-        if dead:
-            self.ask("rm", "--force", *dead)
+        try:
+            for line in self.ask(*every, patience_s=SWEEP_S).stdout.splitlines():
+                number, _, name = line.partition(" ")
+                if _left_by_a_dead_server(name):
+                    dead.append(number)
+            if dead:
+                self.ask("rm", "--force", *dead, patience_s=SWEEP_S)
+        except SandboxUnavailable as reason:
+            by_hand = f"; `{self.kind} rm --force {' '.join(dead)}` does it" if dead else ""
+            logger.warning("containers of dead servers were not removed: %s%s", reason, by_hand)
 
 
 def container_name() -> str:
@@ -158,12 +167,11 @@ _UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 _SELINUX = Path("/sys/fs/selinux/enforce")
 
 
-def container_report(engine: Engine, *, own_user: bool) -> SandboxReport:
+def container_report(engine: Engine, opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport:
     """The report; `own_user` when each session has a host user id to itself."""
     enforced = [
         f"a container of its own for each kernel ({engine.kind})",
-        "a network of its own: the loopback alone",
-        "only the workspace and a private /tmp are writable; the host's files are hidden",
+        *opened.reach("the interpreter and its packages"),
         "own process, ipc, cgroup and host name namespaces",
         "a host user id of its own for each session, without capabilities"
         if own_user

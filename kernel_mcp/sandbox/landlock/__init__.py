@@ -23,11 +23,14 @@ from kernel_mcp.linux.syscalls import architecture
 from kernel_mcp.sandbox.base import (
     BOOT_FOLDER,
     BY_RULES,
+    CLOSED,
     GuestPaths,
+    Opened,
     Passed,
     SandboxCommand,
     SandboxReport,
     SandboxRequest,
+    listed,
 )
 from kernel_mcp.sandbox.landlock.rules import (
     DEVICE,
@@ -47,7 +50,7 @@ from kernel_mcp.sandbox.users import IdentityPool, KernelUsers, reservable_ids
 from kernel_specs.restricted.confine import PENDING_SIGNALS, RESERVED_ADDRESSES
 
 
-def landlock_report(*, own_user: bool) -> SandboxReport:
+def landlock_report(opened: Opened = CLOSED, *, own_user: bool) -> SandboxReport:
     """The report; `own_user` when each kernel has a host user id to itself."""
     user = (
         "a host user id of its own for each session, no new privileges"
@@ -56,7 +59,7 @@ def landlock_report(*, own_user: bool) -> SandboxReport:
     )
     return SandboxReport(
         backend="landlock",
-        enforced=(*_ENFORCED, user),
+        enforced=(*_enforced(opened), user),
         gaps=(*_GAPS, *(_OWN_USER_GAPS if own_user else _SHARED_USER_GAPS)),
         unpromised=_UNPROMISED | ({"no capabilities"} if own_user else frozenset()),
     )
@@ -65,17 +68,24 @@ def landlock_report(*, own_user: bool) -> SandboxReport:
 _UNPROMISED = frozenset({"own namespaces", "/tmp limited"})
 
 
-_ENFORCED = (
-    "nothing can be connected to: internet sockets are refused, Unix sockets only listen",
-    "writable: the workspace, the folder of its sockets and one for temporary files, no other",
-    (
-        "readable: the system's programs, the interpreter and its packages, few files of /etc, "
-        "facts about the machine and the kernel's main process in /proc; no other contents"
-    ),
-    "signals, tracing, limits and scheduling reach only the kernel's own processes",
-    "system call filters (seccomp)",
-    "ends with the server, with all its processes",
-)
+def _enforced(opened: Opened) -> tuple[str, ...]:
+    own = ["the workspace", "the folder of its sockets", "one for temporary files"]
+    seen = "`mounts` without known secrets, " if opened.mounts else ""
+    return (
+        "nothing can be connected to: internet sockets are refused, Unix sockets only listen",
+        f"writable: {listed([*own, *opened.writable])}, no other",
+        (
+            f"readable: {seen}the system's programs, the interpreter and its packages, few files "
+            "of /etc, facts about the machine and the kernel's main process in /proc; no other "
+            "contents"
+        ),
+        *opened.at_devices,
+        "signals, tracing, limits and scheduling reach only the kernel's own processes",
+        "system call filters (seccomp)",
+        "ends with the server, with all its processes",
+    )
+
+
 _GAPS = (
     "shares the host's Linux kernel, so a kernel exploit leaves the sandbox",
     (
@@ -220,9 +230,9 @@ class LandlockSandbox(KernelUsers):
         kept = 0 if identity is None else CAP_DAC_READ_SEARCH
         return Promise(user_of(identity), filters=len(self._filters), capabilities=kept)
 
-    def report(self) -> SandboxReport:
+    def report(self, opened: Opened = CLOSED) -> SandboxReport:
         """What Landlock and the filters put in force here."""
-        return landlock_report(own_user=self._identities is not None)
+        return landlock_report(opened, own_user=self._identities is not None)
 
     def _user_options(self, request: SandboxRequest, identity: Identity | None) -> list[str]:
         if identity is None:

@@ -228,6 +228,7 @@ def test_secrets_name_a_variable_a_host_and_a_header() -> None:
         ("KEY@https://api.test", "name of a header"),
         ("KEY@api.test:8443:", "name of a header"),
         ("KEY@api.test:Host", "connection itself"),
+        ("KEY@api.test:8443", "port with --network api.test:8443"),
         ("KEY@api.test:", "name of a header"),
     ],
 )

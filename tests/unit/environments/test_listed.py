@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import Mount
+from kernel_mcp.environments.elsewhere import unseen_code
 from kernel_mcp.environments.listed import Listed, exported, listed
 from kernel_mcp.errors import ConfigError
 
@@ -131,6 +133,10 @@ def test_files_without_end_text_and_number_are_refused(tmp_path: Path) -> None:
         listed(Settings(requirements=tmp_path / "pipe"), INDEX, {})
     with pytest.raises(ConfigError, match="there is no"):
         listed(Settings(requirements=tmp_path / "missing"), INDEX, {})
+    with pytest.raises(ConfigError, match=r"^--requirements: .* name a file in it, as requirem"):
+        listed(Settings(requirements=tmp_path), INDEX, {})
+    with pytest.raises(ConfigError, match=r"^--project: .* is a file; name its folder"):
+        listed(Settings(project=tmp_path / "0.txt"), INDEX, {})
 
 
 def test_an_index_that_the_operator_has_named_may_be_named_again(tmp_path: Path) -> None:
@@ -194,6 +200,26 @@ def test_a_lock_gives_its_project_and_changes_that_matter_are_noticed(tmp_path: 
     assert project(tmp_path, "[tool.ruff]\nline-length = 100").digest == found.digest
     assert project(tmp_path, '[dependency-groups]\ndev = ["x"]').digest != found.digest
     assert project(tmp_path, lock=LOCK.replace("1.17.0", "1.16.0")).digest != found.digest
+
+
+def test_code_of_the_project_itself_is_told_to_be_imported_from_a_mount(tmp_path: Path) -> None:
+    (tmp_path / "src/mine").mkdir(parents=True)
+    (tmp_path / "tool.py").touch()
+    found = project(tmp_path)
+    source = tmp_path / "src"
+    told = unseen_code(found.code, [])
+    assert told["mine"] == (
+        "mine is code of the project (--project), which is not installed: the operator can start "
+        f"the server with --mount {source}, and sys.path.insert(0, {str(source)!r}) then finds it"
+    )
+    assert told["tool"].endswith(f"sys.path.insert(0, {str(tmp_path)!r}) then finds it")
+    assert told.keys() == {"mine", "tool"}
+    source.rename(tmp_path / "elsewhere")
+    source.symlink_to(tmp_path / "elsewhere")
+    assert unseen_code(project(tmp_path).code, []).keys() == {"tool"}
+    there = unseen_code(found.code, [Mount(tmp_path, str(tmp_path))])["mine"]
+    assert there.endswith(f"not installed: sys.path.insert(0, {str(source)!r}) then finds it")
+    assert "start the server" not in there
 
 
 @pytest.mark.parametrize(

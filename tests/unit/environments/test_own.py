@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.values import Mount, python
+from kernel_mcp.environments.elsewhere import unseen
 from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.environments.own import (
     OwnEnvironment,
     own_environment,
     own_folder,
     remarks,
-    unseen,
 )
-from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.errors import ConfigError, EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment
 from tests.unit.environments.kit import Kit
 
@@ -145,6 +145,26 @@ def test_links_to_the_base_are_shown_as_they_are(project: Path, tmp_path: Path) 
     assert hop.parent not in shown
 
 
+def test_a_link_to_the_folder_of_the_base_is_shown_as_that_and_told_from_what_may_change(
+    project: Path, tmp_path: Path
+) -> None:
+    root, current = project / ".venv", tmp_path / "pythons/current"
+    current.parent.mkdir()
+    current.symlink_to(BASE)
+    for name in ("python", "python3", f"python{MINOR}"):
+        (root / "bin" / name).unlink(missing_ok=True)
+    (root / "bin/python").symlink_to(current / f"bin/python{MINOR}")
+    rewrite(root, "home", f"home = {current / 'bin'}")
+    found = read(root)
+    seen = {path.relative_to(current) for path in found.readonly if path.is_relative_to(current)}
+    assert seen == {path.relative_to(BASE) for path in found.readonly if path.is_relative_to(BASE)}
+    assert Path("lib") in seen
+    assert current in found.links
+    found.require_steady([Mount(tmp_path, str(tmp_path)), Mount(root, "/data", "rw")])
+    with pytest.raises(ConfigError, match=f"{current} leads to the Python of --python {root}"):
+        found.require_steady([Mount(current.parent, "/data", "rw")])
+
+
 def test_an_environment_whose_base_is_gone_is_refused(project: Path) -> None:
     rewrite(project / ".venv", "home", "home = /nowhere/bin")
     said = refusal(project / ".venv")
@@ -248,8 +268,10 @@ def test_packages_that_kernels_of_a_root_server_may_not_read_are_refused(project
 def test_a_file_that_never_ends_is_not_waited_for(project: Path) -> None:
     add(project / ".venv", "queue-like", "1.0")
     os.mkfifo(site(project / ".venv") / "queue-like-1.0.dist-info/direct_url.json")
-    os.mkfifo(site(project / ".venv") / "endless.pth")
     assert read(project / ".venv").outside == {}
+    os.mkfifo(site(project / ".venv") / "endless.pth")
+    with pytest.raises(EnvironmentBuildError, match=r"endless\.pth is no regular file"):
+        read(project / ".venv")
 
 
 def test_packages_elsewhere_are_told_until_a_mount_shows_them(
@@ -257,7 +279,7 @@ def test_packages_elsewhere_are_told_until_a_mount_shows_them(
 ) -> None:
     root = project / ".venv"
     info = add(root, "mine", "1.0")
-    origin = {"url": (project / "src").as_uri(), "dir_info": {"editable": True}}
+    origin = {"url": project.as_uri(), "dir_info": {"editable": True}}
     (info / "direct_url.json").write_text(json.dumps(origin))
     (site(root) / "__editable__.mine-1.0.pth").write_text(f"{project / 'src'}\n")
     for module in (project / "src/my_module.py", tmp_path / "more/also.py"):
@@ -382,6 +404,7 @@ async def test_a_python_that_is_not_found_is_answered_with_what_to_do(
     with pytest.raises(EnvironmentBuildError) as caught:
         await kit.store().ensure(EnvironmentSpec(python=str(root)))
     assert f"put {programs} on the server's PATH" in str(caught.value)
+    assert "a Python 3.14 of the machine's own has to install" in str(caught.value)
 
 
 def test_an_environment_is_stale_once_packages_have_come(project: Path, tmp_path: Path) -> None:

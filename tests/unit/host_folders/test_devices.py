@@ -30,7 +30,7 @@ def test_devices_that_every_kernel_has_are_taken_as_they_are(name: str, tmp_path
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/dev", "it is no device"),
+        ("/dev", "it is a folder: name each device"),
         ("/etc/passwd", "it is no device"),
         ("/dev/missing", "it cannot be had: No such file"),
         ("/dev/tty", "a terminal"),
@@ -90,7 +90,11 @@ def test_kernels_of_a_root_server_get_a_copy_of_what_only_root_may_open(tmp_path
     path.chmod(0o600)
     try:
         (copied,) = usable_devices([path], tmp_path, "bwrap")
-        (shown,) = usable_devices([path], tmp_path / "none", "landlock")
+        with pytest.raises(ConfigError, match=r"mode is 0600\. Allow it with `chmod o\+rw /dev/km"):
+            usable_devices([path], tmp_path, "landlock")
+        path.chmod(0o604)
+        (shown,) = usable_devices([path], tmp_path, "landlock")
+        (free,) = usable_devices([path], tmp_path, "none")
     finally:
         path.unlink()
     info = copied.source.stat()
@@ -98,4 +102,5 @@ def test_kernels_of_a_root_server_get_a_copy_of_what_only_root_may_open(tmp_path
     assert (info.st_rdev, stat.S_IMODE(info.st_mode)) == (os.makedev(1, 5), 0o666)
     assert copied == Device(copied.source, str(path))
     assert shown.source == path
-    assert str(shown).endswith("its mode is 0600")
+    assert str(shown).endswith("its mode is 0604")
+    assert free == Device(path, str(path))

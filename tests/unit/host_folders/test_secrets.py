@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.host_folders import secrets
-from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT, Walk
+from kernel_mcp.host_folders import secrets, walking
+from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT
+from kernel_mcp.host_folders.walking import TooManySecrets, Walk
 
 
 @pytest.fixture
@@ -138,14 +139,14 @@ def test_the_server_may_have_more_covered(tmp_path: Path, root: int) -> None:
 def test_too_many_secrets_are_an_error_and_those_gone_do_not_count(
     tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secrets, "MOST_COVERS", 2)
+    monkeypatch.setattr(walking, "MOST_COVERS", 2)
     walk = Walk(root)
     for number in range(5):
         make(tmp_path, f".env.{number}")
         assert looked(walk, f".env.{number}")
         (tmp_path / f".env.{number}").unlink()
     make(tmp_path, ".env.a", ".env.b", ".env.c")
-    with pytest.raises(secrets.TooManySecrets):
+    with pytest.raises(TooManySecrets):
         Walk(root).all()
 
 
@@ -245,12 +246,12 @@ def test_walks_that_share_what_they_know_cover_names_in_several_folders(tmp_path
 def test_what_was_covered_is_covered_again_however_many_there_are(
     tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secrets, "MOST_COVERS", 2)
+    monkeypatch.setattr(walking, "MOST_COVERS", 2)
     make(tmp_path, ".env", ".env.1")
     walk = Walk(root)
     walk.all()
     make(tmp_path, ".env.2")
-    with pytest.raises(secrets.TooManySecrets):
+    with pytest.raises(TooManySecrets):
         looked(walk, ".env.2")
     assert looked(walk, ".env") == [(".env",)]
 
@@ -292,3 +293,43 @@ def test_servers_of_models_are_judged_by_what_they_are_given(tmp_path: Path, roo
 
 def test_paths_for_people_are_text_of_one_line() -> None:
     assert secrets.readable(("a\nb", os.fsdecode(b"\xff"), "ü")) == "a\\nb/\\xff/ü"
+
+
+def test_other_names_of_what_hosts_execute_are_fixed_when_a_walk_begins(
+    tmp_path: Path, root: int
+) -> None:
+    make(tmp_path, ".git/hooks/post-commit", ".mcp.json", "data/plain")
+    (tmp_path / "data" / "hook").hardlink_to(tmp_path / ".git/hooks/post-commit")
+    (tmp_path / "servers").hardlink_to(tmp_path / ".mcp.json")
+    (tmp_path / "data" / "same").hardlink_to(tmp_path / "data/plain")
+    covers = Walk(root, writable=True).all().covers
+    assert {path for path, kind in covers.items() if kind == FIXED} == {
+        (".git",),
+        (".mcp.json",),
+        ("data", "hook"),
+        ("servers",),
+    }
+
+
+def test_what_takes_the_place_of_something_fixed_that_has_gone_is_new(
+    tmp_path: Path, root: int
+) -> None:
+    make(tmp_path, "repo/.git/HEAD")
+    walk = Walk(root, writable=True)
+    walk.all()
+    assert not walk.left(("other",))
+    assert walk.left(("repo", ".git"))
+    assert walk.found.removed == [("repo", ".git"), ("repo",)]
+    assert walk.found.covers == {}
+
+
+def test_what_hosts_execute_is_told_when_no_more_can_be_covered(
+    tmp_path: Path, root: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walking, "MOST_COVERS", 2)
+    walk = Walk(root, writable=True)
+    walk.all()
+    make(tmp_path, ".env.1", ".env.2", "repo/.git/HEAD", ".envrc")
+    for name in (".env.1", ".env.2", "repo", ".envrc"):
+        looked(walk, name)
+    assert walk.found.surplus == [("repo", ".git"), (".envrc",)]

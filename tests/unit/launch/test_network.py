@@ -14,7 +14,9 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import HeaderSecret
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
 from kernel_mcp.launch.network import PORT, Network, Way, opened, places_of
+from kernel_mcp.launch.proxy import Proxy
 from kernel_mcp.network.rules import Rules
+from kernel_mcp.network.secrets import Vault
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_specs.template import linux
 
@@ -25,11 +27,11 @@ def door(*entries: str) -> Network:
     return Network(Rules.parse(entries))
 
 
-class Silent(Network):
-    """A door whose proxy is not started: what it is told is kept."""
+class Silent(Proxy):
+    """It is not started: what it is told is kept."""
 
-    def __init__(self, *entries: str) -> None:
-        super().__init__(Rules.parse(entries))
+    def __init__(self) -> None:
+        super().__init__(Vault(), None, lambda _: None)
         self.told: list[Mapping[str, Any]] = []
 
     def _start(self) -> None:
@@ -116,6 +118,8 @@ def test_a_secret_opens_its_own_host_and_takes_a_sandbox(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match="--secret"):
             opened(settings, cast(Sandbox, SimpleNamespace(name=name)), tmp_path)
     sandbox = cast(Sandbox, SimpleNamespace(name="bwrap"))
+    with pytest.raises(ConfigError, match="--secret: 'localhost'"):
+        opened(Settings(secrets=(HeaderSecret("KEY", "localhost"),)), sandbox, tmp_path)
     long = tuple(HeaderSecret("KEY", f"{each}.test", value="x" * 8000) for each in range(9))
     with pytest.raises(ConfigError, match="--secret: all values together"):
         opened(Settings(secrets=long), sandbox, tmp_path)
@@ -137,12 +141,13 @@ def made(way: Way) -> None:
     linux.send_listeners(way.guest(), way.places)
 
 
-def listening(*names: str) -> Silent:
+def listening(*names: str) -> Network:
     """A door with places that are free here."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    network = Silent(f"127.0.0.1:{port}", *names)
+    network = door(f"127.0.0.1:{port}", *names)
+    network.proxy = Silent()
     network.places = network.places[1:]  # the proxy's port may be taken here
     return network
 
@@ -169,23 +174,25 @@ async def test_a_session_gets_what_it_asked_for_and_records_find_it_after_its_en
 ) -> None:
     monkeypatch.setattr("kernel_mcp.launch.network._namespace_of", lambda _: None)
     network = listening()
+    proxy = network.proxy
+    assert isinstance(proxy, Silent)
     way = network.way()
     made(way)
     way.take()
     heard: list[Mapping[str, Any]] = []
     way.open(None, heard.append)
     way.open(None, heard.append)
-    (message,) = network.told
+    (message,) = proxy.told
     assert message["exact"] == str(network.rules)
     number = message["listen"]
     way.close()
-    assert network.told[-1] == {"close": number}
-    network._on_message({"end": number, "host": "x"})
+    assert proxy.told[-1] == {"close": number}
+    proxy._on_message({"end": number, "host": "x"})
     assert heard == [{"host": "x"}]
 
     other = network.way()
     made(other)
     other.take()
     other.open((), heard.append)
-    assert network.told[-1] == {"close": number}, "what the session did not ask for is closed"
+    assert proxy.told[-1] == {"close": number}, "what the session did not ask for is closed"
     other.close()

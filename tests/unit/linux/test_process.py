@@ -178,4 +178,7 @@ def test_modules_come_from_nowhere_that_can_be_changed(
     assert {*before} - {*sys.path} <= {changing, str(Path(sys.prefix).parent)}
     assert changing not in sys.path
     assert {other, *libraries} <= {*sys.path}
-    assert {Path(sys.prefix), Path(sys.base_prefix).resolve()} <= {*own_places()}
+    monkeypatch.setenv("PATH", f"{tmp_path}:relative:")
+    own = {Path(sys.prefix), Path(sys.base_prefix).resolve(), tmp_path.resolve()}
+    assert own <= {*own_places()}
+    assert Path("relative").resolve() not in own_places()

@@ -1,94 +1,51 @@
-"""What the server is told of connections, whatever their number."""
+"""When a connection of a session ends by itself."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from kernel_mcp.network.connection import Records, Used
-from kernel_mcp.network.http import Refused
-from kernel_specs.template import linux
+from kernel_mcp.network.connection import ENDED_IDLE_S, Connection, Listener, Session
+from kernel_mcp.network.rules import Rules
+from tests.unit.network.near import Near, Told
+
+pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        theirs.setblocking(False)
-        yield ours, theirs
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    for each in (one, other):
+        each.setblocking(False)
+    return one, other
 
 
-def told(server: socket.socket) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    while True:
-        try:
-            received = linux.receive(server, wait=False)
-        except BlockingIOError:
-            return found
-        assert received is not None
-        found.append(received[0])
-
-
-def sums(records: list[dict[str, Any]]) -> tuple[int, int, int]:
-    return (
-        sum(each["count"] for each in records),
-        sum(each["up"] for each in records),
-        sum(each["down"] for each in records),
-    )
-
-
-def test_a_flood_is_told_together_and_nothing_of_it_is_lost(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
-    server, proxy = ends
-    now = 0.0
-    records = Records(proxy, lambda: now)
-    refusal = Refused("no")
-    for number in range(5000):
-        records.add(1, (f"h{number}.test", 80), refusal, Used(1, 2, 0.001))
-    records.add(2, ("a.test", 80), None, Used(5, 6, 0.001))
-    first = told(server)
-    assert first[-1]["end"] == 2
-    assert len(first) < 100
-    records.flush()
-    rest = told(server)
-    assert len(rest) < 30
-    assert sums([each for each in first + rest if each["end"] == 1]) == (5000, 5000, 10_000)
-    assert rest[-1]["host"] == "…"
-    now = 100.0
-    records.add(1, ("a.test", 80), None, Used(5, 6, 0.001))
-    assert [each["host"] for each in told(server)] == ["a.test"]
-
-
-def test_a_server_that_reads_nothing_is_not_waited_for(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
-    server, proxy = ends
-    now = 0.0
-    records = Records(proxy, lambda: now)
-    for number in range(5000):
-        now += 1
-        records.add(number % 7, ("a.test", 80), None, Used(1, 1, 0.0))
-        records.flush()
-    found = told(server)
-    records.flush()
-    found += told(server)
-    assert sums(found)[0] == 5000
-
-
-def test_the_last_records_of_a_listener_come_with_its_end(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
-    server, proxy = ends
-    records = Records(proxy, lambda: 0.0)
-    for _ in range(100):
-        records.add(1, ("a.test", 80), None, Used(1, 1, 0.0))
-        records.add(2, ("a.test", 80), None, Used(1, 1, 0.0))
-    told(server)
-    records.flush(1)
-    assert {each["end"] for each in told(server)} == {1}
-    records.flush()
-    assert {each["end"] for each in told(server)} == {2}
+@pytest.mark.parametrize("by", ["close", "half"])
+async def test_an_answer_is_not_waited_for_long_by_who_has_closed(by: str) -> None:
+    loop, told = asyncio.get_running_loop(), Told()
+    client, inside = connected()
+    host, outside = connected()
+    listener = Listener(1, inside, Rules.parse(["a.test"]), None, Session("", loop))
+    connection = Connection(listener, inside, Near(lambda: outside), told)
+    with client, host:
+        await loop.sock_sendall(client, b"GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+        assert (await loop.sock_recv(host, 1000)).startswith(b"GET / ")
+        connection.look(loop.time() + ENDED_IDLE_S + 1)  # it still listens
+        if by == "close":
+            client.close()
+        else:
+            client.shutdown(socket.SHUT_WR)
+        while not connection._client.ended:
+            await asyncio.sleep(0)
+        connection.look(loop.time() + ENDED_IDLE_S - 1)
+        await asyncio.sleep(0)
+        assert told.all == []
+        connection.look(loop.time() + ENDED_IDLE_S + 1)
+        await asyncio.wait_for(connection.task, 60)
+        assert await loop.sock_recv(host, 1000) == b""
+    ((place, verdict, words),) = told.all
+    assert (place, verdict) == (("a.test", 80), "failed")
+    assert "closed" in words

@@ -300,6 +300,28 @@ def test_values_that_lie_across_pieces_are_masked(size: int) -> None:
     assert shown == "[TOKEN masked] sec[LONGER masked]-secret-valu [TOKEN masked]"
 
 
+@pytest.mark.parametrize("size", range(1, 40))
+def test_escapes_in_a_value_hide_it_in_no_piece(size: int) -> None:
+    text = "\x1b[1ma \x1b[31msec\x1b[0;1mret\x00-\x1b[2Kvalue\x1b[0m, sec\x1b[0mr"
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    shown = "".join(MASKS.pieces(pieces))
+    assert shown == "\x1b[1ma \x1b[31m[TOKEN masked]\x1b[0m, sec\x1b[0mr"
+
+
+def test_a_value_with_escapes_of_its_own_is_masked() -> None:
+    masks = Masks([("COLOURED", "sec\x1b[0mret")])
+    assert masks.masked("a sec\x1b[0mret") == masks.masked("a secret") == "a [COLOURED masked]"
+
+
+def test_no_escapes_make_more_wait_than_their_most() -> None:
+    text = "secret" + "\x1b[0m" * 100_000
+    before = time.process_time()
+    shown, rest = MASKS.taken(text)
+    assert (shown + rest, len(rest) < 4200) == (text, True)
+    assert MASKS.masked("secret-\x1b[0mvalue " * 20_000) == "[TOKEN masked] " * 20_000
+    assert time.process_time() - before < 5
+
+
 def test_a_value_whose_end_begins_another_is_masked_across_pieces() -> None:
     masks = Masks([("A", "xxxxab-cd"), ("B", "cd-yyyyyy")])
     assert "".join(masks.pieces(["xxxxab-cd", "-zzz"])) == "[A masked]-zzz"

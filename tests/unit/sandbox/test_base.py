@@ -1,10 +1,10 @@
-"""Descriptors of a command in the making."""
+"""Descriptors of a command in the making, and what reports say of what is open."""
 
 from __future__ import annotations
 
 import os
 
-from kernel_mcp.sandbox.base import Passed
+from kernel_mcp.sandbox.base import Opened, Passed
 
 
 def is_open(fd: int) -> bool:
@@ -43,3 +43,22 @@ def test_everything_is_closed_when_the_command_is_not_made() -> None:
         fds = (file, own, read, int(write))
         assert all(map(is_open, fds))
     assert not any(map(is_open, fds))
+
+
+def test_reports_say_of_the_network_and_of_files_what_holds_with_these_doors() -> None:
+    programs = "the interpreter and its packages"
+    network, files = Opened().reach(programs)
+    assert network == "a network of its own: the loopback alone"
+    assert files == (
+        "only the workspace and a private /tmp are writable; hidden: the host's files but "
+        "the interpreter and its packages"
+    )
+    opened = Opened(mounts=True, writable=("/data",), network=True, devices=("/dev/a", "/dev/b"))
+    network, files, sockets, devices = opened.reach(programs)
+    assert network.startswith("a network of its own: the loopback, and a proxy that connects")
+    assert files == (
+        "only the workspace, a private /tmp and /data are writable; hidden: the host's files but "
+        "the interpreter and its packages, and `mounts` without known secrets"
+    )
+    assert sockets.startswith("Unix sockets only in pairs")
+    assert devices == "of the host's devices only /dev/a and /dev/b"

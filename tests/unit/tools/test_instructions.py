@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.config.settings import Refusal, Settings
-from kernel_mcp.config.values import HeaderSecret, Mount
+from kernel_mcp.config.values import HeaderSecret, Mount, Variable
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.select import NoSandbox
@@ -20,7 +20,9 @@ WHOLE = SandboxReport("bwrap", ("everything",), ())
 def test_mounted_folders_are_named_with_what_can_be_done_there() -> None:
     loose, strict = (Mount(Path("/p"), "/p", "rw", strict=strict) for strict in (False, True))
     text = instructions(Settings(mounts=(loose,)), WHOLE)
-    assert "/p (writable)." in text
+    assert "Of the host, without secrets, writable: /p." in text
+    both = instructions(Settings(mounts=(loose, Mount(Path("/q"), "/q"))), WHOLE)
+    assert "Of the host, without secrets, read-only: /q; writable: /p." in both
     assert "after a reset" not in text
     assert "after a reset" in instructions(Settings(mounts=(strict,)), WHOLE)
     assert "after a reset" in instructions(
@@ -77,6 +79,19 @@ WORST = (
     Settings(allow=("\u00e4" * 900,), allow_install=("\u00e4" * 900,)),
     Settings(profile="data", allow_install=("*",)),
     Settings(allow=NAMES, allow_install=NAMES, network=NAMES),
+    Settings(
+        allow=NAMES,
+        allow_install=NAMES,
+        network=NAMES,
+        python="/a/long/path/to/a/project/with/an/environment/.venv",
+        mounts=tuple(
+            Mount(Path("/p"), f"/srv/data/project-{number}", ("ro", "rw")[number % 2])
+            for number in range(40)
+        ),
+        variables=tuple(Variable(f"VARIABLE_{number}", "12345678") for number in range(40)),
+        secrets=tuple(HeaderSecret(f"KEY_{number}", "api.test", "X-Key") for number in range(40)),
+        devices=tuple(Path(f"/dev/dri/render{number}") for number in range(40)),
+    ),
 )
 
 

@@ -22,7 +22,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import container
 from kernel_mcp.sandbox.base import ContainerOptions, SandboxCommand, SandboxRequest
-from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, outermost
+from kernel_mcp.sandbox.container import ContainerSandbox, EtcFiles, engine, outermost
 from kernel_mcp.sandbox.container.engine import Engine, container_report, mount
 from kernel_mcp.sandbox.mounts import Folder, Folders
 
@@ -254,3 +254,17 @@ def test_the_shim_finds_control_groups_without_any_package() -> None:
         check=False,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("slow", ["ps", "rm"])
+def test_an_engine_that_is_slow_to_remove_leftovers_does_not_hold_up_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, slow: str
+) -> None:
+    monkeypatch.setattr(engine, "SWEEP_S", 0.2)
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    dead = f"echo abc kernel-mcp-{namespace}-1-5-abcd"
+    fake_engine(tmp_path, "podman", f'[ "$1" = {slow} ] && exec sleep 60\n{dead}')
+    Engine("podman", str(tmp_path / "podman")).sweep()
+    (said,) = caplog.messages
+    assert "containers of dead servers were not removed: podman does not answer" in said
+    assert ("`podman rm --force abc`" in said) == (slow == "rm")

@@ -14,7 +14,7 @@ from kernel_mcp.config.values import GIB, MIB
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox import landlock
-from kernel_mcp.sandbox.base import SandboxCommand, SandboxRequest
+from kernel_mcp.sandbox.base import Opened, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_report, resource_limits, rules
 from kernel_mcp.sandbox.landlock.rules import (
     ON_FILES,
@@ -155,6 +155,18 @@ def test_the_report_names_what_is_missing(own_user: bool) -> None:
     assert ("CAP_DAC_READ_SEARCH" in text) == own_user
     assert ("server's user: Linux counts" in text) != own_user
     assert ("chmod" in text) != own_user
+
+
+def test_the_report_is_true_with_what_is_open() -> None:
+    opened = Opened(mounts=True, writable=("/data",), devices=("/dev/x",))
+    text = "; ".join(landlock_report(opened, own_user=False).enforced)
+    assert "one for temporary files and /data, no other" in text
+    assert "readable: `mounts` without known secrets, the system's programs" in text
+    assert "of the host's devices only /dev/x" in text
+    closed = "; ".join(landlock_report(own_user=False).enforced)
+    assert "the folder of its sockets and one for temporary files, no other" in closed
+    assert "mounts" not in closed
+    assert "devices" not in closed
 
 
 @pytest.fixture

@@ -1,0 +1,132 @@
+"""What code of an operator's environment or project is elsewhere: modules, and what shows them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from kernel_mcp.config.values import Mount
+from kernel_mcp.launch.base import KernelEnvironment, Outside
+
+SYSTEM = (Path("/usr"), Path("/bin"))
+OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_READ = 1 << 16
+_MOST_MODULES = 1000
+
+
+def unseen(environment: KernelEnvironment, mounts: Sequence[Mount]) -> dict[str, str]:
+    """Modules of an environment that sessions do not see, and the flag that shows them; names of
+    packages and of `.pth` files stand for what is not known by module.
+    """
+    support = environment.support
+    return {
+        module: f"{name} lies in {each.path}, outside of the environment, where sessions do not "
+        f"see it: the operator can start the server with --mount {each.path}"
+        for name, each in sorted(support.outside.items() if support else ())
+        if not _shown(Path(each.path), mounts)
+        for module in each.modules or {name}
+    }
+
+
+def unseen_code(code: Mapping[str, Path], mounts: Sequence[Mount]) -> dict[str, str]:
+    """Modules of a project of the operator's, as `code_of`, and how code can import them."""
+    told = {}
+    for module, folder in code.items():
+        mount = f"the operator can start the server with --mount {folder}, and "
+        told[module] = (
+            f"{module} is code of the project (--project), which is not installed: "
+            f"{'' if _shown(folder, mounts) else mount}sys.path.insert(0, {str(folder)!r}) then "
+            "finds it"
+        )
+    return told
+
+
+def _shown(place: Path, mounts: Sequence[Mount]) -> bool:
+    """Whether sessions see a place of the host under its own path."""
+    return any(place.is_relative_to(each.host) for each in mounts if each.guest == str(each.host))
+
+
+def code_of(folder: Path, name: str) -> dict[str, Path]:
+    """Modules of a project, as most lay them out, and the folders that they are imported from;
+    `name` is that of its package.
+    """
+    found: dict[str, Path] = {}
+    for place in (folder, folder / "src"):
+        if place != folder and place.is_symlink():  # nobody has named what it leads to
+            continue
+        with suppress(OSError):
+            found |= dict.fromkeys(modules_in(place), place)
+            if name.isidentifier() and name.isascii() and (place / name).is_dir():
+                found[name] = place
+    return found
+
+
+def outside_of(site: Path, shown: Sequence[Path]) -> dict[str, Outside]:
+    """What is imported from elsewhere, by the package or the `.pth` file that says so."""
+    found: dict[str, Outside] = {}
+    exact: set[str] = set()
+    for info in sorted(site.glob("*.dist-info")):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            told = json.loads(small_text(info / "direct_url.json"))
+            place = urlsplit(told["url"])
+            if told["dir_info"]["editable"] and place.scheme == "file":
+                name = info.stem.rpartition("-")[0]
+                found[name] = Outside(os.path.normpath(unquote(place.path)))
+                found[name].modules.update(small_text(info / "top_level.txt").split())
+    for file in sorted(site.glob("*.pth")):
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file.name} is no regular file, which Python would not stop reading")
+        with suppress(OSError, ValueError):
+            for line in small_text(file).splitlines():
+                path = Path(os.path.normpath(site / line.strip()))
+                if line.startswith(("#", "import ", "import\t")) or not path.is_dir():
+                    continue
+                known = [name for name in found if path.is_relative_to(found[name].path)]
+                name = known[0] if known else file.name
+                into = found.setdefault(name, Outside(str(path)))
+                into.modules.update(modules_in(path))
+                if known and name not in exact:  # its part that is imported, not all of a project
+                    exact.add(name)
+                    found[name] = Outside(str(path), into.modules)
+    for entry in os.scandir(site):
+        path = Path(entry)
+        first = path / "__init__.py" if entry.is_dir(follow_symlinks=False) else path
+        if first.is_symlink():
+            found[entry.name] = Outside(os.path.realpath(first), {entry.name.split(".")[0]})
+    real = [Path(os.path.realpath(each)) for each in shown]
+    return {
+        name: each
+        for name, each in found.items()
+        if each.path.isprintable()
+        and not is_below(Path(os.path.realpath(each.path)), [*real, *SYSTEM])
+    }
+
+
+def modules_in(folder: Path) -> set[str]:
+    """Modules in a folder, by their names. Raises OSError."""
+    with os.scandir(folder) as entries:
+        names = [
+            entry.name.removesuffix(".py")
+            for entry in itertools.islice(entries, _MOST_MODULES)
+            if entry.name.endswith(".py") or Path(entry, "__init__.py").exists()
+        ]
+    return {name for name in names if name.isidentifier() and name.isascii()}
+
+
+def is_below(path: Path, folders: Iterable[Path]) -> bool:
+    """Whether a path is one of `folders` or below one."""
+    return any(path.is_relative_to(each) for each in folders)
+
+
+def small_text(path: Path) -> str:
+    """A small text. Raises OSError, ValueError."""
+    with open(os.open(path, OPEN), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("not a regular file")
+        return file.read(_MOST_READ).decode()

@@ -1,0 +1,376 @@
+"""The mounted folders as the keeper watches them: what is in each, what changes, and who did it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import stat
+import struct
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_mcp.host_folders import secrets
+from kernel_mcp.host_folders.entering import Work
+from kernel_mcp.host_folders.secrets import Parts
+from kernel_mcp.host_folders.walking import Walk
+from kernel_mcp.linux.safe_tree import open_beneath, open_place
+from kernel_specs.landlock import calls
+
+# <sys/inotify.h>
+_IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = (
+    0x8,
+    0x40,
+    0x80,
+    0x100,
+    0x200,
+)
+_IN_Q_OVERFLOW, _IN_IGNORED, _IN_ISDIR = 0x4000, 0x8000, 0x40000000
+_MASK = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
+_IN_ONLYDIR, _IN_NONBLOCK, _IN_CLOEXEC = 0x01000000, 0o4000, 0o2000000
+_EVENT = struct.Struct("iIII")
+READ_DIR = 1 << 3
+ON_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
+"""<linux/landlock.h>: listing, and the rights that a rule about a file may hold."""
+# <sys/fanotify.h>
+_FAN_CLOEXEC, _FAN_NONBLOCK, _FAN_UNLIMITED_MARKS = 0x1, 0x2, 0x20
+_FAN_REPORT_PIDFD, _FAN_REPORT_DIR_FID, _FAN_REPORT_NAME = 0x80, 0x400, 0x800
+_FAN_MARK_ADD = 0x1
+_FAN_MOVED_TO, _FAN_CREATE, _FAN_Q_OVERFLOW, _FAN_ONDIR = 0x80, 0x100, 0x4000, 0x40000000
+_FAN_EVENT, _FAN_INFO = struct.Struct("=IBBHQii"), struct.Struct("=BBH")
+_OF_NAME, _OF_PIDFD = 2, 4
+_HANDLE = struct.Struct("=Ii")
+_HANDLE_BYTES = 128
+_AT_EMPTY_PATH = 0x1000
+_MOST_MADE = 1 << 12
+"""Entries whose makers are known; of older ones nobody knows any more."""
+_LATE_MS = 1
+"""An event is told to inotify some microseconds before or after it is told here."""
+HOST, CODE, LOST = "host", "code", "lost"
+"""Who made an entry: a program of the host, one of a sandbox, or one that is gone already."""
+_MOST_MOVED = 64
+"""Renames of secrets that are under way; more have left what is watched."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Change:
+    """An entry that is new, was replaced, written or removed; without parts, any may be."""
+
+    ground: Ground
+    parts: Parts = ()
+    hidden: bool = False
+    """Whether it had a secret's name before."""
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it may have to be covered for its name."""
+        named = (secrets.secret(self.parts, kind) for kind in (stat.S_IFREG, stat.S_IFDIR))
+        return self.hidden or secrets.judged_by_content(self.parts) or any(named)
+
+
+class Ground:
+    """One mounted folder: its descriptor, its walk, and where sandboxes see it."""
+
+    def __init__(
+        self,
+        number: int,
+        data: dict[str, Any],
+        watches: Watches,
+        inodes: dict[tuple[int, int], int],
+        twins: set[tuple[int, int]],
+    ) -> None:
+        self.number = number
+        self.host, self.guest = str(data["host"]), str(data["guest"])
+        self._own = {tuple(path): str(kind) for path, kind in data["own"]}
+        self.writable = data["writable"] is True
+        self.tells_makers = self.writable
+        """Whether it is known who makes what in it."""
+        self._strict = data["strict"] is True
+        self._inner = [tuple(path) for path in data["inner"]]
+        self._watches = watches
+        self._inodes, self._twins = inodes, twins
+        self._root = -1
+        self.walk = self._fresh()
+
+    def _fresh(self) -> Walk:
+        if self._root >= 0:
+            os.close(self._root)
+        self._root = -1
+        self._root = open_place(Path(self.host))
+        return Walk(
+            self._root,
+            own=self._own,
+            inner=self._inner,
+            writable=self.writable,
+            strict=self._strict,
+            visit=lambda parts, fd: self._watches.add(self, parts, fd),
+            inodes=self._inodes,
+            twins=self._twins,
+        )
+
+    @property
+    def place(self) -> Work:
+        """What sandboxes have to have at its place."""
+        info = os.fstat(self._root)
+        return self.guest, (), f"{info.st_dev}:{info.st_ino}"
+
+    def maker(self, parts: Parts) -> str:
+        """Who made an entry that hosts execute; empty where that cannot be known, or matters not.
+
+        A cover of what is no such entry has none.
+        """
+        covers = self.walk.found.covers
+        wanted = covers.get(parts) == secrets.FIXED or secrets.executed_by_name(parts[-1:])
+        if not (wanted and self.tells_makers):
+            return ""
+        return self._watches.makers.of(self._root, parts)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is no single file."""
+        return stat.S_ISDIR(os.fstat(self._root).st_mode)
+
+    def again(self) -> None:
+        """Open and walk the folder that is at the place now."""
+        self.walk = self._fresh()
+        if self.is_folder:
+            self.walk.all()
+
+    def allow(self, ruleset: int, read: int, write: int) -> None:
+        """Add Landlock rules; where a folder holds a secret, one for each entry that is shown.
+
+        Raises OSError.
+        """
+        access = write if self.writable else read
+        closed = self.walk.closed() if self._strict else set()
+        if () not in closed:
+            calls.allow(ruleset, self._root, access if self.is_folder else access & ON_FILES)
+            return
+        pending: list[tuple[Parts, int]] = [((), access)]
+        while pending:
+            parts, access = pending.pop()
+            with suppress(OSError):  # gone, or closed to this user: it stays without rules
+                folder = open_beneath(self._root, parts, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    if read & READ_DIR:
+                        calls.allow(ruleset, folder, READ_DIR)
+                    for name in os.listdir(folder):  # noqa: PTH208  # an open folder
+                        path = (*parts, name)
+                        rights = self._allow_entry(ruleset, folder, path, (access, read), closed)
+                        if rights:
+                            pending.append((path, rights))
+                finally:
+                    os.close(folder)
+
+    def _allow_entry(
+        self,
+        ruleset: int,
+        folder: int,
+        path: Parts,
+        rights: tuple[int, int],
+        closed: Collection[Parts],
+    ) -> int:
+        """Allow one entry `rights`, or those to read; what to allow in it if it is closed."""
+        try:
+            place = os.open(path[-1], os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            return 0
+        try:
+            info = os.fstat(place)
+            kind = None if stat.S_ISLNK(info.st_mode) else self.walk.shows(path, place, info)
+            if kind is None:
+                return 0
+            access = rights[1 if kind == secrets.FIXED else 0]
+            if not stat.S_ISDIR(info.st_mode):
+                calls.allow(ruleset, place, access & ON_FILES)
+            elif path in closed:
+                return access
+            else:
+                calls.allow(ruleset, place, access)
+            return 0
+        finally:
+            os.close(place)
+
+
+class Makers:
+    """Knows which entries of folders processes of sandboxes have made, and which the host's.
+
+    By fanotify(7), which tells a root server's process (Linux 5.15): processes of sandboxes have
+    a namespace of their own for their numbers.
+    """
+
+    def __init__(self) -> None:
+        flags = _FAN_CLOEXEC | _FAN_NONBLOCK | _FAN_UNLIMITED_MARKS
+        report = _FAN_REPORT_PIDFD | _FAN_REPORT_DIR_FID | _FAN_REPORT_NAME
+        init = getattr(_libc, "fanotify_init", None)
+        self._fd = -1
+        if init is not None and os.geteuid() == 0:
+            self._fd = init(ctypes.c_uint(flags | report), ctypes.c_uint(os.O_RDONLY))
+        self._made: dict[tuple[bytes, str], str] = {}
+
+    def fileno(self) -> int:
+        """What to poll; -1 where Linux gives none."""
+        return int(self._fd)
+
+    def add(self, folder: int) -> bool:
+        """Have an open folder watched; False where the makers in it cannot be known."""
+        mask = ctypes.c_uint64(_FAN_CREATE | _FAN_MOVED_TO | _FAN_ONDIR)
+        arguments = (ctypes.c_uint(_FAN_MARK_ADD), mask, ctypes.c_int(folder), None)
+        return self._fd >= 0 and _libc.fanotify_mark(self._fd, *arguments) == 0
+
+    def of(self, root: int, parts: Parts) -> str:
+        """Who made an entry below the open folder `root`: HOST, CODE, LOST.
+
+        What was made in a new folder before that was watched counts as made by the folder's maker.
+        """
+        self.note()
+        for end in range(len(parts), 0, -1):
+            key = self._key(root, parts[:end])
+            if key is not None and key not in self._made and end == len(parts):
+                select.select([self._fd], [], [], _LATE_MS / 1000)
+                self.note()
+            if key in self._made:
+                return self._made[key]
+        return LOST
+
+    @staticmethod
+    def _key(root: int, parts: Parts) -> tuple[bytes, str] | None:
+        handle = ctypes.create_string_buffer(_HANDLE.size + _HANDLE_BYTES)
+        _HANDLE.pack_into(handle, 0, _HANDLE_BYTES, 0)
+        mount = ctypes.c_int()
+        arguments = (handle, ctypes.byref(mount), ctypes.c_int(_AT_EMPTY_PATH))
+        try:
+            folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
+        except OSError:
+            return None
+        try:
+            if _libc.name_to_handle_at(ctypes.c_int(folder), b"", *arguments) != 0:
+                return None
+            system = struct.pack("=Q", os.fstatvfs(folder).f_fsid)
+        except OSError:
+            return None
+        finally:
+            os.close(folder)
+        length, _ = _HANDLE.unpack_from(handle)
+        return system + handle.raw[: _HANDLE.size + length], parts[-1]
+
+    def note(self) -> None:
+        """Take what there is to know, while those that made the entries live."""
+        while self._fd >= 0:
+            try:
+                data = os.read(self._fd, 1 << 16)
+            except OSError:  # there is no more, or there are no descriptors
+                return
+            place = 0
+            while place < len(data):
+                length, _, _, head, mask, _, pid = _FAN_EVENT.unpack_from(data, place)
+                if mask & _FAN_Q_OVERFLOW:
+                    self._made.clear()
+                self._note(data[place + head : place + length], mask, pid)
+                place += length
+
+    def _note(self, records: bytes, mask: int, pid: int) -> None:
+        key, process, place = None, -1, 0
+        while place < len(records):
+            kind, _, length = _FAN_INFO.unpack_from(records, place)
+            record = records[place + _FAN_INFO.size : place + length]
+            place += length
+            if kind == _OF_PIDFD:
+                (process,) = struct.unpack_from("=i", record)
+            elif kind == _OF_NAME:
+                size, _ = _HANDLE.unpack_from(record, 8)
+                end = 8 + _HANDLE.size + size
+                key = record[:end], os.fsdecode(record[end:].split(b"\0")[0])
+        try:
+            if key is None or not (mask & _FAN_ONDIR or secrets.executed_by_name([key[1]])):
+                return
+            if len(self._made) >= _MOST_MADE:
+                del self._made[next(iter(self._made))]
+            self._made.pop(key, None)
+            self._made[key] = _maker(pid, process)
+        finally:
+            if process >= 0:
+                os.close(process)
+
+
+def _maker(pid: int, process: int) -> str:
+    """Which side a process is of, by its number and pidfd."""
+    if pid == 0:
+        return HOST  # outside of what this process sees, in which all sandboxes are
+    with suppress(OSError, ValueError):
+        lines = Path(f"/proc/self/fdinfo/{process}").read_text(encoding="ascii").splitlines()
+        numbers = next(line.split()[1:] for line in lines if line.startswith("NSpid:"))
+        if int(numbers[0]) > 0:
+            return HOST if len(numbers) == 1 else CODE
+    return LOST
+
+
+class Watches:
+    """The folders that inotify watches, by its numbers."""
+
+    def __init__(self) -> None:
+        self.makers = Makers()
+        self._fd = _libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+        self._places: dict[int, tuple[Ground, Parts]] = {}
+        limit = Path("/proc/sys/fs/inotify/max_user_watches")
+        self._most = int(limit.read_text(encoding="ascii")) // 2 if limit.exists() else 0
+        """Programs of this user share them, and code can make any number of folders."""
+        self._moved: set[int] = set()
+        """Cookies of renames whose first name was a secret's."""
+        self.lacking = 0
+
+    def fileno(self) -> int:
+        """What to poll; -1 where Linux gives none."""
+        return int(self._fd)
+
+    def add(self, ground: Ground, parts: Parts, folder: int) -> None:
+        """Watch an open folder."""
+        path = f"/proc/self/fd/{folder}".encode()
+        number = -1
+        if len(self._places) < self._most:
+            number = _libc.inotify_add_watch(self._fd, path, _MASK | _IN_ONLYDIR)
+        if number < 0:
+            self.lacking += 1
+            return
+        self._places[number] = (ground, parts)
+        if ground.writable and not (self.makers.add(folder) or parts):
+            ground.tells_makers = False
+
+    def events(self) -> Iterator[Change | None]:
+        """What has changed; None when some of it is not known any more."""
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return
+        place = 0
+        while place < len(data):
+            number, mask, cookie, length = _EVENT.unpack_from(data, place)
+            name = data[place + _EVENT.size : place + _EVENT.size + length].rstrip(b"\0")
+            place += _EVENT.size + length
+            if mask & _IN_Q_OVERFLOW:
+                yield None
+            elif mask & _IN_IGNORED:
+                self._places.pop(number, None)
+            elif number in self._places and name:
+                ground, parts = self._places[number]
+                path = (*parts, os.fsdecode(name))
+                if mask & (_IN_MOVED_FROM | _IN_DELETE) and ground.walk.left(path):
+                    yield Change(ground, path)
+                if mask & _IN_MOVED_FROM:
+                    if ground.walk.hides(path):
+                        if len(self._moved) >= _MOST_MOVED:  # they left what is watched
+                            self._moved.clear()
+                        self._moved.add(cookie)
+                    continue
+                if mask & _IN_MOVED_TO and cookie in self._moved:
+                    self._moved.remove(cookie)
+                    yield Change(ground, path, hidden=True)
+                    continue
+                # while a file is written it may come to hold credentials; no other write matters
+                if not mask & _IN_CLOSE_WRITE or secrets.judged_by_content(path):
+                    yield Change(ground, path)

@@ -1,0 +1,78 @@
+"""What the server is told of connections, one by one or a flood together."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kernel_mcp.network.http import Refused
+from kernel_specs.template import linux
+
+
+@dataclass(slots=True)
+class Used:
+    """What one connection, or a request of it, took."""
+
+    up: int
+    down: int
+    seconds: float
+
+
+class Records:
+    """Tells the server how connections ended: at once, or a flood of them together."""
+
+    _BURST, _RATE = 40, 10.0
+    """Of one listener: so many at once, and a second."""
+    _KINDS = 16
+    """That are told apart in what is told together."""
+    _FLUSHED = 100
+    """Of all listeners in a second."""
+
+    def __init__(self, control: socket.socket, clock: Callable[[], float]) -> None:
+        self._control = control
+        self._clock = clock
+        self._allowed: dict[int, tuple[float, float]] = {}
+        self._kept: dict[tuple[int, str, int, str, str], list[float]] = {}
+
+    def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
+        """One that has ended."""
+        verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words[:300])
+        key = (number, *place, verdict, words)
+        once = [1, used.up, used.down, used.seconds]
+        if key not in self._kept and self._may_send(number) and self._send(key, once):
+            return
+        if key not in self._kept and sum(each[0] == number for each in self._kept) >= self._KINDS:
+            key = (number, "…", 0, verdict, "")
+        sums = self._kept.setdefault(key, [0, 0, 0, 0.0])
+        for index, value in enumerate(once):
+            sums[index] += value
+
+    def flush(self, number: int | None = None) -> None:
+        """Tell what was kept: of all, some of it; of one listener, all and for the last time."""
+        for key in [key for key in self._kept if number in (None, key[0])][: self._FLUSHED]:
+            if not self._send(key, self._kept[key]):
+                return
+            del self._kept[key]
+        if number is not None:
+            self._allowed.pop(number, None)
+
+    def _may_send(self, number: int) -> bool:
+        now = self._clock()
+        left, since = self._allowed.get(number, (self._BURST, now))
+        left = min(left + (now - since) * self._RATE, self._BURST)
+        self._allowed[number] = (max(left - 1, 0.0), now)
+        return left >= 1
+
+    def _send(self, key: tuple[int, str, int, str, str], sums: Sequence[float]) -> bool:
+        number, host, port, verdict, words = key
+        count, up, down, seconds = sums
+        told = {"end": number, "host": host, "port": port, "verdict": verdict, "why": words}
+        told |= {"up": up, "down": down, "seconds": round(seconds, 3), "count": count}
+        try:
+            linux.send(self._control, told)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the server has gone, and this process goes
+        return True

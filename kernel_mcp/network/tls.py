@@ -1,0 +1,202 @@
+"""TLS: the first message of a client, and connections that the proxy ends or begins itself."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from kernel_mcp.network.http import Stream
+
+HELLO_BYTES = 16 * 1024
+"""Of a first TLS message; with keys for post-quantum exchange it has 2 KiB."""
+_SERVER_NAME, _ENCRYPTED_NAME, _OLD_ENCRYPTED_NAME = 0, 0xFE0D, 0xFFCE
+"""TLS extensions: RFC 6066, RFC 9849, and a draft before that."""
+UNRECOGNIZED_NAME, ACCESS_DENIED = 112, 49
+"""TLS alerts (RFC 8446, 6.2)."""
+_PIECE_BYTES = 64 * 1024
+
+_Result = TypeVar("_Result")
+
+
+class BadHello(Exception):
+    """What a client began with is no TLS as the proxy takes it; `alert` tells the client so."""
+
+    def __init__(self, words: str, alert: int = ACCESS_DENIED) -> None:
+        super().__init__(words)
+        # a record of two bytes, fatal
+        self.alert = bytes((21, 3, 1, 0, 2, 2, alert))
+
+
+class Hello:
+    """The first TLS message of a client, in whatever pieces and records it comes."""
+
+    def __init__(self) -> None:
+        self.raw = bytearray()
+        """All that was fed, to be passed on."""
+        self._place = 0
+        self._message = bytearray()
+
+    def feed(self, piece: bytes) -> str | None:
+        """The server name that it asks for, empty without one; None while it is not whole.
+
+        Raises BadHello for other protocols, several names, and encrypted ones.
+        """
+        self.raw += piece
+        if self.raw and self.raw[0] != 22:
+            raise BadHello("it does not speak TLS")
+        while len(self.raw) >= self._place + 5:
+            kind, major, _, high, low = self.raw[self._place : self._place + 5]
+            size = high << 8 | low
+            if kind != 22 or major != 3 or not 0 < size <= 1 << 14:
+                raise BadHello("it does not speak TLS")
+            if len(self.raw) < self._place + 5 + size:
+                break
+            self._message += self.raw[self._place + 5 : self._place + 5 + size]
+            self._place += 5 + size
+            if self._message[0] != 1:
+                raise BadHello("it does not begin TLS with a ClientHello")
+            whole = 4 + int.from_bytes(self._message[1:4], "big")
+            if len(self._message) >= 4 and len(self._message) >= whole:
+                if len(self._message) > whole:
+                    raise BadHello("more follows its first TLS message at once")
+                return _server_name(bytes(self._message[4:]))
+        if len(self.raw) > HELLO_BYTES:
+            raise BadHello("its first TLS message is too long")
+        return None
+
+
+def _server_name(message: bytes) -> str:
+    """The one of a ClientHello."""
+    reader = _Reader(message)
+    reader.take(2 + 32)  # version, random
+    for size in (1, 2, 1):  # session, ciphers, compression
+        reader.part(size)
+    extensions = _Reader(reader.part(2) if reader.left else b"")
+    if reader.left:
+        raise BadHello("its first TLS message has bytes too many")
+    found: dict[int, bytes] = {}
+    while extensions.left:
+        kind = int.from_bytes(extensions.take(2), "big")
+        if kind in found:
+            raise BadHello("its first TLS message has an extension twice")
+        found[kind] = extensions.part(2)
+    if _ENCRYPTED_NAME in found or _OLD_ENCRYPTED_NAME in found:
+        raise BadHello("it hides the name of the server in TLS (ECH)")
+    if _SERVER_NAME not in found:
+        return ""
+    outer = _Reader(found[_SERVER_NAME])
+    names = _Reader(outer.part(2))
+    usual = names.take(1) == b"\0"
+    name = names.part(2)
+    if not usual or not name or names.left or outer.left or not name.isascii():
+        raise BadHello("it names its server in TLS (SNI) in no way that is known here")
+    return name.decode("ascii").lower()
+
+
+class _Reader:
+    """Takes vectors of a TLS message off its front. Raises BadHello where it is too short."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._place = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._place
+
+    def take(self, count: int) -> bytes:
+        if self.left < count:
+            raise BadHello("its first TLS message is cut short")
+        start, self._place = self._place, self._place + count
+        return self._data[start : self._place]
+
+    def part(self, size: int) -> bytes:
+        """A vector whose length has `size` bytes."""
+        return self.take(int.from_bytes(self.take(size), "big"))
+
+
+class Tls:
+    """TLS over a stream, as a stream; counts the bytes within. `ssl.SSLError` is an OSError."""
+
+    def __init__(
+        self, stream: Stream, context: ssl.SSLContext, name: str | None = None, first: bytes = b""
+    ) -> None:
+        """A client's that verifies the host `name`, or a server's; `first` has been read of it."""
+        self.received = 0
+        self.sent = 0
+        self._stream = stream
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._in.write(first)
+        self._tls = context.wrap_bio(
+            self._in, self._out, server_side=name is None, server_hostname=name
+        )
+        self._sending = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Do the handshake. Raises OSError."""
+        await self._done(self._tls.do_handshake)
+
+    async def read(self) -> bytes:
+        """What has come, empty at the end, whether or not TLS says it. Raises OSError."""
+        try:
+            data = await self._done(self._read)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return b""
+        self.received += len(data)
+        return data
+
+    def _read(self) -> bytes:
+        """All that is there, up to a piece: records of one byte are not worth a round each."""
+        data = self._tls.read(_PIECE_BYTES)
+        more = data
+        while more and len(data) < _PIECE_BYTES and (self._tls.pending() or self._in.pending):
+            try:
+                more = self._tls.read(_PIECE_BYTES - len(data))
+            except ssl.SSLError:  # it comes again, with the next
+                break
+            data += more
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """Send all of it. Raises OSError."""
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            self.sent += len(piece)
+            await self._done(lambda piece=piece: self._tls.write(piece))  # type: ignore[misc]
+
+    async def shut(self) -> None:
+        """Say that nothing more is sent. Raises OSError."""
+        with suppress(ssl.SSLError):  # the other side has not said so, too
+            self._tls.unwrap()
+        await self._flush()
+        await self._stream.shut()
+
+    @property
+    def stale(self) -> bool:
+        """Whether a connection at rest has ended, or holds what may be more than TLS's own."""
+        return self._tls.pending() > 0 or self._in.pending > 0 or self._stream.stale
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+    async def _done(self, step: Callable[[], _Result]) -> _Result:
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                pass
+            finally:
+                await self._flush()
+            data = await self._stream.read()
+            if not data:  # told to OpenSSL, it would answer with an alert
+                raise ssl.SSLEOFError("the other side has closed")
+            self._in.write(data)
+
+    async def _flush(self) -> None:
+        async with self._sending:
+            while self._out.pending:
+                await self._stream.write(self._out.read(_PIECE_BYTES))

@@ -1,0 +1,32 @@
+"""What connections of sessions have about them: a host that is near, and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from socket import socket
+
+from kernel_mcp.network.http import Refused
+from kernel_mcp.network.records import Records, Used
+from kernel_mcp.network.tunnel import Dialer
+
+
+class Told(Records):
+    """Keeps what is told of connections: place, verdict and words."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[tuple[str, int], str, str]] = []
+
+    def add(self, number: int, place: tuple[str, int], refusal: Refused | None, used: Used) -> None:
+        verdict, words = ("ok", "") if refusal is None else (refusal.verdict, refusal.words)
+        self.all.append((place, verdict, words))
+
+
+class Near(Dialer):
+    """Finds every host where `connected` leads."""
+
+    def __init__(self, connected: Callable[[], socket]) -> None:
+        super().__init__()
+        self._connected_to = connected
+
+    async def connect(self, *_: object) -> socket:
+        return self._connected_to()
