@@ -9,6 +9,8 @@ KernelMcpError
 │   ├── KernelGone             a kernel had ended before it took a cell
 │   ├── Uncopyable             there can be no checkpoint of a kernel now
 │   └── BoundaryBroken         it started without what its sandbox promises, and was ended
+├── UndoError                  there is no way back to where a cell began
+├── BranchError                a session cannot be branched, or a branch not be adopted
 ├── InputError                 an argument of a tool call cannot be used
 │   └── WorkspaceError         a path or file in the workspace cannot be used
 ├── SessionNotFound            unknown, foreign or expired handle or name
@@ -69,6 +71,14 @@ class BoundaryBroken(LaunchError):
 
 class KernelGone(LaunchError):
     """A kernel ended before it took a cell; nothing of the cell has run."""
+
+
+class UndoError(KernelMcpError):
+    """Nothing was undone; the text says why."""
+
+
+class BranchError(KernelMcpError):
+    """There are no branches, or none was adopted; the text says why."""
 
 
 class InputError(KernelMcpError):

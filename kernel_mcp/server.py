@@ -56,7 +56,17 @@ from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.stdio import stdio_streams
-from kernel_mcp.tools import Post, Services, Toolbox, cells, files, instructions, packages, sessions
+from kernel_mcp.tools import (
+    Post,
+    Services,
+    Toolbox,
+    branches,
+    cells,
+    files,
+    instructions,
+    packages,
+    sessions,
+)
 from kernel_mcp.tools.resources import ResourceServer
 
 logger = logging.getLogger(__name__)
@@ -65,7 +75,12 @@ SWITCH_S = 0.0005
 """Seconds that a thread may keep the event loop waiting (`sys.setswitchinterval`)."""
 
 
-TOPICS = {"core": (cells, sessions), "files": (files,), "packages": (packages,)}
+TOPICS = {
+    "core": (cells, sessions),
+    "files": (files,),
+    "packages": (packages,),
+    "branches": (branches,),
+}
 """The tools of each group, in the order in which clients list them."""
 
 RETRIES_S = (30.0, 60.0, 300.0)

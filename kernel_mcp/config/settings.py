@@ -67,7 +67,7 @@ SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
 CHAINED = ("bwrap", "landlock")
 """Sandboxes of which one may follow the other in `--sandbox`; the rest stand alone."""
 ENGINES = ("auto", "podman", "docker")
-TOOL_GROUPS = ("core", "packages", "files")
+TOOL_GROUPS = ("core", "packages", "files", "branches")
 """Groups of tools; `core` runs code and is always there."""
 CHECKPOINTS = ("off", "auto", "always")
 """From the one with the fewest copies of kernels."""
@@ -392,7 +392,8 @@ class Settings:
     tools: tuple[str, ...] = _flag(
         "tools", some_of(*TOOL_GROUPS), _SERVER, "GROUPS", ",".join(TOOL_GROUPS),
         "tools that clients see: `core` runs code and keeps sessions, `packages` has `install` and "
-        "`list_packages`, `files` reads and writes files and exports notebooks",
+        "`list_packages`, `files` reads and writes files and exports notebooks, `branches` has "
+        "`undo`, `branch` and `adopt`",
         narrows=among,
     )
     max_output: int = _flag(

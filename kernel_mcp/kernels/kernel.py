@@ -376,15 +376,10 @@ class Kernel:
         """Kill the kernel and its descendants."""
         self.handle.kill()
 
-    @property
-    def checkpoints(self) -> list[Checkpoint]:
-        """The copies of it that wait, oldest first."""
-        return [] if self.handle.enclosure is None else self.handle.enclosure.checkpoints
-
-    async def checkpoint(self, *, most: int = 1) -> tuple[Checkpoint, float]:
+    async def checkpoint(self) -> tuple[Checkpoint, float]:
         """A copy of this kernel, which waits between cells, and the seconds that making it took.
 
-        The last `most` are kept. Raises Uncopyable when there is something that a copy would lack,
+        Raises Uncopyable when there is something that a copy would lack,
         LaunchError when there is none for another reason.
         """
         enclosure = self.handle.enclosure
@@ -408,7 +403,7 @@ class Kernel:
         except BaseException:
             enclosure.drop(made)
             raise
-        enclosure.keep(made, most)
+        enclosure.keep(made)
         self.known[made] = KnownNames(self.names)
         for former in [each for each in self.known if each not in enclosure.checkpoints]:
             del self.known[former]

@@ -56,7 +56,8 @@ class Checkpoint:
     """One copy, from the moment a place to wait at is made for it.
 
     `pid` and `pidfd` are known once it is `parked`. `refusal` says why it is of no more use. `size`
-    is what the kernel held in bytes when it was made.
+    is what the kernel held in bytes when it was made; `users` are the sessions that may go back to
+    it.
     """
 
     def __init__(self, admit: Callable[[int], int], on_gone: Callable[[Checkpoint], None]) -> None:
@@ -78,6 +79,7 @@ class Checkpoint:
         self._closed = self._told = False
         self.pid = self.pidfd = -1
         self.size = 0
+        self.users = 1
         self.refusal = ""
         self._loop.add_reader(self._host, self._on_readable)
 

@@ -283,10 +283,10 @@ class Enclosure(Protocol):
         """Have a kernel sent a place to wait at. Raises LaunchError, OSError."""
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """End a checkpoint."""
+        """End a checkpoint with its last user."""
 
-    def keep(self, checkpoint: Checkpoint, most: int = 1) -> None:
-        """Count it to `checkpoints`, of which `most` are kept."""
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Count it to `checkpoints`."""
 
     async def clear(self) -> None:
         """End what no living kernel has started, but for checkpoints. Raises LaunchError."""

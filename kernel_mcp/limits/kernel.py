@@ -103,7 +103,7 @@ class KernelLimits:
         self._gauge = Gauge(
             self.group, self._processes, budget=limits.memory_bytes, faults=self._faults
         )
-        self._on_excess: Callable[[], None] | None = None
+        self._on_excess: list[Callable[[], None]] = []
         self._cause = ""
         self._cpu_s = 0.0
         self._known = False
@@ -176,16 +176,20 @@ class KernelLimits:
                     f"The cell was not run: {quota.sentence()}. That is more than code could put "
                     "in order. Call reset with files=true to empty the workspace."
                 )
-        self._cause = ""
-        self._on_excess = on_excess
-        self._stopped = False
+        if not self._on_excess:
+            self._cause = ""
+            self._stopped = False
+        self._on_excess.append(on_excess)
         self._priority.begin()
         self._changed = self.awake = True
         self._wake(self)
 
-    def end(self) -> list[str]:
-        """The cell has ended: sentences about processes that were killed."""
-        self._on_excess = None
+    def end(self, on_excess: Callable[[], None] | None = None) -> list[str]:
+        """The cell of `on_excess` has ended: sentences about processes that were killed."""
+        if on_excess in self._on_excess:
+            self._on_excess.remove(on_excess)
+        else:
+            self._on_excess.clear()
         self._stopped, self._cause = bool(self._cause), ""
         if (killed := self._gauge.forgive()) <= 0:
             return []
@@ -222,7 +226,7 @@ class KernelLimits:
         self._looking = True
         try:
             cpu_s = (await self._gauge.used()).cpu_s
-            active = self._on_excess is not None or cpu_s - self._cpu_s > RESTING_CPU_S
+            active = bool(self._on_excess) or cpu_s - self._cpu_s > RESTING_CPU_S
             self._cpu_s = cpu_s
             self._changed = self._changed or active
             if self._changed and (not self.quotas or any(quota.due() for quota in self.quotas)):
@@ -274,7 +278,7 @@ class KernelLimits:
         """Release the reservations, after all processes have ended."""
         self.awake = False
         self.kill = _nothing
-        self._on_excess = None
+        self._on_excess.clear()
         with Barrier("closing a kernel's quotas", self.session):
             await surely(self._close_files)
         self._forget(self)
@@ -312,9 +316,9 @@ class KernelLimits:
             return
         quota = max(growing, key=lambda quota: quota.severe)
         self._cause = quota.sentence()
-        if self._on_excess is not None:
-            self._on_excess()
-        if self._on_excess is None or quota.severe:
+        for tell in self._on_excess:
+            tell()
+        if not self._on_excess or quota.severe:
             self.kill()
 
     def _processes(self) -> list[int]:

@@ -80,6 +80,12 @@ class Journal:
     def undone(self, cells: Iterable[int]) -> None:
         """The work of these cells was taken back."""
 
+    def branched(self, handles: Iterable[str]) -> None:
+        """These sessions go on from this moment of it."""
+
+    def adopted(self, handle: str) -> None:
+        """It goes on with what that branch has, which is closed with the others."""
+
     def hibernated(self, saved: int, lost: int, size: int, cause: str) -> None:
         """The kernel was ended; `saved` variables are on disk, `cause` says why none could be."""
 
@@ -218,6 +224,12 @@ class _SessionJournal(Journal):
 
     def undone(self, cells: Iterable[int]) -> None:
         self._note("undo", cells=list(cells)[:MAX_TEXTS])
+
+    def branched(self, handles: Iterable[str]) -> None:
+        self._note("branch", branches=list(handles))
+
+    def adopted(self, handle: str) -> None:
+        self._note("adopt", branch=handle)
 
     def hibernated(self, saved: int, lost: int, size: int, cause: str) -> None:
         self._note("hibernate", saved=saved, lost=lost, size=size, cause=_short(cause))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -81,7 +82,7 @@ class Checkpoints:
         possible = kernel.handle.enclosure is not None and kernel is not self._useless
         if self._stale and possible:
             return PAUSE_S
-        return IDLE_S if kernel.checkpoints else None
+        return IDLE_S if self._as_of else None
 
     async def pause(self, kernel: Kernel, as_of: int) -> None:
         """Use the time in which there is no cell."""
@@ -118,8 +119,9 @@ class Checkpoints:
         """
         if not asked and (self._mode == "off" or kernel is self._useless):
             return None
-        found = self.at(kernel, as_of)
-        if found is not None and not self._stale and not self._work_s:
+        found = self.at(as_of)
+        current = found is not None and self._as_of[found] == as_of
+        if found is not None and current and not self._stale and not self._work_s:
             return found
         try:
             made = await self._make(kernel)
@@ -142,20 +144,15 @@ class Checkpoints:
         await self._thin_out(kernel)
         return made
 
-    def at(self, kernel: Kernel, as_of: int) -> Checkpoint | None:
+    def at(self, as_of: int) -> Checkpoint | None:
         """The newest copy that holds the work of no cell after `as_of`."""
-        return next(
-            (
-                each
-                for each in reversed(kernel.checkpoints)
-                if each.usable and self._as_of.get(each, as_of + 1) <= as_of
-            ),
-            None,
-        )
+        found = [each for each, cell in self._as_of.items() if each.usable and cell <= as_of]
+        return found[-1] if found else None
 
-    def newest(self, kernel: Kernel) -> Checkpoint | None:
+    @property
+    def newest(self) -> Checkpoint | None:
         """The last copy."""
-        return next((each for each in reversed(kernel.checkpoints) if each.usable), None)
+        return self.at(sys.maxsize)
 
     def words(self, kernel: Kernel | None) -> str:
         """Whether there are any, and what they hold, for `info`."""
@@ -163,46 +160,58 @@ class Checkpoints:
             return "off (--checkpoints off)"
         if kernel is not None and kernel.handle.enclosure is None:
             return NONE_HERE
-        waiting = [] if kernel is None else [each for each in kernel.checkpoints if each.usable]
-        cells = ", ".join(str(self.state_of(each)) for each in waiting)
+        cells = ", ".join(str(cell) for each, cell in self._as_of.items() if each.usable)
         return f"{self._mode}; {f'as after cell {cells}' if cells else 'none now'}"
 
     def state_of(self, checkpoint: Checkpoint) -> int:
         """The last cell whose work a copy holds; 0 for none."""
         return self._as_of.get(checkpoint, 0)
 
+    def share(self, checkpoint: Checkpoint, as_of: int) -> None:
+        """Be a further user of a copy."""
+        checkpoint.users += 1
+        self._as_of[checkpoint] = as_of
+
     def back_at(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
         """The kernel now is what that copy is; later ones are of no use."""
-        enclosure = kernel.handle.enclosure
-        while enclosure is not None and enclosure.checkpoints[-1] is not checkpoint:
-            enclosure.drop(enclosure.checkpoints[-1])
+        later = False
+        for each in list(self._as_of):
+            if later:
+                self.drop(kernel, each)
+            later = later or each is checkpoint
         self._work_s, self._stale = 0.0, False
         self._note(kernel)
 
+    def drop(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
+        """Give a copy up."""
+        del self._as_of[checkpoint]
+        if kernel.handle.enclosure is not None:
+            kernel.handle.enclosure.drop(checkpoint)
+
     def drop_all(self, kernel: Kernel) -> None:
         """Give all copies up."""
-        for each in list(kernel.checkpoints):
-            assert kernel.handle.enclosure is not None
-            kernel.handle.enclosure.drop(each)
+        for each in list(self._as_of):
+            self.drop(kernel, each)
 
     async def _make(self, kernel: Kernel) -> Checkpoint:
         if kernel.handle.enclosure is None:
             raise LaunchError(NONE_HERE)
         if not self._affordable(kernel):
             raise LaunchError("the machine has too little free memory for a copy of the kernel")
-        made, self._fork_s = await kernel.checkpoint(most=MOST)
-        for former in [each for each in self._as_of if each not in kernel.checkpoints]:
-            del self._as_of[former]
+        made, self._fork_s = await kernel.checkpoint()
         self._note(kernel)
         return made
 
     async def _thin_out(self, kernel: Kernel) -> None:
-        """Give up older copies that hold much for themselves."""
-        for each in kernel.checkpoints[:-1]:
-            with Barrier("looking at the memory of a checkpoint"):
-                if await anyio.to_thread.run_sync(_own_part, each.pid) > 1 - SHARED:
-                    assert kernel.handle.enclosure is not None
-                    kernel.handle.enclosure.drop(each)
+        """Give up copies that have ended, all but the last, and older ones that share little."""
+        former = list(self._as_of)[:-1]
+        for number, each in enumerate(former):
+            own = 1.0
+            if each.usable and number > len(former) - MOST:
+                with Barrier("looking at the memory of a checkpoint"):
+                    own = await anyio.to_thread.run_sync(_own_part, each.pid)
+            if own > 1 - SHARED:
+                self.drop(kernel, each)
 
     def _affordable(self, kernel: Kernel) -> bool:
         _, pages = _figures(kernel.handle.pid)

@@ -170,11 +170,15 @@ async def run_cell(kernel: Kernel, cell: Cell, *, grace_s: float, cpu_s: float) 
     when its disk quota is far exceeded.
     """
     limits = kernel.handle.limits
-    await limits.begin(lambda: cell.stop(StopReason.DISK))
+
+    def stop_it() -> None:
+        cell.stop(StopReason.DISK)
+
+    await limits.begin(stop_it)
     try:
         return await _run_to_end(kernel, cell, grace_s=grace_s, cpu_s=cpu_s)
     finally:
-        notices = limits.end()
+        notices = limits.end(stop_it)
         if kernel.exit is None:
             cell.notices += notices
 

@@ -14,7 +14,13 @@ import anyio.abc
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback, silence
-from kernel_mcp.errors import HibernationError, KernelGone, KernelMcpError, LaunchError
+from kernel_mcp.errors import (
+    HibernationError,
+    KernelGone,
+    KernelMcpError,
+    LaunchError,
+    UndoError,
+)
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions.audit import Journal
@@ -32,6 +38,7 @@ from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.launch.checkpoint import Checkpoint
 
 
 T = TypeVar("T")
@@ -54,6 +61,8 @@ def restore(request: KernelRequest) -> list[str]:
     return lost
 
 
+DEATH_S = 5.0
+"""Seconds until a kernel that was killed has ended."""
 NOT_ROLLED_BACK = "Files were not rolled back; programs that code had started have ended"
 MOST_RUNS = 12
 FILES_KEPT = "files in the workspace are kept"
@@ -191,6 +200,8 @@ class KernelLifecycle:
     def watch_in(self, tasks: anyio.abc.TaskGroup) -> None:
         """Wait in this task group for the death of each kernel."""
         self._tasks = tasks
+        if self.kernel is not None:
+            tasks.start_soon(self._watch, self.kernel)
 
     async def ensure(self, progress: ProgressCallback = silence) -> Kernel:
         """The live kernel, a fresh one, or one with the saved variables.
@@ -222,6 +233,8 @@ class KernelLifecycle:
         kernel, self.kernel, self.used = self.kernel, None, False
         if self.sleep is None:
             self._worked.clear()
+        if kernel is not None:
+            self.checkpoints.drop_all(kernel)
         if kernel is not None:
             with Barrier("ending a kernel", self.request.session):
                 await kernel.aclose()
@@ -336,7 +349,7 @@ class KernelLifecycle:
 
     async def checkpoint_ahead(self, cell: Cell) -> None:
         """Make a copy before a cell where one is wanted; the cell is told if there can be none."""
-        if cell.ahead is Ahead.NO or not self.used:
+        if cell.ahead is Ahead.NO:
             return
         if cell.ahead is Ahead.LONG:
             await self.checkpoint(self.checkpoints.ahead)
@@ -352,18 +365,84 @@ class KernelLifecycle:
         Raises LaunchError where that does.
         """
         kernel = self.kernel
-        if kernel is None or kernel.exit is not None or not self.used:
+        if kernel is None or kernel.exit is not None:
             return
-        before = self.checkpoints.newest(kernel)
+        before = self.checkpoints.newest
         self._engaged, engaged = True, self._engaged
         try:
             await when(kernel, self.state_as_of or 0)
         finally:
             self._engaged = engaged
-        if self.checkpoints.newest(kernel) not in (None, before):
+        if self.checkpoints.newest not in (None, before):
             self._journal.checkpointed(self.state_as_of or 0)
         if not engaged:
             self._miss(kernel)
+
+    @property
+    def cells_held(self) -> list[int]:
+        """The cells whose work the variables hold."""
+        return list(self._worked)
+
+    def begin_as_branch(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
+        """Have a kernel that goes on from a checkpoint of another session."""
+        self.kernel, self.used = kernel, True
+        self.checkpoints.share(checkpoint, 0)
+
+    def give_away(self) -> None:
+        """Another session goes on with the kernel."""
+        assert self.kernel is not None
+        self.checkpoints.drop_all(self.kernel)
+        self.kernel, self.used = None, False
+        self._worked.clear()
+
+    async def go_on_with(self, kernel: Kernel, worked: Sequence[int]) -> list[int]:
+        """Use a branch's kernel from now on; cells not in `worked` that are gone with that."""
+        gone = [cell for cell in self._worked if cell not in worked]
+        await self.drop()
+        self.kernel, self.used = kernel, True
+        self._worked = list(worked)
+        self.checkpoints.worked(0.0)
+        assert self._tasks is not None
+        self._tasks.start_soon(self._watch, kernel)
+        return gone
+
+    async def undo(self, cells: int) -> Return:
+        """Go back to before the last `cells` cells, or further if there is no checkpoint of then.
+
+        Raises UndoError, and LaunchError when the variables were lost over it.
+        """
+        await self.note_death()
+        kernel, worked = self.kernel, self._worked
+        if kernel is None or not self.used or not worked:
+            raise UndoError("There is nothing to undo: no cell has run in this kernel.")
+        if cells > len(worked):
+            raise UndoError(
+                f"cells={cells} is more than there are: {cells_in_words(worked)} can be undone."
+            )
+        wanted = worked[-cells - 1] if cells < len(worked) else 0
+        if self.checkpoints.at(wanted) is None:
+            raise UndoError(
+                f"No checkpoint reaches back before cell {worked[-cells]}: nothing was undone. "
+                f"Checkpoints now: {self.checkpoints.words(kernel)}. One is made in a pause of a "
+                "second, after work of a second, and before a cell with checkpoint=true."
+            )
+        self._engaged = True
+        try:
+            kernel.kill()
+            with anyio.move_on_after(DEATH_S):
+                await kernel.dead.wait()
+            back = await self.revive(wanted)
+        finally:
+            self._engaged = False
+        if back is None:
+            self.lose("An undo has failed", self.lost_state("undo failed"))
+            await self.drop()
+            raise LaunchError(
+                "The checkpoint could not be woken, and the kernel was ended for it: all variables "
+                f"are lost, {FILES_KEPT}. A fresh kernel starts with the next cell."
+            )
+        self._journal.undone(back.undone)
+        return back
 
     async def revive(self, not_after: int | None = None) -> Return | None:
         """Go on from the newest checkpoint of a dead kernel; None where that cannot be.
@@ -374,8 +453,7 @@ class KernelLifecycle:
         if kernel is None or kernel.exit is None or kernel.handle.enclosure is None:
             return None
         while True:
-            last = known.newest(kernel)
-            found = last if not_after is None else known.at(kernel, not_after)
+            found = known.newest if not_after is None else known.at(not_after)
             if found is None:
                 return None
             with Barrier("going on from a checkpoint", self.request.session) as barrier:
@@ -383,7 +461,7 @@ class KernelLifecycle:
                 fresh = await kernel.wake(found)
             if barrier.failure is None:
                 break
-            kernel.handle.enclosure.drop(found)
+            known.drop(kernel, found)
         self.kernel = fresh
         as_of = known.state_of(found)
         undone = tuple(cell for cell in self._worked if cell > as_of)
@@ -412,7 +490,7 @@ class KernelLifecycle:
 
     def _miss(self, kernel: Kernel) -> None:
         if kernel is self.kernel and self.used and kernel.exit is not None:
-            if self.checkpoints.newest(kernel) is not None or self._last_save() is not None:
+            if self.checkpoints.newest is not None or self._last_save() is not None:
                 self._on_death()
                 return
             cause = f"{kernel.exit.story('the kernel')} between cells"

@@ -18,9 +18,11 @@ import anyio.abc
 
 from kernel_mcp.barriers import Barrier, reason_of, surely
 from kernel_mcp.config.settings import Limits, Settings
-from kernel_mcp.errors import InputError, KernelMcpError, SessionGone, SessionNotFound
+from kernel_mcp.errors import BranchError, InputError, KernelMcpError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.linux.safe_tree import make_private
+from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.history import ClosedRecords, History
 from kernel_mcp.sessions.keeping import UNKEPT, Claim, Keeping
@@ -266,6 +268,79 @@ class SessionManager:
         await self._tasks.start(self._serve, session)
         return session
 
+    async def branch(self, session: Session, count: int) -> list[tuple[Session, str]]:
+        """Sessions that go on from this moment of another, with a folder for each of them alone.
+
+        Raises InputError, BranchError, SessionLimitReached.
+        """
+        if not 1 <= count <= branches.MOST:
+            raise InputError(f"n={count} is not usable: pass 1 to {branches.MOST} branches.")
+        self._quota.check_branches(count)
+        handles = ["s-" + secrets.token_urlsafe(9) for _ in range(count)]
+        made = []
+        starts = await branches.begin(session, handles)
+        session.family.worked = session.lifecycle.cells_held
+        for handle, start in zip(handles, starts, strict=True):
+            made.append((await self._open_branch(session, handle, start), start.folder))
+        session.journal.branched(handles)
+        return made
+
+    async def _open_branch(self, parent: Session, handle: str, start: branches.Start) -> Session:
+        request = replace(parent.request, session=handle)
+        limits = request.limits or self._settings.limits
+        records = self._folders.records / handle
+        make_private(records)
+        session = Session(
+            request=request,
+            owner=parent.owner,
+            name="",
+            workspace=parent.workspace,
+            cells_dir=records,
+            source=self._source,
+            admit=self._quota.admit,
+            grace_s=self._settings.grace_s,
+            cpu_s=limits.cpu_seconds,
+            timeout_s=parent.timeout_s,
+            hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
+            clock=self._clock,
+            journal=self._audit.journal(parent.owner, handle),
+            preparation=self._preparation,
+            checkpoints=self._settings.checkpoints,
+        )
+        session.installing = parent.installing
+        session.join(parent.family, start)
+        self._sessions[handle] = session
+        session.journal.opened(name="", packages=map(str, request.packages), python=request.python)
+        assert self._tasks is not None
+        await self._tasks.start(self._serve, session)
+        return session
+
+    async def adopt(self, branch: Session) -> tuple[Session, list[int]]:
+        """Make a branch the session that it came of, and close the others; that, and its cells
+        which are gone.
+
+        Raises BranchError.
+        """
+        family = branch.family
+        root = family.root
+        others = [each for each in family.members if each not in (branch, root)]
+        if branch is root or (not others and root is None):
+            raise BranchError(
+                "This is no branch: pass the handle of one that branch has given, or go on here "
+                "and close the branches with close_session."
+            )
+        gone: list[int] = []
+        if root is None:
+            family.root = root = branch
+        else:
+            gone = await branches.adopt(branch, root, family.worked)
+            others.append(branch)
+        for each in others:
+            await self.close(each, "was closed, as another branch was adopted")
+        root.journal.adopted(branch.handle)
+        root.touch()
+        return root, gone
+
     async def _continue(self, session: Session, kept: Kept, claim: Claim) -> None:
         """Give a session what was kept of it."""
         past, note = claim.past, claim.note
@@ -441,10 +516,11 @@ class SessionManager:
             self._saver.forget(session)
             with anyio.CancelScope(shield=True):
                 async with session.installing:
-                    await self._put_away(session)
+                    for each in session.family.leave(session):
+                        await self._put_away(each)
+                        if (held := self._held.pop(each.handle, None)) is not None:
+                            held.close()
             del self._sessions[session.handle]
-            if (held := self._held.pop(session.handle, None)) is not None:
-                held.close()
             session.journal.closed(cells=len(session.cells))
             session.ended.set()
 

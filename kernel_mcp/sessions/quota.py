@@ -219,6 +219,14 @@ class SessionQuota:
                 raise SessionLimitReached(lack)
             yield
 
+    def check_branches(self, count: int) -> None:
+        """Raise SessionLimitReached where the system has no room for so many kernels more."""
+        if shortage := self._capacity.shortage(count):
+            raise SessionLimitReached(
+                f"The system has no room for {count} branches: {shortage}. Ask for fewer, or end a "
+                "session with close_session."
+            )
+
     async def admit(self, session: Session) -> None:
         """Let a hibernated session have a kernel again. Raises SessionLimitReached."""
         async with self.reserve():
@@ -280,7 +288,7 @@ class SessionQuota:
     def _lack(self) -> str:
         """Why no further session may have a kernel; empty when one may."""
         awake = [session for session in self._sessions() if session.lifecycle.awake]
-        if len(awake) >= self._settings.max_sessions:
+        if len({id(session.family) for session in awake}) >= self._settings.max_sessions:
             sessions = (
                 f"All {self._settings.max_sessions} sessions that this server may run at once "
                 "(--max-sessions)"

@@ -21,15 +21,16 @@ import anyio.abc
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback, silence
-from kernel_mcp.errors import LaunchError, SessionNotFound
+from kernel_mcp.errors import LaunchError, SessionNotFound, UndoError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
+from kernel_mcp.sessions.branches import Family, Start
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
 from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import Scratch, Sleep
 from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
-from kernel_mcp.sessions.lifecycle import KernelLifecycle
+from kernel_mcp.sessions.lifecycle import KernelLifecycle, Return
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
 from kernel_mcp.sessions.saver import Kept, write_forked, write_here
@@ -103,9 +104,10 @@ class Session:
         self.closing = anyio.Event()
         self.begun = anyio.Event()
         self.installing = anyio.Lock()
-        self.created = self.last_used = clock()
+        self.created = clock()
         self.last_ran = -math.inf
         """When its last cell ended, by `clock`."""
+        self.family: Family[Session] = Family(self.created, [self], self)
         self.keep_record = False
         self.forgotten = False
         """Whether what is kept of it goes with its end."""
@@ -137,7 +139,8 @@ class Session:
         self._shelving = anyio.Lock()
         self._saving: anyio.CancelScope | None = None
         self._clock = clock
-        self._turn = anyio.Lock()
+        self._turn = self.turn = anyio.Lock()
+        """Held by whoever uses or changes the kernel."""
         self._ahead: anyio.CancelScope | None = None
         self._wake = anyio.Event()
         self._closed = False
@@ -158,7 +161,25 @@ class Session:
     @property
     def restful(self) -> bool:
         """Whether it could be hibernated: awake, no cell, no install, no start under way."""
-        return self.state in ("new", "idle") and not self._turn.locked()
+        return all(
+            each.state != "busy" and not each.turn.locked() for each in self.family.members
+        ) and self.state in ("new", "idle")
+
+    @property
+    def last_used(self) -> float:
+        """When it or a branch was."""
+        return self.family.last_used
+
+    @last_used.setter
+    def last_used(self, moment: float) -> None:
+        self.family.last_used = moment
+
+    def join(self, family: Family[Session], start: Start) -> None:
+        """Begin as a branch, before `serve`."""
+        self.family = family
+        family.members.append(self)
+        self.lifecycle.begin_as_branch(start.kernel, start.checkpoint)
+        self._touched = True
 
     @property
     def blank(self) -> bool:
@@ -410,6 +431,23 @@ class Session:
             self._saving.cancel()
         async with self._shelving:
             pass
+
+    async def undo(self, cells: int) -> Return:
+        """Go back to before the last `cells` cells. Raises UndoError, LaunchError."""
+        if self.state == "busy":
+            raise UndoError(
+                "A cell or an install is under way: wait for its end, or interrupt it, then call "
+                "undo again."
+            )
+        async with self._turn:
+            back = await self.lifecycle.undo(cells)
+        self.last_used = self._clock()
+        self._changes(self)
+        return back
+
+    def touch(self) -> None:
+        """There may be something to save."""
+        self._changes(self)
 
     def spare(self) -> None:
         """Set `spared_until` after a failed hibernation; the pause doubles while it is unused."""

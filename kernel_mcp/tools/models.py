@@ -57,6 +57,39 @@ class Closed(Told):
     note: str
 
 
+class Undone(Told):
+    """Where a session went back to."""
+
+    session: str
+    state_as_of: int | None = Field(description="The last cell whose work the variables hold")
+    gone: list[int] = Field(description="Cells whose work is gone")
+    lost: list[str] = Field(description="Names that are defined no more")
+    note: str
+
+
+class BranchHandle(Result):
+    """A branch of a session."""
+
+    session: str = Field(description="Handle to pass as `session` in other tools")
+    folder: str = Field(description="Its own folder, below the workspace")
+
+
+class Branched(Told):
+    """Sessions that go on from one moment."""
+
+    session: str
+    branches: list[BranchHandle]
+    note: str
+
+
+class Adopted(Told):
+    """The session that goes on with what a branch has."""
+
+    session: str
+    gone: list[int] = Field(description="Cells of the session whose work is gone")
+    note: str
+
+
 class DiagnosticModel(Result):
     """One finding of `check_syntax`; lines and columns count from 1."""
 

@@ -20,7 +20,6 @@ from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.kernels.kernel import Answer, Kernel, KnownNames, Run, Sink
 from kernel_mcp.kernels.wire import Message
 from kernel_mcp.launch.base import KernelEnvironment
-from kernel_mcp.launch.checkpoint import Checkpoint
 from kernel_mcp.launch.network import Network, Way
 from kernel_mcp.limits.kernel import KernelLimits
 from kernel_mcp.linux.proc import ExitStatus, Usage
@@ -49,7 +48,6 @@ class FakeKernel:
         self.stopped = False
         self.handle = self
         self.enclosure = None
-        self.checkpoints: list[Checkpoint] = []
         self.way = Way(Network())
         self.names = KnownNames()
         self.limits = KernelLimits(

@@ -128,6 +128,8 @@ class TemplateLauncher:
         self._fork_slots = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}
         self._retired: list[TemplateSupervisor] = []
+        self._first: dict[KernelEnvironment, TemplateSupervisor] = {}
+        """Templates that import nothing besides the kernel, until the others have."""
 
     def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
         """Have a template of `environment` that has imported `preload`; returns at once.
@@ -146,6 +148,10 @@ class TemplateLauncher:
         self._supervisors[environment] = TemplateSupervisor(
             self._sandbox, self._shared, environment, preload
         )
+        if self._checkpoints and preload:  # which may take seconds
+            self._first[environment] = TemplateSupervisor(
+                self._sandbox, self._shared, environment, ()
+            )
 
     def template(self, environment: KernelEnvironment) -> TemplateProcess | None:
         """The template that can fork kernels of `environment` now, if there is one."""
@@ -157,6 +163,7 @@ class TemplateLauncher:
         supervisor = self._supervisors.get(environment)
         if supervisor is None or not await supervisor.ready():
             return False
+        self._loaded(environment)
         template = supervisor.template
         if template is not None:
             with Barrier("trying what a template forks") as barrier:
@@ -181,9 +188,8 @@ class TemplateLauncher:
         if supervisor is not None:
             self._supervisors[request.environment] = supervisor  # now the last to lose its template
             supervisor.renew()
-            if self._checkpoints:  # which a cold kernel would never have
-                with anyio.move_on_after(LOAD_S):
-                    await supervisor.ready()
+            if supervisor.template is None and self._checkpoints:
+                supervisor = await self._loading(request.environment, supervisor)
             template = supervisor.template
             if template is not None:
                 doing = "forking a kernel, which starts cold instead"
@@ -198,16 +204,36 @@ class TemplateLauncher:
                     supervisor.failed()
         return await self._cold.launch(request)
 
+    async def _loading(
+        self, environment: KernelEnvironment, supervisor: TemplateSupervisor
+    ) -> TemplateSupervisor:
+        """The first of its templates to be ready: a cold kernel would never have a checkpoint."""
+        first = self._first.get(environment, supervisor)
+        with anyio.move_on_after(LOAD_S):
+            await first.ready()
+        return first if supervisor.template is None else supervisor
+
+    def _loaded(self, environment: KernelEnvironment) -> None:
+        """Give up the template that was there first, once the other is loaded."""
+        if (first := self._first.pop(environment, None)) is not None:
+            first.retire()
+            self._retired.append(first)
+
     async def aclose(self) -> None:
         """End all templates with the kernels they still have, then close the cold launcher."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for supervisor in (*self._supervisors.values(), *self._retired):
+                for supervisor in (
+                    *self._supervisors.values(),
+                    *self._first.values(),
+                    *self._retired,
+                ):
                     tasks.start_soon(supervisor.aclose)
         await self._cold.aclose()
 
     def _retire(self, environment: KernelEnvironment) -> None:
         supervisor = self._supervisors.pop(environment)
+        self._loaded(environment)
         supervisor.retire()
         self._retired = [kept for kept in self._retired if kept.busy]
         self._retired.append(supervisor)

@@ -214,18 +214,19 @@ class ForkedEnclosure:
             raise
         return made
 
-    def keep(self, checkpoint: Checkpoint, most: int = 1) -> None:
+    def keep(self, checkpoint: Checkpoint) -> None:
         """See `Enclosure`."""
         self._places.discard(checkpoint)
         self.checkpoints.append(checkpoint)
         with contextlib.suppress(OSError):  # a system that lets nobody say so
             _set_oom_score(checkpoint.pid, checkpoint.pidfd, MOST_OOM_SCORE)
-        for former in self.checkpoints[:-most]:
-            self.drop(former)
         self._share()
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """End a checkpoint."""
+        """See `Enclosure`."""
+        checkpoint.users -= 1
+        if checkpoint.users > 0 and checkpoint.usable:
+            return
         self._places.discard(checkpoint)
         if checkpoint in self.checkpoints:
             self.checkpoints.remove(checkpoint)

@@ -1,0 +1,135 @@
+"""Sessions that go on side by side from one moment, and how one of them takes the place of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import anyio
+
+from kernel_mcp.errors import BranchError, KernelMcpError
+from kernel_mcp.launch.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.sessions.lifecycle import KernelLifecycle
+
+MOST = 8
+"""Branches of one call."""
+FOLDER = ".branches"
+"""Below the workspace: the folders that branches have for themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a branch begins with: its kernel, the checkpoint that this comes of, and its folder."""
+
+    kernel: Kernel
+    checkpoint: Checkpoint
+    folder: str
+
+
+class Member(Protocol):
+    """A session, as far as branches concern it."""
+
+    handle: str
+    turn: anyio.Lock
+    lifecycle: KernelLifecycle
+
+    @property
+    def state(self) -> str:
+        """One of new, idle, busy, hibernated, closed."""
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The live kernel."""
+
+
+S = TypeVar("S", bound=Member)
+
+
+@dataclass(slots=True)
+class Family(Generic[S]):
+    """A session and its branches, which have one sandbox, working folder and memory limit.
+
+    They count as one: `last_used` is when any of them was. `root` is the session that keeps its
+    handle and outlives the server; `worked` are its cells as of the last branching.
+    """
+
+    last_used: float
+    members: list[S] = field(default_factory=list)
+    root: S | None = None
+    worked: list[int] = field(default_factory=list)
+    ended: list[S] = field(default_factory=list)
+
+    def leave(self, session: S) -> list[S]:
+        """Note its end; the sessions whose files nobody needs any more, all with the last one."""
+        self.members.remove(session)
+        self.ended.append(session)
+        if self.root is session:
+            self.root = None
+        return [] if self.members else self.ended
+
+
+async def begin(session: Member, handles: Sequence[str]) -> list[Start]:
+    """Kernels that go on from this moment of a session, one for each handle.
+
+    Raises BranchError, and LaunchError; nothing of them is left then.
+    """
+    idle(session, "branch")
+    found: list[Start] = []
+    async with session.turn:
+        lifecycle = session.lifecycle
+        kernel = await lifecycle.ensure()
+        try:
+            as_of = lifecycle.state_as_of or 0
+            made = await lifecycle.checkpoints.take(kernel, as_of, asked=True)
+            assert made is not None
+            for handle in handles:
+                folder = f"{FOLDER}/{handle}"
+                found.append(Start(await kernel.wake(made, folder), made, folder))
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                for start in found:
+                    await start.kernel.aclose()
+            if not isinstance(error, KernelMcpError):
+                raise
+            raise BranchError(
+                f"No branches could be made: {error}. The session goes on as it was; "
+                "create_session opens a separate, empty one."
+            ) from error
+    return found
+
+
+async def adopt(branch: Member, root: Member, worked: Sequence[int]) -> list[int]:
+    """Have `root` go on with the kernel of a branch; its own cells that are gone with that.
+
+    `worked` are those whose work the branch began with.
+
+    Raises BranchError, LaunchError.
+    """
+    idle(branch, "adopt")
+    idle(root, "adopt")
+    async with root.turn, branch.turn:
+        await branch.lifecycle.note_death()
+        kernel = branch.kernel
+        if kernel is None or kernel.exit is not None:
+            raise BranchError(
+                "This branch has no kernel with variables: it was reset, or hibernated. Run a cell "
+                "in it first, or close it with close_session."
+            )
+        gone: list[int] = []
+        with anyio.CancelScope(shield=True):
+            branch.lifecycle.give_away()
+            gone = await root.lifecycle.go_on_with(kernel, worked)
+    return gone
+
+
+def idle(session: Member, what: str) -> None:
+    """Raises BranchError for a session in which a cell runs or waits."""
+    if session.state == "busy":
+        raise BranchError(
+            f"A cell or an install is under way in session {session.handle}: wait for its end, or "
+            f"interrupt it, then call {what} again."
+        )

@@ -1,0 +1,95 @@
+"""The tools that go back and try several ways: undo, branch, adopt."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from kernel_mcp.errors import InputError
+from kernel_mcp.sessions.lifecycle import Return, cells_in_words
+from kernel_mcp.tools import CHANGES, DESTROYS, AnyContext, Services, SessionArg, Toolbox, Whole
+from kernel_mcp.tools.models import Adopted, Branched, BranchHandle, Undone
+
+
+def register(box: Toolbox, services: Services) -> None:
+    """Add these tools to `box`."""
+    tool, manager = box.tool, services.manager
+
+    @tool(annotations=DESTROYS)
+    async def undo(
+        ctx: AnyContext,
+        session: SessionArg = "",
+        cells: Annotated[Whole, Field(description="How many of the last cells to take back")] = 1,
+    ) -> Undone:
+        """Take back the last cells: variables are as before them, from a checkpoint.
+
+        Nothing is run again and files stay as they are. Where there is no checkpoint between, more
+        cells are gone: the answer lists them.
+        """
+        if cells < 1:
+            raise InputError(f"cells={cells} is not usable: pass 1 or more.")
+        _, found = await box.resolve(ctx, session)
+        back = await found.undo(cells)
+        return Undone(
+            session=found.handle,
+            state_as_of=back.as_of or None,
+            gone=list(back.undone),
+            lost=list(back.names),
+            note=_undone(back, cells),
+        )
+
+    @tool(annotations=CHANGES)
+    async def branch(
+        ctx: AnyContext,
+        session: SessionArg = "",
+        n: Annotated[Whole, Field(description="How many branches")] = 2,
+    ) -> Branched:
+        """Go on from this moment in several sessions, each with a copy of all variables of its own.
+
+        Pass their handles as `session` to try ideas side by side, then `adopt` one. They share the
+        memory limit and the working folder; os.environ['BRANCH_DIR'] is a folder of their own.
+        """
+        _, found = await box.resolve(ctx, session)
+        made = await manager.branch(found, n)
+        return Branched(
+            session=found.handle,
+            branches=[BranchHandle(session=each.handle, folder=path) for each, path in made],
+            note=(
+                "Each has all variables as of now, and changes of one are not seen by the others; "
+                "random generators differ. The session itself goes on, too. adopt makes one branch "
+                "the session; close_session drops one."
+            ),
+        )
+
+    @tool(annotations=DESTROYS)
+    async def adopt(
+        ctx: AnyContext,
+        branch: Annotated[str, Field(description="Handle of the branch")] = "",
+        session: SessionArg = "",
+    ) -> Adopted:
+        """Make a branch the session that it came from; the other branches are closed."""
+        if not (branch or session):
+            raise InputError("Pass the handle of a branch, as branch has given it.")
+        _, found = await box.resolve(ctx, branch or session)
+        handle = found.handle
+        root, gone = await manager.adopt(found)
+        lost = f" What {cells_in_words(gone)} did there since then is gone." if gone else ""
+        return Adopted(
+            session=root.handle,
+            gone=gone,
+            note=(
+                f"Session {root.handle} goes on with all that branch {handle} has; the branches "
+                f"are closed.{lost} Files are as they are: the branch's own stay in "
+                f".branches/{handle}."
+            ),
+        )
+
+
+def _undone(back: Return, cells: int) -> str:
+    where = f"as after cell {back.as_of}" if back.as_of else "as before the first cell"
+    gone = f"what {cells_in_words(back.undone)} did is gone" if back.undone else "nothing is gone"
+    text = f"Variables are {where}: {gone}."
+    if len(back.undone) > cells:
+        text += " No checkpoint lay nearer: run again what is still wanted."
+    return f"{text} Nothing was run again, and files were not rolled back."

@@ -1,0 +1,112 @@
+"""Undo, and sessions that go on side by side, by the eyes of a client."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from tests.integration.agent import Agent, Answer
+from tests.integration.agent import agent as serving
+
+pytestmark = [pytest.mark.anyio]
+
+
+async def value(agent: Agent, code: str, session: str = "") -> str:
+    return (await agent.run(code, session=session)).text
+
+
+async def test_undo_takes_back_cells_and_says_what_is_gone() -> None:
+    async with serving("--allow", "*", "--warm", "0", "--checkpoints", "always") as agent:
+        assert "nothing to undo" in await agent.refused("undo")
+        for number in range(1, 5):
+            await agent.run(f"x = {number}\ny{number} = 0\nopen('n.txt', 'w').write(str(x))")
+        back = (await agent.call("undo")).data
+        assert (back["state_as_of"], back["gone"], back["lost"]) == (3, [4], ["y4"])
+        assert "what cell 4 did is gone" in back["note"]
+        assert "files were not rolled back" in back["note"]
+        assert await value(agent, "print(x, 'y4' in dir(), open('n.txt').read())") == "3 False 4"
+        # cells 1, 2, 3 and 5 are what there is
+        back = (await agent.call("undo", cells=2)).data
+        assert (back["state_as_of"], back["gone"]) == (2, [3, 5])
+        assert await value(agent, "print(x)") == "2"
+        assert "cells 1–2, 6 can be undone" in await agent.refused("undo", cells=9)  # noqa: RUF001
+        assert "pass 1 or more" in await agent.refused("undo", cells=0)
+
+
+async def test_undo_says_where_no_checkpoint_reaches() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run("x = 1", checkpoint=True)
+        await agent.run("x = 2")
+        await agent.run("x = 3")
+        back = (await agent.call("undo")).data
+        assert (back["state_as_of"], back["gone"]) == (None, [1, 2, 3])
+        assert "No checkpoint lay nearer" in back["note"]
+        assert "NameError" in await value(agent, "x")
+        await agent.call("reset")
+        await agent.run("x = 6")
+        assert "No checkpoint reaches back before cell" in await agent.refused("undo")
+        assert await value(agent, "print(x)") == "6"
+
+
+async def test_branches_are_apart_until_one_is_adopted() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run("import os, random\nrandom.seed(1)\nx = [0]\nrng = random.Random(3)")
+        made = (await agent.call("branch", n=3)).data
+        handles = [each["session"] for each in made["branches"]]
+        answers: dict[str, Answer] = {}
+
+        async def work(handle: str) -> None:
+            answers[handle] = await agent.run(
+                f"x.append('{handle}')\nopen(os.environ['BRANCH_DIR'] + '/f', 'w').write('1')\n"
+                "print(random.random(), rng.random())",
+                session=handle,
+            )
+
+        async with anyio.create_task_group() as tasks:
+            for handle in handles:
+                tasks.start_soon(work, handle)
+        assert len({answers[handle].text for handle in handles}) == 3
+        await agent.run("x.append('root')")
+        for handle in handles:
+            assert await value(agent, "print(x)", handle) == f"[0, '{handle}']"
+        assert await value(agent, "print(x)") == "[0, 'root']"
+        listed = (await agent.call("list_sessions")).data["sessions"]
+        assert len(listed) == 4
+
+        # one dies, one is reset, and the others do not notice
+        dead = await agent.run("os.abort()", session=handles[0])
+        assert "Variables are as before the first cell; run cells 1–3 again" in dead.text  # noqa: RUF001
+        assert await value(agent, "print(x)", handles[0]) == "[0]"
+        await agent.call("reset", session=handles[1])
+        assert "NameError" in await value(agent, "x", handles[1])
+        assert await value(agent, "print(x)", handles[2]) == f"[0, '{handles[2]}']"
+        assert await value(agent, "print(x)") == "[0, 'root']"
+
+        adopted = (await agent.call("adopt", branch=handles[2])).data
+        assert adopted["session"] == made["session"]
+        assert "What cells 2–4 did there since then is gone" in adopted["note"]  # noqa: RUF001
+        assert await value(agent, "print(x)") == f"[0, '{handles[2]}']"
+        path = f".branches/{handles[2]}/f"
+        assert await value(agent, f"print(open('{path}').read())") == "1"
+        assert len((await agent.call("list_sessions")).data["sessions"]) == 1
+        assert "another branch was adopted" in await agent.refused(
+            "execute", code="1", session=handles[0]
+        )
+        assert "no branch" in await agent.refused("adopt", session=made["session"])
+
+
+async def test_branches_outlive_what_they_came_from() -> None:
+    async with serving("--allow", "*", "--warm", "0", "--max-sessions", "2") as agent:
+        first = (await agent.call("create_session", name="first")).data["session"]
+        await agent.run("x = 1", session="first")
+        made = (await agent.call("branch", session="first", n=2)).data
+        one, two = (each["session"] for each in made["branches"])
+        await agent.call("close_session", session=first)
+        assert await value(agent, "print(x)", one) == "1"
+        adopted = (await agent.call("adopt", branch=two)).data
+        assert adopted["session"] == two
+        assert await value(agent, "print(x)", two) == "1"
+        assert "another branch was adopted" in await agent.refused("execute", code="1", session=one)
+        assert "pass 1 to 8" in await agent.refused("branch", session=two, n=9)
+        await agent.call("create_session", name="other")
+        assert await value(agent, "2", "other") == "2"
