@@ -231,7 +231,7 @@ class Hibernation:
         sleep = self.sleep
         if sleep is None:
             return Waking()
-        unfit, changes = sleep.judge(kernel)
+        unfit, changes = sleep.judge(kernel) if sleep.dump is not None else ("", "")
         if sleep.dump is None or sleep.failure or unfit:
             return nothing_back(sleep, sleep.failure or unfit)
         try:

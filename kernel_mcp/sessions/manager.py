@@ -42,6 +42,7 @@ CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 """What a session can be called; `--workspace` may have a folder of that name."""
 HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}")
+UNUSED = "What was kept of this session cannot be used, and stays as it is; this one is not kept"
 MOST_ENDED = 500
 """Ended sessions that are kept for their owners' next call."""
 
@@ -186,10 +187,7 @@ class SessionManager:
             with ExitStack() as undo:
                 claim = await self._claim(name, undo, default=default, fresh=fresh, resume=resume)
                 name, folder = self._folders.place(handle, name, undo, default=default)
-                layer, entry = self._folders.layers / handle, claim.entry
-                if entry is not None:
-                    folder = folder if self._folders.keep else entry.workspace
-                    layer = entry.layer
+                layer = self._folders.layers / handle
                 request = KernelRequest(
                     handle, folder, python, packages, layer=layer, limits=limits, network=network
                 )
@@ -197,7 +195,10 @@ class SessionManager:
                     try:
                         request = self._keeping.request(request, claim.past.saved)
                     except KernelMcpError as error:
-                        claim = Claim(note=f"What was kept of this session cannot be used: {error}")
+                        claim = Claim(note=f"{UNUSED}: {error}")
+                if (entry := claim.entry) is not None:
+                    kept = folder if self._folders.keep else entry.workspace
+                    request = replace(request, workspace=kept, layer=entry.layer)
                 session = await self._open(caller, name, request, timeout_s, claim)
                 self._held[handle] = undo.pop_all()
             return session
@@ -528,9 +529,10 @@ class SessionManager:
         """Remove a session's files; cells of a script stay readable for a time."""
         if (kept := session.kept) is not None:
             with Barrier("putting a kept session away", session.handle):
+                await session.stop_saving()
                 if session.forgotten or session.blank:
                     await surely(partial(kept.entry.remove, but_workspace=self._folders.keep))
-                elif kept.dirty:
+                elif kept.unlogged:
                     await kept.log()
             kept.close()
             return

@@ -60,9 +60,9 @@ class Kept:
         self._trace = Trace(entry.trace)
 
     @property
-    def lasts(self) -> bool:
-        """Whether anything was saved."""
-        return self.entry.saved is not None
+    def unlogged(self) -> bool:
+        """Whether there are cells that were not saved."""
+        return len(self.cells or ()) != self._known[0]
 
     @property
     def dirty(self) -> bool:

@@ -310,7 +310,8 @@ class Session:
         self, held: AsyncExitStack, fresh: Kernel | None, layer: Layer | None, *, files: bool
     ) -> Notice | None:
         notice = None
-        await self._stop_saving()
+        self._give_up_saving()
+        await held.enter_async_context(self._shelving)
         with anyio.CancelScope(shield=True):  # the notice and the loss belong together
             if fresh is not None:
                 loss = self.lifecycle.lost_state("the session was reset")
@@ -351,7 +352,7 @@ class Session:
         if not self.restful:
             return False
         now = self._clock()
-        await self._stop_saving()
+        self._give_up_saving()
         async with self._shelving, self._turn:
             sleep = Sleep(now, now - self.last_used, purpose)
             done = await self.lifecycle.hibernate(sleep, forced=bool(purpose))
@@ -426,9 +427,9 @@ class Session:
         """Whether this is still its kernel, and no cell runs or waits."""
         return kernel is self.kernel and kernel.exit is None and not self.queue.busy
 
-    async def _stop_saving(self) -> None:
-        if self._saving is not None:
-            self._saving.cancel()
+    async def stop_saving(self) -> None:
+        """Give up a running `save`; nothing is written any more."""
+        self._give_up_saving()
         async with self._shelving:
             pass
 
@@ -448,6 +449,10 @@ class Session:
     def touch(self) -> None:
         """There may be something to save."""
         self._changes(self)
+
+    def _give_up_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.cancel()
 
     def spare(self) -> None:
         """Set `spared_until` after a failed hibernation; the pause doubles while it is unused."""

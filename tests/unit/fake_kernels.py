@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from kernel_mcp.linux.proc import ExitStatus, Usage
 from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.session import Preparation, Session
@@ -48,6 +50,7 @@ class FakeKernel:
         self.stopped = False
         self.handle = self
         self.enclosure = None
+        self.pid = 1
         self.way = Way(Network())
         self.names = KnownNames()
         self.limits = KernelLimits(
@@ -143,11 +146,17 @@ class FakeKernel:
 
     @contextmanager
     def asking(
-        self, channel: str, kind: str, content: dict[str, Any], buffers: Sequence[bytes] = ()
+        self,
+        channel: str,
+        kind: str,
+        content: dict[str, Any],
+        buffers: Sequence[bytes] = (),
+        given: socket.socket | None = None,
     ) -> Iterator[Answer]:
         answer = Answer()
         self._source.asked.append(kind)
         {
+            "kernel_mcp_save_request": self._save,
             "kernel_mcp_dump_request": self._make,
             "kernel_mcp_dump_part_request": self._send,
             "kernel_mcp_load_part_request": self._take,
@@ -174,12 +183,16 @@ class FakeKernel:
             "size": self._source.size or len(self._dump),
             "names": list(kept),
             "stored": list(kept),
+            "groups": [[name] for name in kept],
             "copies": self._source.copies,
             "files": self._source.files,
             "lost": lost,
             "variables": _described(kept),
         }
         self._answer(answer, reply)
+
+    def _save(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
+        self._answer(answer, {"status": "ok", "unfit": "this kernel is a fake"})
 
     def _send(self, answer: Answer, content: dict[str, Any], _: bytes) -> None:
         part = self._dump[: 1 if self._source.dump == "drip" else content["bytes"]]
@@ -345,6 +358,7 @@ def new_manager(
     capacity: Capacity | None = None,
     keep: bool = False,
     preparation: Preparation | None = None,
+    keeping: Keeping | None = None,
     **settings: Any,
 ) -> SessionManager:
     """A manager of sessions with fake kernels."""
@@ -356,4 +370,5 @@ def new_manager(
         clock=clock,
         capacity=capacity,
         preparation=preparation,
+        keeping=keeping,
     )

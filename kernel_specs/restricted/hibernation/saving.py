@@ -41,7 +41,10 @@ Take = Callable[[Mapping[str, Any], Callable[[str], None]], tuple[Dump, dict[str
 
 def unfit_to_fork(own: Iterable[threading.Thread]) -> str:
     """Why a child could not pickle; empty where it can. `own` are threads of the kernel."""
-    return ", ".join(look(own).words)
+    try:
+        return ", ".join(look(own).words)
+    except OSError as error:  # under Landlock nobody sees his own threads
+        return f"threads that cannot be looked for ({error.strerror})"
 
 
 def write_from_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:

@@ -1,0 +1,211 @@
+"""Sessions of one server after the other, with kernels that are fakes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kernel_mcp.errors import InputError, InstallError, SessionNotFound
+from kernel_mcp.sessions.cell import Cell, Status
+from kernel_mcp.sessions.keeping import Keeping
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.session import Session
+from tests.unit.fake_kernels import FakeClock, FakeSource, deliver, new_manager
+from tests.unit.sessions.test_keeping import keeping
+
+pytestmark = [pytest.mark.anyio]
+ME = Caller()
+
+
+@dataclass
+class Server:
+    """A manager with a source of fake kernels."""
+
+    manager: SessionManager
+    source: FakeSource
+    keeping: Keeping
+
+    async def run(self, code: str, session: Session | None = None) -> Cell:
+        found = session or await self.manager.resolve(ME, "")
+        cell = found.submit(code, 0.0)
+        with anyio.fail_after(30):
+            await cell.finished.wait()
+        deliver(found, cell)
+        return cell
+
+    async def save(self) -> None:
+        for session in self.manager.sessions:
+            with anyio.fail_after(30):
+                while await session.save() is None:
+                    await anyio.lowlevel.checkpoint()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return self.source.kernels[-1].variables
+
+
+@asynccontextmanager
+async def server(folder: Path, *, orderly: bool = True, **given: Any) -> AsyncIterator[Server]:
+    """A server; one that does not end `orderly` saves nothing at its end."""
+    source = FakeSource()
+    kept = keeping(folder, **given)
+    manager = new_manager(folder / "run", source, FakeClock(), keeping=kept)
+    async with manager.running():
+        yield Server(manager, source, kept)
+        if not orderly:
+            for session in manager.sessions:
+                manager._saver.forget(session)
+
+
+async def test_variables_and_cells_are_there_for_the_next_server(tmp_path: Path) -> None:
+    async with server(tmp_path) as first:
+        await first.run("a = 1")
+        await first.run("say something")
+    async with server(tmp_path) as second:
+        cell = await second.run("b = 2")
+        assert second.variables == {"a": "1", "b": "2"}
+        assert cell.number == 3
+        assert "Continued from today" in cell.notices[0]
+        session = second.manager.sessions[0]
+        assert "".join(session.cells[1].log.text()) == "something"
+
+
+async def test_cells_since_the_last_save_are_named_and_their_code_is_kept(tmp_path: Path) -> None:
+    async with server(tmp_path, orderly=False) as first:
+        await first.run("a = 1")
+        await first.save()
+        session = first.manager.sessions[0]
+        await first.run("b = 2")
+        assert session.kept is not None
+        trace = session.kept.entry.trace.read_bytes()
+        manifest = (session.kept.entry.folder / "manifest.json").read_bytes()
+        folder = session.kept.entry.folder
+    (folder / "manifest.json").write_bytes(manifest)  # as a killed server leaves both
+    (folder / "cells.now").write_bytes(trace)
+    async with server(tmp_path) as second:
+        cell = await second.run("c = 3")
+        assert second.variables == {"a": "1", "c": "3"}
+        assert "Cell 2 ran after that was saved" in cell.notices[0]
+        lost = second.manager.sessions[0].cells[1]
+        assert (lost.code, lost.status) == ("b = 2", Status.KILLED)
+    async with server(tmp_path) as third:
+        cell = await third.run("d = 4")
+        assert cell.number == 4
+        assert "ran after" not in cell.notices[0]
+
+
+async def test_a_reset_is_for_good_even_while_a_save_goes_on(tmp_path: Path) -> None:
+    async with server(tmp_path, orderly=False) as first:
+        await first.run("a = 1")
+        await first.save()
+        session = first.manager.sessions[0]
+        async with anyio.create_task_group() as tasks:
+            await first.run("b = 2")
+            tasks.start_soon(session.save)
+            await anyio.lowlevel.checkpoint()
+            await session.reset(packages=False, files=False)
+    async with server(tmp_path) as second:
+        cell = await second.run("c = 3")
+        assert second.variables == {"c": "3"}
+        assert "run them again" not in " ".join(cell.notices)
+
+
+async def test_a_closed_session_is_gone_even_while_a_save_goes_on(tmp_path: Path) -> None:
+    async with server(tmp_path) as first:
+        await first.run("a = 1")
+        session = first.manager.sessions[0]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.save)
+            await anyio.lowlevel.checkpoint()
+            await first.manager.close(session)
+    async with server(tmp_path) as second:
+        assert (await second.run("b = 2")).number == 1
+
+
+async def test_a_session_that_did_nothing_leaves_nothing(tmp_path: Path) -> None:
+    async with server(tmp_path) as first:
+        await first.manager.resolve(ME, "")
+    assert list((tmp_path / "kept" / "k").iterdir()) == []
+
+
+async def test_a_name_finds_what_was_kept_and_no_other_does(tmp_path: Path) -> None:
+    async with server(tmp_path) as first:
+        await first.run("a = 1", await first.manager.create(ME, name="named"))
+        await first.run("a = 2", await first.manager.create(ME))
+    async with server(tmp_path) as second:
+        await second.run("b = 1", await second.manager.resolve(ME, "named"))
+        assert second.variables == {"a": "1", "b": "1"}
+        with pytest.raises(SessionNotFound):
+            await second.manager.resolve(ME, "other")
+        with pytest.raises(InputError):
+            await second.manager.create(ME, name="named")
+
+
+async def test_what_cannot_be_used_stays_as_it_is(tmp_path: Path) -> None:
+    def refuse(packages: object) -> Any:
+        raise InstallError("not permitted")
+
+    async with server(tmp_path) as first:
+        session = await first.manager.create(ME, name="named")
+        await first.run("a = 1", session)
+        assert session.kept is not None
+        session.kept._base = _asking_for_packages(session.kept._base)
+        await session.kept.log()
+    async with server(tmp_path) as second:
+        second.keeping._permits = refuse
+        session = await second.manager.create(ME, name="named")
+        assert session.kept is None
+        cell = await second.run("b = 2", session)
+        assert "not permitted" in cell.notices[0]
+        assert second.variables == {"b": "2"}
+    async with server(tmp_path) as third:
+        await third.run("c = 3", await third.manager.create(ME, name="named"))
+        assert third.variables == {"a": "1", "c": "3"}
+
+
+def _asking_for_packages(saved: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(saved, asked={**saved.asked, "packages": ["rich"]})
+
+
+async def test_a_kernel_that_dies_goes_back_to_the_last_save(tmp_path: Path) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        await only.save()
+        await only.run("b = 2")
+        only.source.kernels[-1].die()
+        cell = await only.run("c = 3")
+        assert only.variables == {"a": "1", "c": "3"}
+        told = " ".join(cell.notices)
+        assert "Variables are as after cell 1; run cell 2 again" in told
+
+
+async def test_hibernated_sessions_outlive_the_server_too(tmp_path: Path) -> None:
+    async with server(tmp_path, orderly=False) as first:
+        await first.run("a = 1")
+        session = first.manager.sessions[0]
+        assert await session.hibernate("for a test")
+        assert not session.changed
+    async with server(tmp_path) as second:
+        await second.run("b = 2")
+        assert second.variables == {"a": "1", "b": "2"}
+
+
+async def test_a_variable_that_ends_a_kernel_costs_only_what_it_shares_with(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as first:
+        for name in ("a", "bad", "b"):
+            await first.run(f"{name} = 1")
+    async with server(tmp_path) as second:
+        second.source.deadly.add("bad")
+        cell = await second.run("c = 2")
+        assert second.variables == {"a": "1", "b": "1", "c": "2"}
+        assert "bad (ended the kernel that read it" in " ".join(cell.notices)
