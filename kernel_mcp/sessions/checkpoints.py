@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +44,6 @@ SHARED = 0.8
 MEMORY = 0.5
 """Part of the free memory of the machine that a copy may come to hold."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_MINFLT, _RSS = 7, 21
-"""Places in what follows the name in /proc/PID/stat: fields 10 and 24 of proc_pid_stat(5)."""
 
 
 class Checkpoints:
@@ -64,8 +62,7 @@ class Checkpoints:
         self._as_of: dict[Checkpoint, int] = {}
         self._work_s = 0.0
         self._fork_s = 0.0
-        self._faults = 0
-        self._pages = 0
+        self._cost = 0.0
         self._stale = False
         self._told: set[str] = set()
         self._useless: Kernel | None = None
@@ -89,7 +86,7 @@ class Checkpoints:
         if not self._stale:
             self.drop_all(kernel)
             return
-        cost_s = self._cost_s(kernel)
+        cost_s = await self._cost_s()
         if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
             await self.take(kernel, as_of)
         self._stale = False
@@ -100,7 +97,7 @@ class Checkpoints:
             await self.take(kernel, as_of)
         elif kernel.handle.enclosure is None:
             return
-        elif self._work_s > LEAST_WORK_S and self._work_s > PART * self._cost_s(kernel):
+        elif self._work_s > LEAST_WORK_S and self._work_s > PART * await self._cost_s():
             await self.take(kernel, as_of)
 
     async def ahead(self, kernel: Kernel, as_of: int) -> None:
@@ -127,8 +124,7 @@ class Checkpoints:
             made = await self._make(kernel)
         except Uncopyable as reason:
             self._stale = False
-            for word in reason.words:
-                self._tell(word)
+            self._tell(reason.words)
             if asked:
                 raise
             return None
@@ -180,7 +176,6 @@ class Checkpoints:
                 self.drop(kernel, each)
             later = later or each is checkpoint
         self._work_s, self._stale = 0.0, False
-        self._note(kernel)
 
     def drop(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
         """Give a copy up."""
@@ -199,7 +194,6 @@ class Checkpoints:
         if not self._affordable(kernel):
             raise LaunchError("the machine has too little free memory for a copy of the kernel")
         made, self._fork_s = await kernel.checkpoint()
-        self._note(kernel)
         return made
 
     async def _thin_out(self, kernel: Kernel) -> None:
@@ -209,29 +203,32 @@ class Checkpoints:
             own = 1.0
             if each.usable and number > len(former) - MOST:
                 with Barrier("looking at the memory of a checkpoint"):
-                    own = await anyio.to_thread.run_sync(_own_part, each.pid)
+                    alone, whole = await anyio.to_thread.run_sync(_memory, each.pid)
+                    own = alone / whole
             if own > 1 - SHARED:
                 self.drop(kernel, each)
 
     def _affordable(self, kernel: Kernel) -> bool:
-        _, pages = _figures(kernel.handle.pid)
         with suppress(OSError):
-            return pages * _PAGE <= available_memory() * MEMORY
+            resident = int(Path(f"/proc/{kernel.handle.pid}/statm").read_bytes().split()[1])
+            return resident * _PAGE <= available_memory() * MEMORY
         return False
 
-    def _note(self, kernel: Kernel) -> None:
-        self._faults, self._pages = _figures(kernel.handle.pid)
+    async def _cost_s(self) -> float:
+        """What the last copy has cost: the fork, and each page that it has alone by now."""
+        if (last := self.newest) is not None:
+            with Barrier("looking at the memory of a checkpoint"):
+                own, _ = await anyio.to_thread.run_sync(_memory, last.pid)
+                self._cost = self._fork_s + own / _PAGE * FAULT_S
+        return self._cost
 
-    def _cost_s(self, kernel: Kernel) -> float:
-        """What the last copy has cost, its pages that were copied since included."""
-        faults, _ = _figures(kernel.handle.pid)
-        return self._fork_s + max(0, min(faults - self._faults, self._pages)) * FAULT_S
-
-    def _tell(self, word: str) -> None:
-        if word not in self._told:
-            self._told.add(word)
+    def _tell(self, words: Sequence[str]) -> None:
+        """Name what is in the way, once each."""
+        if news := [word for word in words if word not in self._told]:
+            self._told.update(news)
             self._news(
-                f"No checkpoint of this session can be made while its kernel has {word}: if the "
+                f"No checkpoint of this session can be made while its kernel has "
+                f"{', '.join(news)}: if the "
                 "kernel dies, all variables are lost. Save what took long to compute"
             )
 
@@ -242,17 +239,9 @@ NONE_HERE = (
 )
 
 
-def _figures(pid: int) -> tuple[int, int]:
-    """Page faults of a process so far that read no file, and its pages in memory."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[_MINFLT]), int(fields[_RSS])
-    return 0, 0
-
-
-def _own_part(pid: int) -> float:
-    """The part of a process's memory that it shares with none."""
+def _memory(pid: int) -> tuple[int, int]:
+    """Bytes in memory that a process shares with no other, and all; some 10 ms for a gigabyte."""
     names = (b"Rss:", b"Private_Clean:", b"Private_Dirty:")
     found = memory_lines(pid, "smaps_rollup", names)
     own = found.get(b"Private_Clean:", 0) + found.get(b"Private_Dirty:", 0)
-    return own / max(1, found.get(b"Rss:", 0))
+    return own, max(1, found.get(b"Rss:", 0))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
 import anyio
 import pytest
 
 from tests.integration.agent import Agent, Answer, notices
 from tests.integration.agent import agent as serving
+from tests.integration.memory import server_pid
+from tests.integration.processes import descendants, running
 
 pytestmark = [pytest.mark.anyio]
 
@@ -143,3 +149,23 @@ async def test_without_templates_it_is_said_that_there_are_none() -> None:
         dead = await agent.run("import os\nos._exit(3)")
         assert "All variables" in told(dead)
         assert dead.cell["state_kept"] is False
+
+
+@pytest.mark.parametrize("total", [25, pytest.param(1000, marks=pytest.mark.full)])
+async def test_deaths_in_a_row_leave_nothing_behind(total: int) -> None:
+    async with serving("--allow", "*", "--warm", "0", "--checkpoints", "always") as agent:
+        await agent.run("import os, subprocess\nn = 0")
+        server = server_pid()
+        seen: list[tuple[int, int]] = []
+        for number in range(total):
+            assert (await agent.run(f"n += 1; f{number} = open('note', 'w')")).status == "ok"
+            dead = await agent.run("subprocess.Popen(['sleep', '999']); os.kill(os.getpid(), 9)")
+            assert dead.cell["state_kept"], (number, dead.text)
+            seen.append((len(descendants(server)), len([*Path(f"/proc/{server}/fd").iterdir()])))
+        assert (await agent.run("print(n)")).text == str(total)
+        assert max(seen[10:]) <= max(seen[5:10])
+        below = [server, *descendants(server)]
+        os.kill(server, signal.SIGKILL)
+        with anyio.fail_after(60):
+            while any(running(pid) for pid in below):
+                await anyio.sleep(0.05)

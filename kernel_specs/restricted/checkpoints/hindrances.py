@@ -101,11 +101,12 @@ def _native_threads(libraries: set[str]) -> list[str]:
     own = _name(str(os.getpid()))
     others = [_name(task) for task in os.listdir("/proc/self/task") if task not in known]  # noqa: PTH208
     strange = [name for name in others if name not in (own, "") and _JEMALLOC not in name]
-    words = [f"threads of {name.rstrip('-0123456789') or name}" for name in strange]
-    if words or len(strange) == len(others):
-        return words
+    if not others:
+        return []
     if loaded := [name for name in _NEVER if name in sys.modules]:
         return [f"threads of {name}" for name in loaded]
+    if strange:
+        return [f"threads of {name.rstrip('-0123456789') or name}" for name in strange]
     return [] if any(_SURVIVES.search(name) for name in names) else ["threads of a library"]
 
 

@@ -1,0 +1,156 @@
+"""When a checkpoint is made, and which one a session goes back to."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kernel_mcp.errors import LaunchError, Uncopyable
+from kernel_mcp.sessions import checkpoints
+from kernel_mcp.sessions.checkpoints import IDLE_S, PAUSE_S, Checkpoints
+from kernel_mcp.sessions.lifecycle import Return, cells_in_words
+
+pytestmark = [pytest.mark.anyio]
+
+GIB = 1 << 30
+
+
+class Copy:
+    """One that waits."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.usable, self.users = pid, True, 1
+
+
+class Copied:
+    """A kernel that can be copied; a copy holds `own` bytes alone."""
+
+    def __init__(self) -> None:
+        self.exit = None
+        self.made: list[Any] = []
+        self.dropped: list[Any] = []
+        self.failure: LaunchError | None = None
+        self.handle = SimpleNamespace(pid=1, enclosure=SimpleNamespace(drop=self.dropped.append))
+
+    async def checkpoint(self) -> tuple[Any, float]:
+        if self.failure is not None:
+            raise self.failure
+        self.made.append(Copy(len(self.made) + 1))
+        return self.made[-1], 0.004
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Bytes that a copy has alone, of a gigabyte."""
+    found: dict[int, int] = {}
+    monkeypatch.setattr(checkpoints, "_memory", lambda pid: (found.get(pid, 0), GIB))
+    return found
+
+
+def made(mode: str = "auto") -> tuple[Checkpoints, Any, list[str]]:
+    told: list[str] = []
+    return Checkpoints(mode, lambda: 0.0, told.append), Copied(), told
+
+
+async def test_quick_cells_get_none_until_they_are_a_second_of_work(own: dict[int, int]) -> None:
+    policy, kernel, _ = made()
+    for _ in range(9):
+        policy.worked(0.1)
+        await policy.after(kernel, 1)
+    assert kernel.made == []
+    policy.worked(0.2)
+    await policy.after(kernel, 10)
+    assert len(kernel.made) == 1
+    assert policy.state_of(policy.newest) == 10  # type: ignore[arg-type]
+
+
+async def test_what_is_copied_afterwards_counts_as_cost(own: dict[int, int]) -> None:
+    policy, kernel, _ = made()
+    policy.worked(2)
+    await policy.after(kernel, 1)
+    own[1] = 512 << 20  # 131,072 pages: 0.39 s
+    policy.worked(7)
+    await policy.after(kernel, 2)
+    await policy.pause(kernel, 2)
+    assert len(kernel.made) == 1
+    policy.worked(2)
+    await policy.after(kernel, 3)
+    assert len(kernel.made) == 2
+
+
+async def test_a_pause_is_used_once_and_a_long_one_gives_all_up(own: dict[int, int]) -> None:
+    policy, kernel, _ = made()
+    assert policy.pause_s(kernel) is None
+    policy.worked(0.001)
+    assert policy.pause_s(kernel) == PAUSE_S
+    await policy.pause(kernel, 1)
+    assert len(kernel.made) == 1
+    assert policy.pause_s(kernel) == IDLE_S
+    await policy.pause(kernel, 1)
+    assert len(kernel.dropped) == 1
+    assert policy.newest is None
+
+
+async def test_the_last_three_are_kept_while_they_share(own: dict[int, int]) -> None:
+    policy, kernel, _ = made("always")
+    for cell in range(1, 5):
+        policy.worked(0.1)
+        await policy.after(kernel, cell)
+    assert [policy.state_of(each) for each in policy._as_of] == [2, 3, 4]
+    own[3] = GIB // 2
+    policy.worked(0.1)
+    await policy.after(kernel, 5)
+    assert [policy.state_of(each) for each in policy._as_of] == [4, 5]
+    found = policy.at(4)
+    assert found is not None
+    policy.back_at(kernel, found)
+    assert [policy.state_of(each) for each in policy._as_of] == [4]
+    assert policy.at(3) is None
+
+
+async def test_what_is_in_the_way_is_told_once_by_name(own: dict[int, int]) -> None:
+    policy, kernel, told = made()
+    kernel.failure = Uncopyable(("torch", "the thread 'x'"))
+    for cell in range(3):
+        policy.worked(2)
+        await policy.after(kernel, cell)
+    assert len(told) == 1
+    assert "torch, the thread 'x'" in told[0]
+    with pytest.raises(Uncopyable):
+        await policy.asked(kernel, 3)
+    assert len(told) == 1
+
+
+async def test_a_kernel_that_does_not_answer_is_asked_no_more(own: dict[int, int]) -> None:
+    policy, kernel, told = made()
+    kernel.failure = LaunchError("the kernel has not answered")
+    policy.worked(2)
+    await policy.after(kernel, 1)
+    kernel.failure = None
+    policy.worked(2)
+    await policy.after(kernel, 2)
+    assert kernel.made == told == []
+    await policy.asked(kernel, 2)
+    assert len(kernel.made) == 1
+
+
+async def test_off_makes_none_but_on_request(own: dict[int, int]) -> None:
+    policy, kernel, _ = made("off")
+    policy.worked(100)
+    await policy.after(kernel, 1)
+    assert policy.pause_s(kernel) is None
+    assert kernel.made == []
+
+
+def test_cells_are_named_in_runs() -> None:
+    assert cells_in_words([3]) == "cell 3"
+    assert cells_in_words([1, 2, 3, 5, 8, 9]) == "cells 1–3, 5, 8–9"  # noqa: RUF001
+
+
+def test_a_return_says_what_stands_and_what_to_run_again() -> None:
+    text = Return(12, (13,), ("x",)).words(14)
+    assert "as after cell 12; run cells 13–14 again" in text  # noqa: RUF001
+    assert "Gone with that: x." in text
+    assert Return(3, (), ()).loss("it died") is None
