@@ -331,7 +331,7 @@ def changed(packages: Sequence[str], saved: Saved) -> str:
 
 def lost_with(saved: Saved, ran: Sequence[int]) -> str:
     """A sentence on the cells that ran after the variables were saved; empty without any."""
-    since = [number for number in ran if number > (saved.cell or 0)]
+    since = [number for number in ran if number > saved.through]
     if not since:
         return ""
     first, last = since[0], since[-1]

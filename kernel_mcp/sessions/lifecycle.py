@@ -477,7 +477,7 @@ class KernelLifecycle:
 
     async def fall_back(self) -> Return | None:
         """Have the next kernel load what was saved last of a dead one; None where nothing was."""
-        found = self._last_save() if self.used else None
+        found = self._saved()
         if found is None or self.kernel is None:
             return None
         sleep, as_of = found
@@ -488,9 +488,14 @@ class KernelLifecycle:
         del self._worked[len(self._worked) - len(undone) :]
         return Return(as_of, undone, tuple(gone))
 
+    def _saved(self) -> tuple[Sleep, int] | None:
+        """What was saved last, and the cell that it is as of, unless that was undone since."""
+        found = self._last_save() if self.used else None
+        return found if found is not None and found[1] in self._worked else None
+
     def _miss(self, kernel: Kernel) -> None:
         if kernel is self.kernel and self.used and kernel.exit is not None:
-            if self.checkpoints.newest is not None or self._last_save() is not None:
+            if self.checkpoints.newest is not None or self._saved() is not None:
                 self._on_death()
                 return
             cause = f"{kernel.exit.story('the kernel')} between cells"

@@ -79,11 +79,12 @@ class Kept:
 
     def fresh(self, kernel: Kernel) -> Path:
         """See `Shelf`."""
-        environment = kernel.environment
+        environment, logged = kernel.environment, self._logged()
         self._next = replace(
-            self._logged(),
+            logged,
             moment=self._keeping.store.now(),
             cell=self.cell(),
+            through=self._count,
             python=python_of(environment.version),
             environment=tuple(environment.packages),
             doors=self._base.doors,

@@ -475,7 +475,7 @@ class Session:
     def continue_from(self, past: Past) -> None:
         """Have the next cell bring back the variables of an earlier server's session."""
         saved = past.saved
-        ran = [cell.number for cell in self.cells[saved.cell or 0 :] if cell.numbered]
+        ran = [cell.number for cell in self.cells[saved.through :] if cell.numbered]
         sleep = self._sleep(past, lost_with(saved, ran))
         self._touched = True
         self.lifecycle.continue_from(sleep, saved.cell)

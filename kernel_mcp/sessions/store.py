@@ -62,6 +62,7 @@ class Saved:
 
     moment       when the variables were saved, in seconds since 1970; 0 for never
     cell         the last cell whose work they hold
+    through      the last cell when they were saved, which may have been undone
     python       version, implementation and machine of the kernel that saved them
     environment  its packages, as `name==version`
     doors        what was open, by kind
@@ -74,6 +75,7 @@ class Saved:
     name: str
     moment: float = 0.0
     cell: int | None = None
+    through: int = 0
     python: tuple[str, str, str] = ("", "", "")
     environment: tuple[str, ...] = ()
     doors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class Saved:
                 name=str(data["name"]),
                 moment=float(data["moment"]),
                 cell=None if data["cell"] is None else int(data["cell"]),
+                through=int(data["through"]),
                 python=(version, implementation, machine),
                 environment=tuple(map(str, data["environment"])),
                 doors=doors,
@@ -206,11 +209,8 @@ class Entry:
     def drop_variables(self, cell: int) -> None:
         """Forget the variables that were saved: after this cell there are none."""
         if self.saved is not None:
-            self.commit(
-                dataclasses.replace(
-                    self.saved, dump="", size=0, variables={}, cell=cell, moment=0.0
-                )
-            )
+            none = dataclasses.replace(self.saved, dump="", size=0, variables={}, moment=0.0)
+            self.commit(dataclasses.replace(none, cell=cell, through=cell))
 
     def remove(self, *, but_workspace: bool = False) -> None:
         """Remove all of it. Raises OSError when something stays."""

@@ -151,7 +151,7 @@ def test_packages_of_other_versions_are_named() -> None:
 
 
 def test_cells_after_the_save_are_named() -> None:
-    saved = Saved("/p", "default", cell=12)
+    saved = Saved("/p", "default", cell=10, through=12)
     assert lost_with(saved, [11, 12]) == ""
     assert lost_with(saved, [12, 13]).startswith("Cell 13 ran after that was saved")
     assert lost_with(saved, [13, 14]).startswith("Cells 13–14 ran")  # noqa: RUF001

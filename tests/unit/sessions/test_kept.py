@@ -209,3 +209,16 @@ async def test_a_variable_that_ends_a_kernel_costs_only_what_it_shares_with(
         cell = await second.run("c = 2")
         assert second.variables == {"a": "1", "b": "1", "c": "2"}
         assert "bad (ended the kernel that read it" in " ".join(cell.notices)
+
+
+async def test_a_save_of_what_was_undone_since_does_not_come_back(tmp_path: Path) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        await only.run("b = 2")
+        await only.save()
+        lifecycle = only.manager.sessions[0].lifecycle
+        lifecycle._worked.remove(2)  # as `undo` does
+        only.source.kernels[-1].die()
+        cell = await only.run("c = 3")
+        assert only.variables == {"c": "3"}
+        assert "all variables, imports and definitions made before are lost" in cell.notices[0]
