@@ -115,6 +115,7 @@ class Checkpoint:
         asked = self._asked[number] = _Asked()
         order = {"op": "wake", "id": number, "key": key, "folder": folder}
         try:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)  # code may have stopped it
             socket.send_fds(self._host, [json.dumps(order).encode()], fds)
             with anyio.CancelScope(shield=True), anyio.move_on_after(WAKE_S):
                 await asked.given.wait()

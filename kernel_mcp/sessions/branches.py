@@ -78,28 +78,49 @@ async def begin(session: Member, handles: Sequence[str]) -> list[Start]:
     Raises BranchError, and LaunchError; nothing of them is left then.
     """
     idle(session, "branch")
-    found: list[Start] = []
     async with session.turn:
         lifecycle = session.lifecycle
         kernel = await lifecycle.ensure()
+        woken = _Woken()
         try:
-            as_of = lifecycle.state_as_of or 0
-            made = await lifecycle.checkpoints.take(kernel, as_of, asked=True)
+            made = await lifecycle.checkpoints.take(kernel, lifecycle.state_as_of or 0, asked=True)
             assert made is not None
-            for handle in handles:
-                folder = f"{FOLDER}/{handle}"
-                found.append(Start(await kernel.wake(made, folder), made, folder))
+            async with anyio.create_task_group() as tasks:
+                for handle in handles:
+                    tasks.start_soon(woken.add, kernel, made, handle)
+            if woken.failure is not None:
+                raise woken.failure
         except BaseException as error:
-            with anyio.CancelScope(shield=True):
-                for start in found:
-                    await start.kernel.aclose()
+            await woken.aclose()
             if not isinstance(error, KernelMcpError):
                 raise
             raise BranchError(
                 f"No branches could be made: {error}. The session goes on as it was; "
                 "create_session opens a separate, empty one."
             ) from error
-    return found
+        return [woken.found[handle] for handle in handles]
+
+
+class _Woken:
+    """Kernels of branches, which are woken at once."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Start] = {}
+        self.failure: KernelMcpError | None = None
+
+    async def add(self, kernel: Kernel, checkpoint: Checkpoint, handle: str) -> None:
+        """Have one for a branch of this handle."""
+        folder = f"{FOLDER}/{handle}"
+        try:
+            self.found[handle] = Start(await kernel.wake(checkpoint, folder), checkpoint, folder)
+        except KernelMcpError as error:
+            self.failure = error
+
+    async def aclose(self) -> None:
+        """End them."""
+        with anyio.CancelScope(shield=True):
+            for start in self.found.values():
+                await start.kernel.aclose()
 
 
 async def adopt(branch: Member, root: Member, worked: Sequence[int]) -> list[int]:
@@ -123,6 +144,7 @@ async def adopt(branch: Member, root: Member, worked: Sequence[int]) -> list[int
         with anyio.CancelScope(shield=True):
             branch.lifecycle.give_away()
             gone = await root.lifecycle.go_on_with(kernel, worked)
+        await root.lifecycle.checkpoint(root.lifecycle.checkpoints.ahead)
     return gone
 
 

@@ -102,7 +102,7 @@ class Checkpoints:
 
     async def ahead(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy before a cell that may take long, unless there is one of this moment."""
-        if self._work_s > 0:
+        if self._stale:
             await self.take(kernel, as_of)
 
     async def asked(self, kernel: Kernel, as_of: int) -> None:

@@ -279,12 +279,12 @@ class CellRunner:
             return self._refused(cell, refusal)
         await self._lifecycle.checkpoint_ahead(cell)
         self._journal.begins(kernel.handle)
+        began = self._clock()
         with self._lifecycle.engaged():
             outcome = await run_cell(kernel, cell, grace_s=self._grace_s, cpu_s=self._cpu_s)
             if outcome.status is Status.KILLED:
                 outcome = await self._after_kill(cell, outcome)
             elif cell.phase is Phase.RUN:
-                began = cell.started or self._clock()
                 self._lifecycle.note_work(cell.number, self._clock() - began)
         cell.state_as_of = self._lifecycle.state_as_of
         return outcome

@@ -295,7 +295,7 @@ FIRST: dict[str, dict[str, Any]] = {
 async def test_what_is_asked_first_after_a_loss_tells_it(
     cause: Callable[[Agent], Awaitable[str]], flags: tuple[str, ...]
 ) -> None:
-    async with agent("--allow", "*", "--warm", "0", *flags) as notebook:
+    async with agent("--allow", "*", "--warm", "0", "--checkpoints", "off", *flags) as notebook:
         for tool, arguments in FIRST.items():
             handle = await cause(notebook)
             with anyio.fail_after(60):
