@@ -368,9 +368,13 @@ class Kernel:
         """Whether the kernel ended without reading the request of `run`."""
         return self.exit is not None and not run.begun and "shell" in self._channels.unread
 
-    def interrupt(self) -> None:
-        """Interrupt the running cell."""
-        self.handle.interrupt()
+    def interrupt(self, *, alone: bool = False) -> None:
+        """Interrupt the running cell; `alone` spares programs that code has started."""
+        if alone:
+            self.handle.signal(signal.SIGCONT)
+            self.handle.signal(signal.SIGINT)
+        else:
+            self.handle.interrupt()
 
     def kill(self) -> None:
         """Kill the kernel and its descendants."""

@@ -212,6 +212,13 @@ class Keeping:
             request, python=python, packages=packages, network=network, limits=limits
         )
 
+    def timeout_s(self, saved: Saved) -> float:
+        """The limit of cells that the session had asked for, as far as it may; 0 for none."""
+        asked = saved.asked.get("timeout_s")
+        if not isinstance(asked, (int, float)) or not asked > 0:
+            return 0.0
+        return min(float(asked), self._settings.max_timeout_s)
+
     def _own_python(self) -> str:
         """The version of the server's own environment, as far as it is known before it is read."""
         given = self._settings.python

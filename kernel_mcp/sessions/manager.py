@@ -194,6 +194,7 @@ class SessionManager:
                 if self._keeping is not None and claim.past is not None:
                     try:
                         request = self._keeping.request(request, claim.past.saved)
+                        timeout_s = timeout_s or self._keeping.timeout_s(claim.past.saved)
                     except KernelMcpError as error:
                         claim = Claim(note=f"{UNUSED}: {error}")
                 if (entry := claim.entry) is not None:

@@ -285,7 +285,7 @@ async def _settle(kernel: Kernel, answer: Answer) -> None:
     for _ in range(INTERRUPTS):
         if answer.done.is_set():
             break
-        kernel.interrupt()
+        kernel.interrupt(alone=True)
         with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
             await answer.done.wait()
 

@@ -88,7 +88,8 @@ class FakeKernel:
 
     kill = die
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, alone: bool = False) -> None:
+        self._source.interrupts.append(alone)
         if self._waiting is not None:
             self._waiting.on_reply({"status": "ok"})
             self._waiting.on_idle()
@@ -256,6 +257,8 @@ class FakeSource:
         self.kernels: list[FakeKernel] = []
         self.requests: list[KernelRequest] = []
         self.asked: list[str] = []
+        self.interrupts: list[bool] = []
+        """For each interrupt, whether it was for the kernel alone."""
         self.unpicklable: dict[str, str] = {}
         self.unreadable: set[str] = set()
         self.deadly: set[str] = set()

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.anyio]
 class LateKernel(FakeKernel):
     """Answers only when it is killed, as a reply that was on its way would arrive."""
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, alone: bool = False) -> None:
         """Do not react."""
 
     def kill(self) -> None:

@@ -222,3 +222,25 @@ async def test_a_save_of_what_was_undone_since_does_not_come_back(tmp_path: Path
         cell = await only.run("c = 3")
         assert only.variables == {"c": "3"}
         assert "all variables, imports and definitions made before are lost" in cell.notices[0]
+
+
+async def test_a_kernel_that_saves_itself_gives_way_to_a_cell_and_spares_its_programs(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        await only.save()
+        await only.run("b = 2")
+        only.source.dump = "hang"
+        session = only.manager.sessions[0]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.save)
+            with anyio.fail_after(30):
+                await only.source.dumping.wait()
+            only.source.dump = ""
+            await only.run("c = 3")
+        assert only.source.interrupts == [True]
+        assert session.changed
+        assert session.kept is not None
+        assert session.kept.entry.saved is not None
+        assert session.kept.entry.saved.cell == 1
