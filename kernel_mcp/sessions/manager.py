@@ -133,7 +133,8 @@ class SessionManager:
             finally:
                 for session in self.sessions:
                     if session.kept is not None:
-                        session.kept.entry.ends()
+                        with Barrier("saying that a session ends", session.handle):
+                            session.kept.entry.ends()
                 await self._saver.finish()
                 for session in self.sessions:
                     with Barrier("closing a session", session.handle):
@@ -232,7 +233,10 @@ class SessionManager:
         self._folders.make(folder, request.layer, records)
         kept = None
         if entry is not None and self._keeping is not None:
-            kept = Kept(entry, self._keeping, request, timeout_s)
+            with Barrier("keeping a session", handle) as barrier:
+                kept = Kept(entry, self._keeping, request, timeout_s)
+            if barrier.failure is not None:
+                claim = Claim(note=f"This session is not kept: {reason_of(barrier.failure)}")
         session = Session(
             request=request,
             owner=caller.principal,
@@ -353,10 +357,12 @@ class SessionManager:
                 note = f"The cells of {past.when} cannot be read: {reason_of(barrier.failure)}"
             session.continue_from(past)
             if past.cells:
-                await kept.log()
+                with Barrier("keeping the cells of a session", session.handle):
+                    await kept.log()
+        else:
+            kept.clear()
         if note:
             session.ledger.add(note)
-        kept.clear()
 
     def _check_name(self, caller: Caller, name: str) -> None:
         """Raise InputError for a name that no further session of this caller can have."""
