@@ -84,6 +84,8 @@ def _lines(
     yield _files(settings, sandbox, most)
     if settings.persist is not None:
         yield "Kept: the next server in this folder goes on with its sessions (see info)."
+    if "branches" in settings.tools and settings.checkpoints != "off":
+        yield "Going back: undo takes back cells; branch tries several ways, adopt takes one."
     if settings.devices:
         yield f"Devices of the host: {_listed([*map(str, settings.devices)], most)}."
     if settings.variables:

@@ -43,6 +43,8 @@ ROUNDS = 40
 """Looks at what is left of a dead kernel: a fork bomb has to stop, or all of it ends."""
 ROUND_S = 0.5
 """Longest wait for processes that were killed, one of which may be writing to a slow disk."""
+BUSY_LOOKS = 400
+"""Looks at whether a checkpoint or a kernel is being made."""
 MOST_OOM_SCORE = 1000
 """Of proc_pid_oom_score_adj(5): the first to be killed for lack of memory."""
 CHANNELS = 3
@@ -155,6 +157,7 @@ class ForkedEnclosure:
         self._kernels: dict[KernelProcess, AsyncExitStack] = {}
         self._places: set[Checkpoint] = set()
         self._namespace = ""
+        self._waking = 0
         self._closed = False
         forked.needed = lambda: self.needed(forked)
         limits.kill = self._kill_kernels
@@ -235,12 +238,16 @@ class ForkedEnclosure:
 
     async def clear(self) -> None:
         """See `Enclosure`."""
-        kept = {self.init.pid, *(each.pid for each in self.checkpoints)}
-        for kernel in self._kernels:
-            if kernel.exit is None:
-                kept.update(tree(kernel.pid))
+        for _ in range(BUSY_LOOKS):  # a process that is being made belongs to nobody yet
+            if not (self._waking or self._places):
+                break
+            await anyio.sleep(LOOK_S)
         with self._limits.no_more_processes():
             for _ in range(ROUNDS):
+                kept = {self.init.pid, *(each.pid for each in self.checkpoints)}
+                for kernel in self._kernels:
+                    if kernel.exit is None:
+                        kept.update(tree(kernel.pid))
                 left = [pid for pid in self._processes() if pid not in kept]
                 if not left:
                     return
@@ -254,6 +261,13 @@ class ForkedEnclosure:
 
     async def wake(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
         """See `Enclosure`."""
+        self._waking += 1
+        try:
+            return await self._wake(checkpoint, folder)
+        finally:
+            self._waking -= 1
+
+    async def _wake(self, checkpoint: Checkpoint, folder: str) -> KernelProcess:
         async with AsyncExitStack() as own:
             ring = OutputRing()
             own.callback(ring.close)
