@@ -334,3 +334,22 @@ def test_an_analysis_of_files_at_their_own_paths_which_it_cannot_change_until_th
     assert (made.st_uid, made.st_gid) == (owner.st_uid, owner.st_gid)
     seen = run(here, f"{read}\npd.read_parquet(P + '/sales.parquet').sold.sum()")
     assert "12" in seen[0].text, seen[0]
+
+
+def test_what_it_had_read_is_there_when_it_is_opened_again_in_the_same_folder(
+    programs: Path, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    flags = ("--allow", "numpy,pandas,matplotlib", "--persist", "1G,1d")
+    claude = Cli(programs, tmp_path, (*flags, "--state-dir", str(tmp_path / "s")), project=project)
+    read = "import pandas as pd\ndf = pd.read_csv('sales.csv')"
+    written, first = claude.run(
+        ("write_file", {"path": "sales.csv", "content": "city,sold\nBonn,3\nUlm,4\n"}),
+        ("execute", {"code": read, "wait": 280}),
+    )
+    assert (written.failed, first.failed) == (False, False)
+    (second,) = claude.run(("execute", {"code": "int(df.sold.sum())", "wait": 280}))
+    assert second.text.startswith("7\n")
+    assert "Continued from today" in second.text
+    assert "pd, df (2 × 2)" in second.text  # noqa: RUF001
