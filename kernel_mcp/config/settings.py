@@ -402,8 +402,8 @@ class Settings:
     )
     audit_log: Path | None = _flag(
         "audit-log", path, _SERVER, "FILE", "none kept",
-        "add a JSON line to FILE for every session, cell, install, file, refusal, kill and "
-        "hibernation",
+        "add a JSON line to FILE for every session, cell, install, file, refusal, kill, "
+        "checkpoint, undo, branch and hibernation",
         value=None,
     )
     max_sessions: int = _flag(

@@ -255,6 +255,33 @@ async def test_a_hostile_kernel_gets_no_checkpoint_and_harms_no_other(
         assert await run(other, "print(x)") == "3\n"
 
 
+async def test_a_checkpoint_that_answers_twice_or_is_stopped_gives_one_kernel() -> None:
+    async with bench() as made:
+        kernel = await made.forked()
+        await run(
+            kernel,
+            "from kernel_specs.restricted.checkpoints import parking\nimport os\n"
+            "send = parking.send\n"
+            "def twice(s, **packet):\n"
+            "    send(s, **packet)\n"
+            "    if 'alive' in packet: send(s, **packet)\n"
+            "parking.send = twice\nx = 4",
+        )
+        checkpoint, _ = await kernel.checkpoint()
+        await run(
+            kernel,
+            "[os.kill(int(n), 19) for n in os.listdir('/proc') if n.isdigit() and "
+            "int(n) not in (1, os.getpid())]",
+        )
+        await die(kernel, "os._exit(1)")
+        kernel = await come_back(made, kernel)
+        assert await run(kernel, "print(x)") == "4\n"
+        with anyio.fail_after(20):
+            while checkpoint.usable:
+                await anyio.lowlevel.checkpoint()
+        assert "nobody had asked for" in checkpoint.refusal
+
+
 async def test_a_kernel_that_speaks_over_the_lifeline_is_not_heard() -> None:
     async with bench() as made:
         kernel = await made.forked()
