@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import secrets
+import socket
 import statistics
 import subprocess
 import sys
@@ -65,6 +66,8 @@ class HostileHandle:
         self.pid = self._process.pid
         self.boundary: tuple[str, ...] = ()
         self.way: Exit = NoWay()
+        self.channels: tuple[socket.socket, ...] = ()
+        self.lifeline = self.enclosure = None
         self.exit: ExitStatus | None = None
         self.limits: KernelLimits = ResourceManager().open(NO_LIMITS, folder, folder)
         self._ended = anyio.Event()
