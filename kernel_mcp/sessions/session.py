@@ -544,7 +544,7 @@ class Session:
         with anyio.move_on_after(pause_s) as pause:
             await self._wake.wait()
             self._wake = anyio.Event()
-        if pause.cancelled_caught and not self.installing.locked():
+        if pause.cancelled_caught:
             async with self._turn:
                 if kernel is self.kernel and not self.queue:
                     await self._checkpoint(checkpoints.pause)
@@ -554,6 +554,8 @@ class Session:
                     await self.lifecycle.note_death()
 
     async def _checkpoint(self, when: Callable[[Kernel, int], Awaitable[object]]) -> None:
+        if self.installing.locked():  # another thread of the kernel may be importing
+            return
         with Barrier("making a checkpoint", self.handle):
             await self.lifecycle.checkpoint(when)
 

@@ -172,8 +172,9 @@ class ForkedEnclosure:
 
     def kill(self) -> None:
         """SIGKILL to the init, and so to all."""
-        self.init.signal(signal.SIGKILL)
-        self.init.continue_parent()
+        if self.init.pidfd >= 0:  # else all of it is gone, and a kernel's end is told late
+            self.init.signal(signal.SIGKILL)
+            self.init.continue_parent()
 
     async def leave(self, kernel: KernelProcess) -> None:
         """Close a kernel that is used no more, and with the last one everything."""

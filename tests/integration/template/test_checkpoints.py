@@ -307,6 +307,17 @@ async def test_a_woken_kernel_that_is_not_confined_is_ended(
             await kernel.wake(enclosure.checkpoints[-1])
 
 
+async def test_branches_can_be_closed_all_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with bench() as made:
+        kernel = await made.forked()
+        checkpoint, _ = await kernel.checkpoint()
+        branches = [await kernel.wake(checkpoint, f".branches/{number}") for number in (1, 2)]
+        async with anyio.create_task_group() as tasks:
+            for each in (kernel, *branches):
+                tasks.start_soon(each.aclose)
+    assert not caplog.records
+
+
 async def test_branches_go_on_side_by_side_and_draw_different_numbers() -> None:
     async with bench() as made:
         kernel = await made.forked()
