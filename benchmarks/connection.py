@@ -19,6 +19,8 @@ from benchmarks.results import BenchmarkError, failure
 Era: TypeAlias = Literal["auto", "legacy"]
 """How the client says hello: by server/discover, or by initialize."""
 
+ANEW = {"KERNEL_MCP_PERSIST": "off"}
+"""So that no server goes on where the one before it in the same folder has ended."""
 ANSWER_S = 150.0
 """How long a server may take to answer anything."""
 
@@ -35,7 +37,7 @@ async def connected(
     server = StdioServerParameters(
         command=argv[0],
         args=list(argv[1:]),
-        env={**clean_environ(), **(environ or {})},
+        env={**clean_environ(), **ANEW, **(environ or {})},
         cwd=folder,
     )
     log = folder / f"{secrets.token_hex(4)}.log"

@@ -120,7 +120,8 @@ def main() -> int:
 
 
 async def _demo(flags: list[str]) -> None:
-    server = StdioServerParameters(command=str(SERVER), args=flags, env=dict(os.environ))
+    environ = {"KERNEL_MCP_PERSIST": "off", **os.environ}  # each demo begins anew
+    server = StdioServerParameters(command=str(SERVER), args=flags, env=environ)
     with anyio.fail_after(LIMIT_S):
         async with Client(stdio_client(server)) as client:
             for number, step in enumerate(STEPS, 1):

@@ -394,8 +394,8 @@ def came_back(
     """
     parts = [sleep.began()]
     lost = {**sleep.lost, **failed}
-    if names and sleep.kept:
-        parts[0] += f": {described(names, sleep.variables)}"
+    if sleep.kept:
+        parts[0] += f": {described(names, sleep.variables) or 'no variables'}"
     elif names:
         parts.append(f"Back: {listing(names)} ({len(names)})")
     if lost:

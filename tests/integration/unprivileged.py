@@ -51,5 +51,6 @@ def as_ordinary_user(argv: list[str]) -> list[str]:
         *("env", "-i", f"HOME={HOME}", "PATH=/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1"),
         *(f"PYTHONPATH={REPOSITORY}", f"LOGNAME=kernel-mcp-{USER}"),
         f"XDG_CACHE_HOME={HOME}/.cache",
+        "KERNEL_MCP_PERSIST=off",
         *argv,
     ]
