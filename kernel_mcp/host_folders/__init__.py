@@ -164,6 +164,11 @@ def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
                 f"it is, or holds, the home folder {home}, with keys and settings of all kinds; "
                 "name what is needed in it"
             )
+    if mount.host.is_dir() and (folder := secrets.secret_folder(mount.host.parts[1:])):
+        return (
+            f"/{secrets.readable(folder)} is a folder of secrets, which no flag shows; mount the "
+            "one file in it that is needed, by its name"
+        )
     for words, place in own:
         real = os.path.realpath(place)
         inside = within(host, (real,)) or within(real, (host,))
@@ -421,9 +426,12 @@ class Shown:
             return False
         if self.hides(parts):
             return True
-        if not parts or secrets.secret_by_name(parts):
+        above = self.mount.host.parts[1:]
+        if not parts or secrets.secret_by_name(parts, above):
             return bool(parts)
-        return secrets.judged_by_content(parts) and secrets.holds_credentials(root, parts)
+        return secrets.judged_by_content((*above, *parts)) and secrets.holds_credentials(
+            root, parts
+        )
 
     def hides(self, parts: tuple[str, ...]) -> bool:
         """Whether a path or what it is in is known to be covered."""

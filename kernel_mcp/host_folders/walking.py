@@ -71,6 +71,7 @@ class TooManySecrets(Exception):
 class Walk:
     """Looks through a mount whose folder is open as `root`; `visit` gets each folder and its fd.
 
+    `above` is the path of the mount itself, as names are judged with those of folders around them.
     `own` are covers that the server wants besides, `inner` places of other mounts, by path. With
     `strict` what is judged by its content is covered whatever that is, as it may change. Walks may
     share `inodes`: what one has found another covers under its own names; and `twins`, files that
@@ -81,6 +82,7 @@ class Walk:
         self,
         root: int,
         *,
+        above: Parts = (),
         own: Mapping[Parts, str] | None = None,
         inner: Sequence[Parts] = (),
         writable: bool = False,
@@ -92,6 +94,7 @@ class Walk:
         self._root = root
         self._writable = writable
         self._strict = strict
+        self._above_all = above
         self._own = own or {}
         self._inner = frozenset(inner)
         self._visit = visit
@@ -162,7 +165,7 @@ class Walk:
 
     def hides(self, parts: Parts) -> bool:
         """Whether a path is a secret's by its name, or in what is covered."""
-        return secret_by_name(parts) or self._inside(parts)
+        return secret_by_name(parts, self._above_all) or self._inside(parts)
 
     def _inside(self, parts: Parts) -> bool:
         covers = self.found.covers
@@ -253,9 +256,10 @@ class Walk:
                     self._cover(path, kind, _status(entry))
 
     def _kind(self, parts: Parts, mode: int) -> str | None:
-        kind = self._own.get(parts) or secret(parts, mode)
+        path = (*self._above_all, *parts)
+        kind = self._own.get(parts) or secret(path, mode)
         usual = stat.S_ISREG(mode) or stat.S_ISLNK(mode)
-        if kind is None and usual and judged_by_content(parts):
+        if kind is None and usual and judged_by_content(path):
             kind = FILE if self._strict or holds_credentials(self._root, parts) else None
         if kind is None and self._writable:
             folder, link = stat.S_ISDIR(mode), stat.S_ISLNK(mode)
@@ -423,7 +427,7 @@ class Walk:
             if path in self._inner or self.found.covers.get(path) in HIDING:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                if not (self._own.get(path) or secret(path, stat.S_IFDIR)):
+                if not (self._own.get(path) or secret((*self._above_all, *path), stat.S_IFDIR)):
                     yield path
                 continue
             info = _status(entry)
