@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import pwd
+import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -353,6 +354,9 @@ def _allowing(path: Path, info: os.stat_result) -> str:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_ASIDE = re.compile(r".*\.set-aside-[0-9]+", re.DOTALL)
+_LONGEST_KEPT = 50
+"""Characters of a name that stay when it is set aside: Linux has names of up to 255 bytes."""
 
 
 @dataclass
@@ -489,6 +493,11 @@ class Shown:
         except OSError:
             return None
 
+    @staticmethod
+    def is_aside(parts: tuple[str, ...]) -> bool:
+        """Whether an entry has such a name: an environment is one by what is in it, also then."""
+        return _ASIDE.fullmatch(parts[-1]) is not None
+
     def set_aside(self, parts: tuple[str, ...]) -> str:
         """Rename an entry to what no program looks for, beside it; the new path, for people.
 
@@ -498,7 +507,7 @@ class Shown:
             folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
         try:
             for number in self.numbers:
-                name = f"{parts[-1]}.set-aside-{number}"
+                name = f"{parts[-1][:_LONGEST_KEPT]}.set-aside-{number}"
                 try:
                     os.lstat(name, dir_fd=folder)
                 except FileNotFoundError:

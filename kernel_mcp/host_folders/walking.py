@@ -194,6 +194,8 @@ class Walk:
             known = self._known(fd, info)
         finally:
             os.close(fd)
+        if self._makes_environment(parts):
+            self._fix(parts[:-1])
         kind = self._kind(parts, info.st_mode)
         if kind not in HIDING and (known or hidden) and not stat.S_ISLNK(info.st_mode):
             kind = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
@@ -237,7 +239,7 @@ class Walk:
                 plain = entry.is_file(follow_symlinks=False)
                 mode = stat.S_IFDIR if folder else stat.S_IFREG if plain else stat.S_IFSOCK
                 mode = stat.S_IFLNK if link else mode
-                if entry.name == _OF_AN_ENVIRONMENT and self._writable and parts:
+                if self._makes_environment(path):
                     self._fix(parts)
                 kind = self._kind(path, mode)
                 if kind == FIXED and link:
@@ -266,6 +268,10 @@ class Walk:
             if executed(parts, folder=folder) or (link and executed(parts, folder=True)):
                 return FIXED
         return kind
+
+    def _makes_environment(self, parts: Parts) -> bool:
+        """Whether the folder that an entry is in is a virtual environment for it."""
+        return parts[-1] == _OF_AN_ENVIRONMENT and self._writable and len(parts) > 1
 
     def _fix(self, parts: Parts) -> None:
         """Keep it from being changed, and what it is in from being moved away."""

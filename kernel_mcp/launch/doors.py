@@ -442,7 +442,7 @@ class Doors:
         for parts, kind in covers.items():
             wanted = kind == FIXED or (shown.mount.writable and executed(parts, folder=False))
             maker = makers[parts]
-            if not wanted or maker == HOST or shown.fixed_above(parts):
+            if not wanted or maker == HOST or shown.fixed_above(parts) or shown.is_aside(parts):
                 continue
             if shown.was_there(parts) and maker != CODE:
                 continue

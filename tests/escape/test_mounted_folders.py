@@ -69,10 +69,13 @@ class Project:
         return path
 
     def own(self) -> None:
-        """Give all of it to the ordinary user."""
+        """Give all of it to the ordinary user, but what a server sets aside meanwhile."""
         if os.geteuid() == 0:
-            for path in (self.root, *self.root.rglob("*")):
-                os.chown(path, USER, USER, follow_symlinks=False)
+            os.chown(self.root, USER, USER)
+            for top, folders, files in os.walk(self.root):
+                for name in (*folders, *files):
+                    with suppress(FileNotFoundError):
+                        os.chown(Path(top) / name, USER, USER, follow_symlinks=False)
 
     def listener(self, name: str) -> socket.socket:
         """A server of the host behind a socket that everyone may write to."""
@@ -749,6 +752,9 @@ def plant(): # by processes that are gone at once, and by this one
     with open("prepared", "w") as file:
         file.write("planted")
     os.rename("prepared", ".mcp.json")
+    os.mkdir("planted-env") # what is in it makes it an environment, whatever its name
+    with open("planted-env/pyvenv.cfg", "w") as file:
+        file.write("planted")
 plant()
 while not os.path.exists("ended"):
     time.sleep(0.001)
@@ -780,9 +786,11 @@ async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost
             with anyio.fail_after(PATIENCE_S):
                 told = ""
                 while not all(
-                    name in told for name in (".mcp.json", "planted/.git", "by-shell/.envrc")
+                    name in told
+                    for name in (".mcp.json", "planted/.git", "by-shell/.envrc", "planted-env")
                 ):
                     told = (await notebook.agent.call("info")).data["mounts"][0]
+                    told = told.partition("appeared")[2]
             shutil.rmtree(room / "removed/.git")
             for words in (
                 ["git", "init", "-q", str(room / "mine")],
@@ -796,10 +804,12 @@ async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost
             project.write("room/.vscode/tasks.json", "mine")
             project.own()
             project.write("room/ended", "")
-        planted = ("planted/.git", ".mcp.json", "by-shell/.envrc")
-        assert [os.path.lexists(room / name) for name in planted] == [False] * 3
+        planted = ("planted/.git", ".mcp.json", "by-shell/.envrc", "planted-env")
+        assert [os.path.lexists(room / name) for name in planted] == [False] * 4
         moved = list(room.rglob("*.set-aside-*"))
-        assert len(moved) == 3 or not knows, moved
+        assert len(moved) == 4 or not knows, moved
+        assert len(list(room.glob("planted-env*"))) == 1, moved
+        assert not [path for path in moved if path.name.count(".set-aside-") > 1], moved
         mine = ("mine/.git", ".git", "removed/.git", "mine/env", ".envrc", ".vscode")
         if knows:
             assert [os.path.lexists(room / name) for name in mine] == [True] * 6
@@ -808,7 +818,6 @@ async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost
         told = (await notebook.agent.call("info")).data["mounts"][0].partition("appeared")[2]
         for name in planted:
             assert name in answers[0], answers
-            assert name in told
         for name in mine if knows else ():
             own = rf"(?:^|[ ,]){re.escape(name)}\b"
             assert not re.search(own, answers[0]), answers

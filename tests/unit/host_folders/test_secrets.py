@@ -173,6 +173,15 @@ def test_below_a_writable_mount_what_hosts_execute_is_fixed(tmp_path: Path, root
     assert FIXED not in Walk(root).all().covers.values()
 
 
+def test_a_folder_becomes_an_environment_by_a_file_that_is_new(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "env/bin/python", "pyvenv.cfg")
+    walk = Walk(root, writable=True)
+    assert walk.all().covers == {}
+    make(tmp_path, "env/pyvenv.cfg")
+    assert looked(walk, "env", "pyvenv.cfg") == [("env",)]
+    assert walk.found.covers == {("env",): FIXED}
+
+
 def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet() -> None:
     for path in (".mcp.json", "a/.git/hooks/x", ".vscode/tasks.json", "b/kernel-mcp.toml"):
         assert secrets.executed_by_name(tuple(path.split("/"))), path
