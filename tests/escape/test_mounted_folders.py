@@ -760,6 +760,7 @@ while not os.path.exists("ended"):
     time.sleep(0.001)
 """
 """Ends when the host has made a file."""
+MINE = ("mine/.git", ".git", "removed/.git", "mine/env", ".envrc", ".vscode")
 
 
 @with_mounts
@@ -791,34 +792,35 @@ async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost
                 ):
                     told = (await notebook.agent.call("info")).data["mounts"][0]
                     told = told.partition("appeared")[2]
-            shutil.rmtree(room / "removed/.git")
-            for words in (
-                ["git", "init", "-q", str(room / "mine")],
-                ["git", "init", "-q", str(room)],
-                ["git", "init", "-q", str(room / "removed")],
-                ["python3", "-m", "venv", "--without-pip", str(room / "mine/env")],
-            ):
-                done = await anyio.run_process(words, check=False)
-                assert done.returncode == 0 or not knows, done.stderr
-            project.write("room/.envrc", "mine")
-            project.write("room/.vscode/tasks.json", "mine")
-            project.own()
+            if knows:
+                shutil.rmtree(room / "removed/.git")
+                for words in (
+                    ["git", "init", "-q", str(room / "mine")],
+                    ["git", "init", "-q", str(room)],
+                    ["git", "init", "-q", str(room / "removed")],
+                    ["python3", "-m", "venv", "--without-pip", str(room / "mine/env")],
+                ):
+                    done = await anyio.run_process(words, check=False)
+                    assert done.returncode == 0, done.stderr
+                project.write("room/.vscode/tasks.json", "mine")
+                project.own()
+            project.write("room/mine.txt", "mine")
+            (room / "mine.txt").rename(room / ".envrc")
             project.write("room/ended", "")
         planted = ("planted/.git", ".mcp.json", "by-shell/.envrc", "planted-env")
         assert [os.path.lexists(room / name) for name in planted] == [False] * 4
         moved = list(room.rglob("*.set-aside-*"))
-        assert len(moved) == 4 or not knows, moved
         assert len(list(room.glob("planted-env*"))) == 1, moved
         assert not [path for path in moved if path.name.count(".set-aside-") > 1], moved
-        mine = ("mine/.git", ".git", "removed/.git", "mine/env", ".envrc", ".vscode")
         if knows:
-            assert [os.path.lexists(room / name) for name in mine] == [True] * 6
+            assert len(moved) == 4, moved
+            assert all(os.path.lexists(room / name) for name in MINE)
         kept = [room / ".envrc", *room.glob(".envrc.set-aside-*")]
         assert [path.read_text() for path in kept if path.exists()] == ["mine"]
         told = (await notebook.agent.call("info")).data["mounts"][0].partition("appeared")[2]
         for name in planted:
             assert name in answers[0], answers
-        for name in mine if knows else ():
+        for name in MINE if knows else ():
             own = rf"(?:^|[ ,]){re.escape(name)}\b"
             assert not re.search(own, answers[0]), answers
             assert not re.search(own, told), told
