@@ -9,7 +9,6 @@ import itertools
 import logging
 import os
 import pwd
-import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -354,7 +353,6 @@ def _allowing(path: Path, info: os.stat_result) -> str:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_ASIDE = re.compile(r".*\.set-aside-[0-9]+", re.DOTALL)
 _LONGEST_KEPT = 50
 """Characters of a name that stay when it is set aside: Linux has names of up to 255 bytes."""
 
@@ -494,9 +492,10 @@ class Shown:
             return None
 
     @staticmethod
-    def is_aside(parts: tuple[str, ...]) -> bool:
-        """Whether an entry has such a name: an environment is one by what is in it, also then."""
-        return _ASIDE.fullmatch(parts[-1]) is not None
+    def sign(parts: tuple[str, ...]) -> tuple[str, ...]:
+        """By which entry hosts execute what is at a path: that, or one in an environment."""
+        named = any(secrets.executed(parts, folder=folder) for folder in (False, True))
+        return parts if named else (*parts, secrets.OF_AN_ENVIRONMENT)
 
     def set_aside(self, parts: tuple[str, ...]) -> str:
         """Rename an entry to what no program looks for, beside it; the new path, for people.

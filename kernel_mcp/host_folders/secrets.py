@@ -67,6 +67,8 @@ _CREDENTIALS = re.compile(
     rb"|(?:extraheader|authorization|password|passwd|token|secret|api_?key)[\"']?\s*[=:]",
     re.IGNORECASE,
 )
+OF_AN_ENVIRONMENT = "pyvenv.cfg"
+"""Makes its folder a virtual environment."""
 _EXECUTED_FOLDERS = frozenset(
     (
         *(".git", ".claude", ".vscode", ".idea", ".cursor", ".devcontainer", ".husky", ".codex"),

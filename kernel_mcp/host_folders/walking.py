@@ -17,6 +17,7 @@ from kernel_mcp.host_folders.secrets import (
     FOLDER,
     HIDING,
     KEPT,
+    OF_AN_ENVIRONMENT,
     Parts,
     around,
     executed,
@@ -28,7 +29,6 @@ from kernel_mcp.host_folders.secrets import (
 )
 from kernel_mcp.linux.safe_tree import open_beneath
 
-_OF_AN_ENVIRONMENT = "pyvenv.cfg"
 MOST_COVERS = 1000
 """Below one mount; each takes the start of a kernel some 20 µs."""
 _LONGEST = 4096
@@ -271,7 +271,7 @@ class Walk:
 
     def _makes_environment(self, parts: Parts) -> bool:
         """Whether the folder that an entry is in is a virtual environment for it."""
-        return parts[-1] == _OF_AN_ENVIRONMENT and self._writable and len(parts) > 1
+        return parts[-1] == OF_AN_ENVIRONMENT and self._writable and len(parts) > 1
 
     def _fix(self, parts: Parts) -> None:
         """Keep it from being changed, and what it is in from being moved away."""

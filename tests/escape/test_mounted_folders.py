@@ -753,8 +753,9 @@ def plant(): # by processes that are gone at once, and by this one
         file.write("planted")
     os.rename("prepared", ".mcp.json")
     os.mkdir("planted-env") # what is in it makes it an environment, whatever its name
-    with open("planted-env/pyvenv.cfg", "w") as file:
-        file.write("planted")
+    for folder in ("planted-env", "src"):
+        with open(f"{folder}/pyvenv.cfg", "w") as file:
+            file.write("planted")
 plant()
 while not os.path.exists("ended"):
     time.sleep(0.001)
@@ -771,6 +772,9 @@ async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost
     shutil.rmtree(project.root / "plain")
     room = project.root / "room"
     (room / "removed/.git").mkdir(parents=True)
+    project.write("room/src/code.py", "")
+    environments = ("planted-env/pyvenv.cfg", "src/pyvenv.cfg")
+    planted = ("planted/.git", ".mcp.json", "by-shell/.envrc", *environments)
     project.own()
     knows = way.startswith("root")
     async with opened(way, "--mount", f"{room}:rw") as notebook:
@@ -786,10 +790,7 @@ async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost
             tasks.start_soon(plants)
             with anyio.fail_after(PATIENCE_S):
                 told = ""
-                while not all(
-                    name in told
-                    for name in (".mcp.json", "planted/.git", "by-shell/.envrc", "planted-env")
-                ):
+                while not all(name in told for name in planted):
                     told = (await notebook.agent.call("info")).data["mounts"][0]
                     told = told.partition("appeared")[2]
             if knows:
@@ -807,13 +808,12 @@ async def test_what_code_plants_is_set_aside_and_what_the_host_makes_is_not_lost
             project.write("room/mine.txt", "mine")
             (room / "mine.txt").rename(room / ".envrc")
             project.write("room/ended", "")
-        planted = ("planted/.git", ".mcp.json", "by-shell/.envrc", "planted-env")
-        assert [os.path.lexists(room / name) for name in planted] == [False] * 4
+        assert [os.path.lexists(room / name) for name in planted] == [False] * 5
+        assert (room / "src/code.py").exists()
         moved = list(room.rglob("*.set-aside-*"))
-        assert len(list(room.glob("planted-env*"))) == 1, moved
         assert not [path for path in moved if path.name.count(".set-aside-") > 1], moved
         if knows:
-            assert len(moved) == 4, moved
+            assert len(moved) == 5, moved
             assert all(os.path.lexists(room / name) for name in MINE)
         kept = [room / ".envrc", *room.glob(".envrc.set-aside-*")]
         assert [path.read_text() for path in kept if path.exists()] == ["mine"]
