@@ -360,10 +360,11 @@ def _entered(shown: Shown, path: str) -> Iterator[int]:
 
 
 def _covered(place: _Place) -> WorkspaceError:
+    host = place.name if place.shown is None else place.shown.mount.host.joinpath(*place.parts)
     return WorkspaceError(
         f"{place.path!r} is covered: it is, or has the name of, a secret or of something that no "
-        "regular file or folder is. Code finds it empty. The operator can show the one file with "
-        f"--mount {place.name}."
+        "regular file or folder is. Code finds it empty. If it is a regular file, the operator can "
+        f"show that one with --mount {host}."
     )
 
 

@@ -164,6 +164,11 @@ def _refusal(mount: Mount, own: Iterable[tuple[str, Path]]) -> str:
                 f"it is, or holds, the home folder {home}, with keys and settings of all kinds; "
                 "name what is needed in it"
             )
+    if mount.host.is_dir() and (folder := secrets.secret_folder(mount.host.parts[1:])):
+        return (
+            f"/{secrets.readable(folder)} is a folder of secrets, which no flag shows; mount the "
+            "one file in it that is needed, by its name"
+        )
     for words, place in own:
         real = os.path.realpath(place)
         inside = within(host, (real,)) or within(real, (host,))
@@ -348,6 +353,8 @@ def _allowing(path: Path, info: os.stat_result) -> str:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_LONGEST_KEPT = 50
+"""Characters of a name that stay when it is set aside: Linux has names of up to 255 bytes."""
 
 
 @dataclass
@@ -421,9 +428,12 @@ class Shown:
             return False
         if self.hides(parts):
             return True
-        if not parts or secrets.secret_by_name(parts):
+        above = self.mount.host.parts[1:]
+        if not parts or secrets.secret_by_name(parts, above):
             return bool(parts)
-        return secrets.judged_by_content(parts) and secrets.holds_credentials(root, parts)
+        return secrets.judged_by_content((*above, *parts)) and secrets.holds_credentials(
+            root, parts
+        )
 
     def hides(self, parts: tuple[str, ...]) -> bool:
         """Whether a path or what it is in is known to be covered."""
@@ -481,6 +491,12 @@ class Shown:
         except OSError:
             return None
 
+    @staticmethod
+    def sign(parts: tuple[str, ...]) -> tuple[str, ...]:
+        """By which entry hosts execute what is at a path: that, or one in an environment."""
+        named = any(secrets.executed(parts, folder=folder) for folder in (False, True))
+        return parts if named else (*parts, secrets.OF_AN_ENVIRONMENT)
+
     def set_aside(self, parts: tuple[str, ...]) -> str:
         """Rename an entry to what no program looks for, beside it; the new path, for people.
 
@@ -490,7 +506,7 @@ class Shown:
             folder = open_beneath(root, parts[:-1], os.O_PATH | os.O_DIRECTORY)
         try:
             for number in self.numbers:
-                name = f"{parts[-1]}.set-aside-{number}"
+                name = f"{parts[-1][:_LONGEST_KEPT]}.set-aside-{number}"
                 try:
                     os.lstat(name, dir_fd=folder)
                 except FileNotFoundError:

@@ -67,6 +67,8 @@ _CREDENTIALS = re.compile(
     rb"|(?:extraheader|authorization|password|passwd|token|secret|api_?key)[\"']?\s*[=:]",
     re.IGNORECASE,
 )
+OF_AN_ENVIRONMENT = "pyvenv.cfg"
+"""Makes its folder a virtual environment."""
 _EXECUTED_FOLDERS = frozenset(
     (
         *(".git", ".claude", ".vscode", ".idea", ".cursor", ".devcontainer", ".husky", ".codex"),
@@ -107,16 +109,25 @@ def secret(parts: Sequence[str], mode: int) -> str | None:
     return FILE if name in _FILES or name.startswith(_ENVIRONMENT) or below else None
 
 
+def secret_folder(parts: Parts) -> Parts:
+    """The path of the first folder of secrets that a folder is or lies in; empty without one."""
+    ends = (parts[:end] for end in range(1, len(parts) + 1))
+    return next((path for path in ends if secret(path, stat.S_IFDIR)), ())
+
+
 def readable(parts: Sequence[str]) -> str:
     """A path for people; what is no text of one line in it is escaped."""
     text = os.fsencode("/".join(parts)).decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def secret_by_name(parts: Sequence[str]) -> bool:
-    """Whether any component of a path is one of a secret, whatever kind of file it is."""
+def secret_by_name(parts: Sequence[str], above: Parts = ()) -> bool:
+    """Whether any component of a path is one of a secret, whatever kind of file it is.
+
+    `above` are the components that the path begins with and that are not asked of.
+    """
     return any(
-        secret(parts[:end], kind) is not None
+        secret((*above, *parts[:end]), kind) is not None
         for end in range(1, len(parts) + 1)
         for kind in ((stat.S_IFDIR,) if end < len(parts) else (stat.S_IFDIR, stat.S_IFREG))
     )

@@ -17,6 +17,7 @@ from kernel_mcp.host_folders.secrets import (
     FOLDER,
     HIDING,
     KEPT,
+    OF_AN_ENVIRONMENT,
     Parts,
     around,
     executed,
@@ -28,7 +29,6 @@ from kernel_mcp.host_folders.secrets import (
 )
 from kernel_mcp.linux.safe_tree import open_beneath
 
-_OF_AN_ENVIRONMENT = "pyvenv.cfg"
 MOST_COVERS = 1000
 """Below one mount; each takes the start of a kernel some 20 µs."""
 _LONGEST = 4096
@@ -71,6 +71,7 @@ class TooManySecrets(Exception):
 class Walk:
     """Looks through a mount whose folder is open as `root`; `visit` gets each folder and its fd.
 
+    `above` is the path of the mount itself, as names are judged with those of folders around them.
     `own` are covers that the server wants besides, `inner` places of other mounts, by path. With
     `strict` what is judged by its content is covered whatever that is, as it may change. Walks may
     share `inodes`: what one has found another covers under its own names; and `twins`, files that
@@ -81,6 +82,7 @@ class Walk:
         self,
         root: int,
         *,
+        above: Parts = (),
         own: Mapping[Parts, str] | None = None,
         inner: Sequence[Parts] = (),
         writable: bool = False,
@@ -92,6 +94,7 @@ class Walk:
         self._root = root
         self._writable = writable
         self._strict = strict
+        self._above_all = above
         self._own = own or {}
         self._inner = frozenset(inner)
         self._visit = visit
@@ -162,7 +165,7 @@ class Walk:
 
     def hides(self, parts: Parts) -> bool:
         """Whether a path is a secret's by its name, or in what is covered."""
-        return secret_by_name(parts) or self._inside(parts)
+        return secret_by_name(parts, self._above_all) or self._inside(parts)
 
     def _inside(self, parts: Parts) -> bool:
         covers = self.found.covers
@@ -191,6 +194,8 @@ class Walk:
             known = self._known(fd, info)
         finally:
             os.close(fd)
+        if self._makes_environment(parts):
+            self._fix(parts[:-1])
         kind = self._kind(parts, info.st_mode)
         if kind not in HIDING and (known or hidden) and not stat.S_ISLNK(info.st_mode):
             kind = FOLDER if stat.S_ISDIR(info.st_mode) else FILE  # by another name
@@ -234,7 +239,7 @@ class Walk:
                 plain = entry.is_file(follow_symlinks=False)
                 mode = stat.S_IFDIR if folder else stat.S_IFREG if plain else stat.S_IFSOCK
                 mode = stat.S_IFLNK if link else mode
-                if entry.name == _OF_AN_ENVIRONMENT and self._writable and parts:
+                if self._makes_environment(path):
                     self._fix(parts)
                 kind = self._kind(path, mode)
                 if kind == FIXED and link:
@@ -253,15 +258,20 @@ class Walk:
                     self._cover(path, kind, _status(entry))
 
     def _kind(self, parts: Parts, mode: int) -> str | None:
-        kind = self._own.get(parts) or secret(parts, mode)
+        path = (*self._above_all, *parts)
+        kind = self._own.get(parts) or secret(path, mode)
         usual = stat.S_ISREG(mode) or stat.S_ISLNK(mode)
-        if kind is None and usual and judged_by_content(parts):
+        if kind is None and usual and judged_by_content(path):
             kind = FILE if self._strict or holds_credentials(self._root, parts) else None
         if kind is None and self._writable:
             folder, link = stat.S_ISDIR(mode), stat.S_ISLNK(mode)
             if executed(parts, folder=folder) or (link and executed(parts, folder=True)):
                 return FIXED
         return kind
+
+    def _makes_environment(self, parts: Parts) -> bool:
+        """Whether the folder that an entry is in is a virtual environment for it."""
+        return parts[-1] == OF_AN_ENVIRONMENT and self._writable and len(parts) > 1
 
     def _fix(self, parts: Parts) -> None:
         """Keep it from being changed, and what it is in from being moved away."""
@@ -423,7 +433,7 @@ class Walk:
             if path in self._inner or self.found.covers.get(path) in HIDING:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                if not (self._own.get(path) or secret(path, stat.S_IFDIR)):
+                if not (self._own.get(path) or secret((*self._above_all, *path), stat.S_IFDIR)):
                     yield path
                 continue
             info = _status(entry)

@@ -69,8 +69,9 @@ class Change:
     @property
     def urgent(self) -> bool:
         """Whether it may have to be covered for its name."""
-        named = (secrets.secret(self.parts, kind) for kind in (stat.S_IFREG, stat.S_IFDIR))
-        return self.hidden or secrets.judged_by_content(self.parts) or any(named)
+        path = (*self.ground.above, *self.parts)
+        named = (secrets.secret(path, kind) for kind in (stat.S_IFREG, stat.S_IFDIR))
+        return self.hidden or secrets.judged_by_content(path) or any(named)
 
 
 class Ground:
@@ -86,6 +87,7 @@ class Ground:
     ) -> None:
         self.number = number
         self.host, self.guest = str(data["host"]), str(data["guest"])
+        self.above = Path(self.host).parts[1:]
         self._own = {tuple(path): str(kind) for path, kind in data["own"]}
         self.writable = data["writable"] is True
         self.tells_makers = self.writable
@@ -104,6 +106,7 @@ class Ground:
         self._root = open_place(Path(self.host))
         return Walk(
             self._root,
+            above=self.above,
             own=self._own,
             inner=self._inner,
             writable=self.writable,
@@ -372,5 +375,5 @@ class Watches:
                     yield Change(ground, path, hidden=True)
                     continue
                 # while a file is written it may come to hold credentials; no other write matters
-                if not mask & _IN_CLOSE_WRITE or secrets.judged_by_content(path):
+                if not mask & _IN_CLOSE_WRITE or secrets.judged_by_content((*ground.above, *path)):
                     yield Change(ground, path)

@@ -447,15 +447,15 @@ class Doors:
             if shown.was_there(parts) and maker != CODE:
                 continue
             at_work = self.at_work()
-            now = ""
+            now, sign = "", shown.sign(parts)
             if maker == CODE or at_work:
                 with contextlib.suppress(OSError):  # in a folder closed to us
-                    now = shown.set_aside(parts)
+                    now = shown.set_aside(sign)
                     aside.append(parts)
                 if not now and not os.path.lexists(shown.mount.host.joinpath(*parts)):
                     aside.append(parts)  # gone already, so that it will be new again
-            if shown.note(readable(parts), now):
-                self._tell_new(shown, readable(parts), now, at_work)
+            if shown.note(readable(sign), now):
+                self._tell_new(shown, readable(sign), now, at_work)
         return aside
 
     def _tell_new(

@@ -154,7 +154,18 @@ def test_in_another_mount_one_takes_a_place_that_is_there_and_shown(tmp_path: Pa
     with pytest.raises(ConfigError, match="one is a folder"):
         checked([outer, mount(tmp_path / "outer" / ".ssh" / "known_hosts", "/data/sub")], [])
     checked([outer, mount(tmp_path / "inner", "/data/sub")], [])
-    checked([outer, mount(tmp_path / "outer" / ".ssh", "/data/.ssh")], [])
+
+
+@pytest.mark.parametrize("name", [".ssh", ".aws", ".config/gcloud", ".ssh/keys", ".Docker"])
+def test_of_a_folder_of_secrets_single_files_can_be_mounted_alone(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    (folder / "needed").touch()
+    with pytest.raises(ConfigError, match=r"folder of secrets.*mount the one file"):
+        checked([mount(folder)], [])
+    checked([mount(folder / "needed")], [])
 
 
 def test_places_of_the_server_are_refused_from_both_sides(tmp_path: Path) -> None:

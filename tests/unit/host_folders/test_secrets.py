@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.host_folders import secrets, walking
+from kernel_mcp.config.values import Mount
+from kernel_mcp.host_folders import Shown, secrets, walking
 from kernel_mcp.host_folders.secrets import FILE, FIXED, FOLDER, KEPT
 from kernel_mcp.host_folders.walking import TooManySecrets, Walk
 
@@ -172,6 +173,15 @@ def test_below_a_writable_mount_what_hosts_execute_is_fixed(tmp_path: Path, root
     assert FIXED not in Walk(root).all().covers.values()
 
 
+def test_a_folder_becomes_an_environment_by_a_file_that_is_new(tmp_path: Path, root: int) -> None:
+    make(tmp_path, "env/bin/python", "pyvenv.cfg")
+    walk = Walk(root, writable=True)
+    assert walk.all().covers == {}
+    make(tmp_path, "env/pyvenv.cfg")
+    assert looked(walk, "env", "pyvenv.cfg") == [("env",)]
+    assert walk.found.covers == {("env",): FIXED}
+
+
 def test_a_fixed_path_is_told_by_its_name_where_nothing_is_yet() -> None:
     for path in (".mcp.json", "a/.git/hooks/x", ".vscode/tasks.json", "b/kernel-mcp.toml"):
         assert secrets.executed_by_name(tuple(path.split("/"))), path
@@ -283,6 +293,34 @@ def test_names_are_known_in_any_case(tmp_path: Path, root: int, name: str) -> No
 def test_settings_of_git_are_judged_wherever_they_are(tmp_path: Path, root: int, name: str) -> None:
     make(tmp_path, name, text="url = https://me:pass@host/x")
     assert list(Walk(root).all().covers) == [tuple(name.split("/"))]
+
+
+@pytest.mark.parametrize(
+    ("mounted", "name", "kind"),
+    [
+        (".git", "config", FILE),
+        (".git/modules", "inner/config", FILE),
+        (".config", "gcloud", FOLDER),
+        (".local/share", "keyrings", FOLDER),
+        (".local", "share/keyrings", FOLDER),
+        (".cargo", "credentials.toml", FILE),
+    ],
+)
+def test_names_are_judged_with_those_of_folders_above_the_mount(
+    tmp_path: Path, mounted: str, name: str, kind: str
+) -> None:
+    path = tmp_path / mounted
+    make(path, name if kind == FILE else f"{name}/x", text="url = https://me:pass@host/x")
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY)
+    try:
+        walk = Walk(fd, above=path.parts[1:])
+        assert covered(walk.all().covers) == {name: kind}
+        again = Walk(fd, above=path.parts[1:])
+        assert looked(again, *name.split("/")) == [tuple(name.split("/"))]
+        shown = Shown(Mount(path, str(path)))
+        assert shown.covers_path(fd, tuple(name.split("/")))
+    finally:
+        os.close(fd)
 
 
 def test_servers_of_models_are_judged_by_what_they_are_given(tmp_path: Path, root: int) -> None:
