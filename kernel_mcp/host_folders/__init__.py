@@ -491,11 +491,12 @@ class Shown:
         except OSError:
             return None
 
-    @staticmethod
-    def sign(parts: tuple[str, ...]) -> tuple[str, ...]:
+    def sign(self, parts: tuple[str, ...]) -> tuple[str, ...]:
         """By which entry hosts execute what is at a path: that, or one in an environment."""
+        inner = (*parts, secrets.OF_AN_ENVIRONMENT)
         named = any(secrets.executed(parts, folder=folder) for folder in (False, True))
-        return parts if named else (*parts, secrets.OF_AN_ENVIRONMENT)
+        found = not named and os.path.lexists(self.mount.host.joinpath(*inner))
+        return inner if found else parts
 
     def set_aside(self, parts: tuple[str, ...]) -> str:
         """Rename an entry to what no program looks for, beside it; the new path, for people.

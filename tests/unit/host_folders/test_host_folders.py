@@ -234,3 +234,17 @@ def test_a_path_belongs_to_a_mount_by_whole_components(tmp_path: Path) -> None:
     assert shown.parts("/data") == ()
     assert shown.parts("/data/a/b") == ("a", "b")
     assert shown.parts("/database") is None
+
+
+def test_an_environment_is_set_aside_by_its_file_and_all_else_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "pyvenv.cfg").touch()
+    (tmp_path / "uv.toml").touch()  # such as the operator's own, which has no known name
+    shown = Shown(mount(tmp_path, mode="rw"))
+    assert shown.sign(("src",)) == ("src", "pyvenv.cfg")
+    assert shown.sign(("uv.toml",)) == ("uv.toml",)
+    assert shown.sign((".git",)) == (".git",)
+    for name in ("src", "uv.toml"):
+        shown.set_aside(shown.sign((name,)))
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert names == {"src", "src/pyvenv.cfg.set-aside-1", "uv.toml.set-aside-2"}
