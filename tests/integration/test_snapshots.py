@@ -82,7 +82,7 @@ class Bad:
         raise ValueError("no")
 a, c, common = 1, 3, ["common"]
 bad = Bad()
-bad.x = 1
+bad.x = common
 b, d = [common], [common]
 """
 
@@ -101,6 +101,42 @@ def test_one_memo_keeps_sharing_and_names_what_lies_behind_a_bad_one(
     _, parts = dump(old, leave=["bad"])
     assert load(new, parts)["behind"] == []
     assert new.run("b[0] is d[0] is common").outputs() == ["execute_result:True"]
+
+
+def test_a_bad_one_that_shares_nothing_costs_only_itself(
+    kernels: tuple[GuestKernel, GuestKernel],
+) -> None:
+    old, new = kernels
+    old.run(BAD.replace("bad.x = common", "bad.x = 1"))
+    found = load(new, dump(old)[1])
+    assert found["lost"] == {"bad": "ValueError: no"}
+    assert found["names"] == ["Bad", "a", "c", "common", "b", "d"]
+    assert new.run("b[0] is d[0] is common").outputs() == ["execute_result:True"]
+
+
+EQUAL = """
+class Equal:
+    __slots__ = ("count",)
+    def __init__(self, count):
+        self.count = count
+    def __reduce__(self):
+        return Equal, (self.count,)
+    def __eq__(self, other):
+        return self.count == other.count
+    def __hash__(self):
+        return 7
+"""
+
+
+def test_objects_that_are_equal_by_a_rule_of_their_class_are_shared_all_the_same(
+    kernels: tuple[GuestKernel, GuestKernel],
+) -> None:
+    for kernel in kernels:
+        (kernel.workspace / "rules.py").write_text(EQUAL)
+    old, new = kernels
+    old.run("import rules\none = rules.Equal(0)\nheld = [one]")
+    assert load(new, dump(old)[1])["lost"] == {}
+    assert new.run("one.count = 5\nheld[0].count").outputs() == ["execute_result:5"]
 
 
 def test_apart_a_bad_one_costs_only_itself(kernels: tuple[GuestKernel, GuestKernel]) -> None:

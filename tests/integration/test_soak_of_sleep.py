@@ -145,6 +145,11 @@ LOST = {
     *("nostate", "badback", "view", "frames", "deeper", "match"),
 }
 """Kinds that may be lost, each with a reason."""
+EQUAL = {
+    *("surrogate", "path", "huge", "number", "ratio", "moment", "ident", "span", "pattern"),
+    *("group", "nan"),
+}
+"""Kinds whose objects never change: an equal one is as good."""
 CHECK = """
 _wrong = []
 for _name, _test in TESTS.items():
@@ -172,14 +177,13 @@ async def test_objects_of_all_kinds_come_back_or_are_named(seed: int) -> None:
     order = list(names)
     rolls.shuffle(order)
     lines = [f"{name} = {KINDS[names[name]][0]}" for name in order]
+    tests = {name: KINDS[kind][1].format(name, name) for name, kind in names.items()}
     for number in range(10):  # values that hold others, and the same object by two names
         inside = rolls.sample(order, 3)
         lines.append(f"held_{number} = {{'list': [{', '.join(inside)}]}}")
         lines.append(f"alias_{number} = {inside[0]}")
-    tests = {name: KINDS[kind][1].format(name, name) for name, kind in names.items()}
-    tests |= {
-        f"held_{number}": f"alias_{number} is held_{number}['list'][0]" for number in range(10)
-    }
+        same = "repr({}) == repr({})" if names[inside[0]] in EQUAL else "{} is {}"
+        tests[f"held_{number}"] = same.format(f"alias_{number}", f"held_{number}['list'][0]")
     async with agent("--allow", f"*,{ANALYSIS}", "--max-sessions", "1") as notebook:
         made = await notebook.run(f"{BEFORE}\n" + "\n".join(lines), wait=240, timeout=240)
         assert made.status == "ok", made.text

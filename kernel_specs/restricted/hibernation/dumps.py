@@ -12,6 +12,7 @@ nothing: a fork may lack the thread it waits for.
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
 import re
@@ -43,6 +44,11 @@ TOO_LARGE = "too large"
 _NEVER_SHARED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 _BY_IDENTITY: tuple[Any, ...] = (None, object.__hash__)
 """What classes have for `__hash__` whose objects are not the same as equal ones."""
+_OF_VALUES = re.compile(
+    r"(builtins|_?datetime|_?decimal|fractions|pathlib|uuid|zoneinfo|ipaddress|re|numpy)(\.|$)"
+    r"|pandas\.(_libs\.tslibs|core\.dtypes)\."
+)
+"""Modules whose objects with a `__hash__` of their own never change, so that equal ones will do."""
 
 
 class Room:
@@ -144,7 +150,7 @@ class Segment:
         return {
             key
             for key, (_, each) in self._pickler.memo.copy().items()
-            if type(each).__hash__ in _BY_IDENTITY
+            if not _is_value(type(each))
             and (not isinstance(each, _NEVER_SHARED) or _of_a_cell(each))
         }
 
@@ -168,6 +174,13 @@ class Segment:
             "size": sum(map(len, self.pickles)),
             "buffers": [view.nbytes for view in self.buffers],
         }
+
+
+def _is_value(kind: type) -> bool:
+    """Whether nobody can tell an object of this class from one that is equal to it."""
+    if kind.__hash__ in _BY_IDENTITY:
+        return False
+    return isinstance(kind, enum.EnumMeta) or bool(_OF_VALUES.match(str(kind.__module__)))
 
 
 def _of_a_cell(value: object) -> bool:
