@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -18,6 +20,13 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+@pytest.fixture
+def below_tmp() -> Iterator[Path]:
+    """A folder in a place that kernels have, too."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 WORK = """
 import pandas as pd, sqlite3
 df = pd.DataFrame({"a": range(12_000)})
@@ -31,13 +40,16 @@ open("notes.txt", "w").write("hello")
 
 
 async def test_a_session_goes_on_in_the_next_server_and_the_first_answer_says_what_came_back(
-    place: Place,
+    place: Place, below_tmp: Path
 ) -> None:
-    async with place.life("--allow", ANALYSIS) as first:
+    (data := below_tmp / "data").mkdir()
+    (data / "given.csv").write_text("a\n1\n")
+    flags = ("--allow", ANALYSIS, "--mount", str(data))
+    async with place.life(*flags) as first:
         await first.run(WORK)
         await first.run("'the result of cell 2'")
     log = place.root / "audit"
-    async with place.life("--allow", ANALYSIS, "--audit-log", str(log)) as second:
+    async with place.life(*flags, "--audit-log", str(log)) as second:
         answer = await second.run("df.shape, both[0] is shared, twice(21), Out[2]")
         assert answer.text.startswith("((12000, 1), True, 42, 'the result of cell 2')")
         (notice,) = notices(answer)

@@ -357,12 +357,17 @@ def _result_name(number: int) -> str:
 def left_files(tmp: str) -> list[str]:
     """Paths of files below `tmp` and in shared memory, at most `MAX_FILES`.
 
-    Reads at most `MAX_ENTRIES` entries. Folders of `tmp` with a dot hold caches, see `confine`.
+    Reads at most `MAX_ENTRIES` entries. Folders of `tmp` with a dot hold caches, see `confine`; what
+    is mounted there is the host's.
     """
     found: list[str] = []
     looked = 0
     for root in (tmp, SHARED_MEMORY):
+        own = _device(root)
         for folder, folders, names in os.walk(root):
+            if _device(folder) != own:
+                folders.clear()
+                continue
             folders[:] = sorted(name for name in folders if folder != tmp or name[0] != ".")
             for path in (f"{folder}/{name}" for name in sorted(names)):
                 looked += 1
@@ -371,6 +376,14 @@ def left_files(tmp: str) -> list[str]:
                 if _is_file(path) and len(path) <= MAX_PATH_CHARS:
                     found.append(path)
     return found
+
+
+def _device(path: str) -> int:
+    """The number of the filesystem that has it; 0 where it is gone."""
+    try:
+        return os.stat(path).st_dev
+    except OSError:
+        return 0
 
 
 def _is_file(path: str) -> bool:
