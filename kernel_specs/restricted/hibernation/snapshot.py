@@ -357,8 +357,8 @@ def _result_name(number: int) -> str:
 def left_files(tmp: str) -> list[str]:
     """Paths of files below `tmp` and in shared memory, at most `MAX_FILES`.
 
-    Reads at most `MAX_ENTRIES` entries. Folders of `tmp` with a dot hold caches, see `confine`; what
-    is mounted there is the host's.
+    Reads at most `MAX_ENTRIES` entries. Folders of `tmp` with a dot hold caches, see `confine`;
+    what is mounted there is the host's.
     """
     found: list[str] = []
     looked = 0
@@ -381,7 +381,7 @@ def left_files(tmp: str) -> list[str]:
 def _device(path: str) -> int:
     """The number of the filesystem that has it; 0 where it is gone."""
     try:
-        return os.stat(path).st_dev
+        return Path(path).stat().st_dev
     except OSError:
         return 0
 
