@@ -115,6 +115,40 @@ async def test_a_pause_is_used_and_a_thread_is_named_once() -> None:
         assert not notices(later)
 
 
+NATIVE_THREAD = """
+import ctypes
+libc = ctypes.CDLL(None)
+thread = ctypes.c_void_p()
+libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)
+"""
+RAW_THREAD = """
+import _thread, threading
+held = _thread.allocate_lock()
+_ = held.acquire()
+def wait():
+    threading.current_thread()  # Python makes an object for it then
+    held.acquire()
+_ = _thread.start_new_thread(wait, ())
+"""
+
+
+async def test_threads_that_no_object_stands_for_are_in_the_way() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run(NATIVE_THREAD)
+        asked = await agent.run("1", checkpoint=True)
+        assert "it has threads of an unknown library" in told(asked)
+        await agent.call("reset")
+        await agent.run(RAW_THREAD)
+        asked = await agent.run("held.release()", checkpoint=True)
+        assert "it has the thread 'Dummy-" in told(asked)
+        await agent.run("x = 5")
+        asked = await agent.run("x = 6", checkpoint=True)
+        assert not notices(asked), "that thread has ended"
+        dead = await agent.run("import os; os._exit(1)")
+        assert dead.cell["state_kept"]
+        assert (await agent.run("print(x)")).text == "5"
+
+
 async def test_the_session_goes_on_after_exhausting_memory_and_processes() -> None:
     async with serving("--allow", "*", "--warm", "0", "--memory", "512M") as agent:
         await agent.run(f"import os, time\nblock = bytearray(b'x') * (180 << 20)\n{AT_WORK}")

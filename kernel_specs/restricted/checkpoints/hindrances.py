@@ -6,27 +6,38 @@ goes on changing: as much as `MOST_SHARED_BYTES` of it is copied, and put back.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import os
 import re
 import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 MOST_SHARED_BYTES = 4 * 1024 * 1024
 OMP_PAUSE_HARD = 2  # omp_pause_resource_t of OpenMP 5.0
 _OMP = re.compile(r"lib(gomp|omp|iomp5)\b")
-_SURVIVES = re.compile(r"openblas|libarrow|jemalloc|duckdb|workqueue|libmkl")
-"""Libraries that make their threads anew after a fork: tried, see docs/checkpoints.md."""
-_JEMALLOC = "jemalloc_bg"
-_NEVER = ("torch", "tensorflow", "jax", "polars", "cv2", "numba.np.ufunc.omppool")
-"""Modules whose native threads do not come back. Those of polars have names of their own."""
-_ALWAYS = ("torch", "tensorflow", "jax")
-"""Modules that cannot be forked with or without threads that are known of."""
+_SURVIVES = re.compile(r"openblas|libarrow|duckdb|workqueue|libmkl")
+"""Files whose threads are made anew after a fork: tried, see docs/checkpoints.md."""
+_ALWAYS = ("torch", "tensorflow", "jax", "numba.np.ufunc.omppool")
+"""Modules that cannot be forked, whether they have threads now or not."""
 _MEMORY = re.compile(r"^(/dev/shm/|/dev/zero|/memfd:|/SYSV|.* \(deleted\)$|$)")
 _OWN = "/memfd:output-ring"
+_SYSTEM = re.compile(r"(lib(c|pthread|m|dl|rt|stdc\+\+|gcc_s)|ld-[\w-]+)[-.\d]*\.so\b|\[")
+"""Files with the first frames of a thread of anybody."""
+_PYTHON = re.compile(r"(lib)?python\d*(\.\d+)?\w?$|libpython\d")
+STACK_BYTES = 16 * 1024
+"""Of a thread that waits, where frames of its library are."""
+SETTLE_S = 0.2
+"""Threads go on for so long after their work, as those of OpenBLAS for 25 ms."""
+LOOK_S = 0.005
+UNKNOWN = "an unknown library"
+"""Of a thread that does not wait, or has no frame of a file."""
+_SYSCALL_FIELDS = 3
+"""Of /proc/pid/syscall where a thread waits; the last two are the stack pointer and the address."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +67,11 @@ def look(own: Iterable[threading.Thread]) -> Found:
     """
     maps = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     _end_monitors()
-    words = _python_threads({id(thread) for thread in own})
+    service = list(own)
+    words = _python_threads(service)
     words += [name for name in _ALWAYS if name in sys.modules]
     if not words:
-        words = _native_threads({line[line.index("/") :] for line in maps if "/" in line})
+        words = _native_threads({str(thread.native_id) for thread in service}, maps)
     shared = [_range(line) for line in maps if line.split(" ", 2)[1].endswith("s")]
     wanted = [(start, size) for start, size in shared if size]
     total = sum(size for _, size in wanted)
@@ -79,35 +91,89 @@ def _end_monitors() -> None:
         tqdm.monitor = None
 
 
-def _python_threads(own: set[int]) -> list[str]:
-    return [
-        f"the thread {thread.name!r}"
+def _python_threads(own: Iterable[threading.Thread]) -> list[str]:
+    """Those of `threading`, and those without an object: of `_thread`, or of C code in Python."""
+    at_work = set(sys._current_frames())
+    named = {
+        thread.ident: f"the thread {thread.name!r}"
         for thread in threading.enumerate()
-        if thread is not threading.main_thread()
-        and id(thread) not in own
-        and not isinstance(thread, threading._DummyThread)
-    ]
+        if thread.ident in at_work or not isinstance(thread, threading._DummyThread)
+    }
+    known = {thread.ident for thread in (*own, threading.main_thread())}
+    words = [word for ident, word in named.items() if ident not in known]
+    return words + ["a thread of the module '_thread'"] * bool(at_work - known - named.keys())
 
 
-def _native_threads(libraries: set[str]) -> list[str]:
+def _native_threads(own: set[str], maps: Sequence[str]) -> list[str]:
     """Threads of libraries that a fork would end for good."""
-    known = {str(thread.native_id) for thread in threading.enumerate()} | {str(os.getpid())}
-    if len(os.listdir("/proc/self/task")) <= len(known):  # noqa: PTH208
+    known = own | {str(os.getpid())}
+    if not _tasks() - known:
         return []
-    names = {Path(path).name for path in libraries}
-    for path in libraries:
+    for path in {line[line.index("/") :] for line in maps if "/" in line}:
         if _OMP.search(Path(path).name):
             _pause(path)
-    own = _name(str(os.getpid()))
-    others = [_name(task) for task in os.listdir("/proc/self/task") if task not in known]  # noqa: PTH208
-    strange = [name for name in others if name not in (own, "") and _JEMALLOC not in name]
-    if not others:
-        return []
-    if loaded := [name for name in _NEVER if name in sys.modules]:
-        return [f"threads of {name}" for name in loaded]
-    if strange:
-        return [f"threads of {name.rstrip('-0123456789') or name}" for name in strange]
-    return [] if any(_SURVIVES.search(name) for name in names) else ["threads of a library"]
+    code = _Code(maps)
+    until = time.monotonic() + SETTLE_S
+    while True:
+        found = [code.owner(task) for task in _tasks() - known]
+        words = [_words(name) for name in found if name and not _SURVIVES.search(name)]
+        if time.monotonic() > until or not any(map(_may_end, found)):
+            return words
+        time.sleep(LOOK_S)
+
+
+def _words(owner: str) -> str:
+    """What a user calls a file such as `_polars_runtime.abi3.so`."""
+    return f"threads of {re.sub(r'^(lib|_)', '', owner).partition('.')[0]}"
+
+
+def _may_end(owner: str) -> bool:
+    """Whether a thread may be about to end, or to wait."""
+    return owner == UNKNOWN or bool(_OMP.search(owner))
+
+
+class _Code:
+    """Where the code of libraries lies."""
+
+    def __init__(self, maps: Sequence[str]) -> None:
+        self._stacks: list[tuple[int, int]] = []
+        self._files: list[tuple[int, int, str]] = []
+        for line in maps:
+            where, access, _, _, _, *path = line.split(maxsplit=5)
+            start, end = (int(part, 16) for part in where.split("-"))
+            if "x" in access and path and not _SYSTEM.match(name := Path(path[0]).name):
+                self._files.append((start, end, name))
+            elif access.startswith("rw"):
+                self._stacks.append((start, end))
+        self._files.sort()
+        self._starts = [start for start, _, _ in self._files]
+
+    def owner(self, task: str) -> str:
+        """The file whose code a thread runs, by its stack; empty when it has ended."""
+        try:
+            state = Path(f"/proc/self/task/{task}/syscall").read_text().split()
+        except FileNotFoundError:
+            return ""
+        except OSError:
+            state = []
+        if len(state) < _SYSCALL_FIELDS:
+            return UNKNOWN
+        name = self._outermost(int(state[-2], 16))
+        return "Python" if _PYTHON.match(name) else name
+
+    def _outermost(self, pointer: int) -> str:
+        """The file of the first frame of a stack that is not one of anybody's."""
+        end = next((end for start, end in self._stacks if start <= pointer < end), pointer)
+        count = min(end - pointer, STACK_BYTES) // ctypes.sizeof(ctypes.c_uint64)
+        for word in reversed(memoryview(ctypes.string_at(pointer, count * 8)).cast("Q")):
+            at = bisect.bisect_right(self._starts, word) - 1
+            if at >= 0 and word < self._files[at][1]:
+                return self._files[at][2]
+        return UNKNOWN
+
+
+def _tasks() -> set[str]:
+    return set(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
 def _pause(path: str) -> None:
@@ -116,13 +182,6 @@ def _pause(path: str) -> None:
         ctypes.CDLL(path).omp_pause_resource_all(OMP_PAUSE_HARD)
     except (OSError, AttributeError):  # before OpenMP 5.0: its threads will be found
         return
-
-
-def _name(task: str) -> str:
-    try:
-        return Path(f"/proc/self/task/{task}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _range(line: str) -> tuple[int, int]:
