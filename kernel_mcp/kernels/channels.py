@@ -104,17 +104,17 @@ class Connection:
             self._write(b"".join(held))
         return found
 
-    def send(self, frames: Sequence[bytes], given: socket.socket | None = None) -> None:
+    def send(self, frames: Sequence[bytes], given: int | None = None) -> None:
         """Send or queue a message. Raises OSError when disconnected or over MAX_WAITING_BYTES.
 
-        With `given` that socket goes with it, at once or not at all.
+        With `given` that descriptor goes with it, at once or not at all.
         """
         data = encode(frames)
         waiting = len(self._out) + sum(map(len, self._held))
         if given is not None:
             if waiting or not self._decoder.ready:
                 raise BlockingIOError("requests are waiting to be read")
-            sent = socket.send_fds(self._socket, [data], [given.fileno()])
+            sent = socket.send_fds(self._socket, [data], [given])
             if sent < len(data):
                 self._write(data[sent:])
         elif waiting and waiting + len(data) > MAX_WAITING_BYTES:
@@ -222,9 +222,9 @@ class Channels:
         kind: str,
         content: dict[str, Any],
         buffers: Sequence[bytes] = (),
-        given: socket.socket | None = None,
+        given: int | None = None,
     ) -> str:
-        """Send a request, and a socket with it, and return its id.
+        """Send a request, and a descriptor with it, and return its id.
 
         Raises LaunchError when disconnected or full.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -341,11 +340,11 @@ class Kernel:
         kind: str,
         content: dict[str, Any],
         buffers: Sequence[bytes] = (),
-        given: socket.socket | None = None,
+        given: int | None = None,
     ) -> Iterator[Answer]:
         """Send a request and receive its reply inside the block. Raises LaunchError.
 
-        Requests on the shell channel wait for the running cell. A `given` socket goes with it.
+        Requests on the shell channel wait for the running cell. A `given` descriptor goes with it.
         """
         answer = Answer()
         msg_id = self._channels.send(channel, kind, content, buffers, given)

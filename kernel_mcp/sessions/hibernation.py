@@ -23,7 +23,7 @@ import anyio
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.output.text import one_line
-from kernel_mcp.sessions.snapshot import Dump, Loaded, give, hand_over, load, take
+from kernel_mcp.sessions.snapshot import Dump, Loaded, give, handed_over, load, take
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -252,12 +252,14 @@ class Hibernation:
             trials -= 1
             group: tuple[str, ...] = ()
             async with aclosing(await self._start()) as trial:
-                await hand_over(trial, dump)
                 try:
-                    for group in dump.groups:
-                        if group[0] not in failed:
-                            await load(trial, dump, count=len(group), leave=failed)
+                    async with handed_over(trial, dump):
+                        for group in dump.groups:
+                            if group[0] not in failed:
+                                await load(trial, dump, count=len(group), leave=failed)
                 except HibernationError as error:
+                    if not group:
+                        raise
                     failed |= dict.fromkeys(group, f"ended the kernel that read it: {error}")
                     continue
             return failed
@@ -359,8 +361,7 @@ class _Search:
         self, dump: Dump, good: list[str], left: list[str], failed: dict[str, str]
     ) -> None:
         """Load `good`, then `left` one by one, until a variable ends the kernel."""
-        async with aclosing(await self._start()) as trial:
-            await hand_over(trial, dump)
+        async with aclosing(await self._start()) as trial, handed_over(trial, dump):
             name = good[-1] if good else ""
             try:
                 if good:

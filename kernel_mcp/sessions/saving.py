@@ -21,6 +21,7 @@ import anyio
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, LaunchError
 from kernel_mcp.launch.base import take_no_descriptors
+from kernel_mcp.linux.pouring import from_socket
 from kernel_mcp.output.text import one_line
 from kernel_mcp.sessions.snapshot import EXTRA_BYTES, MAX_NAME_CHARS, MAX_NAMES, Dump
 
@@ -102,7 +103,7 @@ class Saving:
         }
         try:
             kind = "kernel_mcp_save_request"
-            with kernel.asking("shell", kind, content, given=self._guest) as answer:
+            with kernel.asking("shell", kind, content, given=self._guest.fileno()) as answer:
                 self._guest.close()
                 with anyio.move_on_after(FORK_S):
                     await answer.done.wait()
@@ -158,14 +159,12 @@ class Saving:
     async def _store(self, path: Path, size: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-            left = size
-            while left:
-                while len(self._kept) < min(left, READ_BYTES):
-                    await self._receive()
-                part = bytes(memoryview(self._kept)[:left])
-                self._kept.clear()
-                left -= len(part)
-                await anyio.to_thread.run_sync(_write, file.fileno(), part)
+            first = bytes(memoryview(self._kept)[:size])
+            self._kept.clear()
+            await anyio.to_thread.run_sync(_write, file.fileno(), first)
+            left = size - len(first)
+            if await from_socket(self._host, file.fileno(), left) < left:
+                raise HibernationError(_CLOSED)
             await anyio.to_thread.run_sync(os.fsync, file.fileno())
 
     async def _head(self) -> tuple[bytes, int]:

@@ -6,17 +6,20 @@ never parses it. Every reply of the kernel is checked before it is shown or kept
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from kernel_mcp.config.values import MIB
-from kernel_mcp.errors import HibernationError, LaunchError
+from kernel_mcp.errors import HibernationError, KernelMcpError, LaunchError
+from kernel_mcp.linux.pouring import from_pipe, into_pipe, make_pipe
 from kernel_mcp.output.text import one_line
 
 if TYPE_CHECKING:
@@ -72,6 +75,11 @@ SETTLE_S = 0.2
 INTERRUPTS = 4
 """A kernel ignores an interrupt that arrives just before the request begins, hence several."""
 PART_BYTES = 4 * MIB
+PIPED_PER_S = 50 * MIB
+"""What a kernel reads or writes of a pipe in a second of its processor time, at the least."""
+DUMP_PIPE = "kernel_mcp_dump_pipe_request"
+LOAD_PIPE = "kernel_mcp_load_pipe_request"
+UNLIKE = "its kernel sent something else than it had announced"
 EXTRA_BYTES = 32 * MIB
 """Allowance beyond the variables, for code of cells and names."""
 MAX_NAMES = 25_000
@@ -180,16 +188,59 @@ async def take(
 
 async def give(kernel: Kernel, dump: Dump, leave: Iterable[str] = ()) -> Loaded:
     """Load a dump into `kernel`. Raises HibernationError for a fault of the kernel, OSError."""
-    await hand_over(kernel, dump)
-    return await load(kernel, dump, leave=leave)
+    async with handed_over(kernel, dump):
+        return await load(kernel, dump, leave=leave)
 
 
-async def hand_over(kernel: Kernel, dump: Dump) -> None:
-    """Send a dump to `kernel`. Raises HibernationError for a fault of the kernel, OSError."""
+@asynccontextmanager
+async def handed_over(kernel: Kernel, dump: Dump) -> AsyncIterator[None]:
+    """Have `kernel` get a dump, which it can `load` within the block.
+
+    A large one flows through a pipe while it is loaded: a descriptor of the file could be opened
+    again to write to it. Raises HibernationError for a fault of the kernel, OSError.
+    """
     descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    with open(descriptor, "rb", buffering=0) as file:
+        if dump.size > PART_BYTES:
+            reader, writer = make_pipe()
+            with open(writer, "wb", buffering=0) as pipe:
+                with open(reader, "rb", buffering=0):
+                    answer = await _ask(kernel, LOAD_PIPE, {}, ANSWER_S, given=reader)
+                if answer.content.get("came") is True:
+                    async with _beside(partial(_feed, file, pipe)):
+                        yield
+                    return
         while part := await anyio.to_thread.run_sync(file.read, PART_BYTES):
             await _ask(kernel, "kernel_mcp_load_part_request", {}, ANSWER_S, part)
+        yield
+
+
+@asynccontextmanager
+async def _beside(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run `work` until the block ends. Raises what both do: its OSError, if there is one."""
+    failure: KernelMcpError | OSError | None = None
+
+    async def run() -> None:
+        nonlocal failure
+        try:
+            await work()
+        except OSError as error:
+            failure = error
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        try:
+            yield
+        except (KernelMcpError, OSError) as error:
+            failure = failure or error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _feed(file: FileIO, pipe: FileIO) -> None:
+    with pipe, suppress(BrokenPipeError):  # the kernel has what it wants, or has ended
+        await into_pipe(file.fileno(), pipe.fileno())
 
 
 async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[str] = ()) -> Loaded:
@@ -204,7 +255,7 @@ async def load(kernel: Kernel, dump: Dump, *, count: int = 0, leave: Iterable[st
         "leave": sorted(leave),
         "files": list(dump.files),
     }
-    seconds = 2 * SECONDS + ANSWER_S
+    seconds = 2 * SECONDS + ANSWER_S + dump.size / PIPED_PER_S
     reply = (await _ask(kernel, "kernel_mcp_load_request", content, seconds)).content
     return Loaded(
         names=_names(reply.get("names")),
@@ -218,21 +269,50 @@ async def _store(kernel: Kernel, path: Path, size: int) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
         left = size
+        if size > PART_BYTES:
+            left -= await _piped(kernel, file, size)
         while left:
             wanted = min(PART_BYTES, left)
             content = {"bytes": wanted}
             answer = await _ask(kernel, "kernel_mcp_dump_part_request", content, ANSWER_S)
             part = b"".join(answer.buffers)
             if len(part) != wanted:
-                raise HibernationError("its kernel sent something else than it had announced")
+                raise HibernationError(UNLIKE)
             await anyio.to_thread.run_sync(_write, file.fileno(), part)
             left -= wanted
+
+
+async def _piped(kernel: Kernel, file: FileIO, size: int) -> int:
+    """Have the kernel write its dump into a pipe: `size`, or 0 where it gets no descriptors.
+
+    Raises HibernationError, OSError.
+    """
+    reader, writer = make_pipe()
+    came, ended = 0, anyio.Event()
+
+    async def drain() -> None:
+        nonlocal came
+        with source:  # who writes more, or what the disk does not take, is told so
+            came = await from_pipe(source.fileno(), file.fileno(), size)
+        ended.set()
+
+    with open(reader, "rb", buffering=0) as source, open(writer, "wb", buffering=0) as pipe:
+        async with _beside(drain):
+            seconds = ANSWER_S + size / PIPED_PER_S
+            answer = await _ask(kernel, DUMP_PIPE, {}, seconds, given=pipe.fileno())
+            pipe.close()
+            if answer.content.get("came") is not True:
+                return 0
+            await ended.wait()
+    if came != size:
+        raise HibernationError(UNLIKE)
+    return size
 
 
 def _let_go(kernel: Kernel) -> None:
     """Make the kernel free its dump, whose buffers are the variables' memory; no wait."""
     with (
-        contextlib.suppress(LaunchError),
+        suppress(LaunchError),
         kernel.asking("shell", "kernel_mcp_dump_part_request", {"bytes": 0}),
     ):
         pass
@@ -245,11 +325,16 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 async def _ask(
-    kernel: Kernel, kind: str, content: dict[str, Any], seconds: float, *buffers: bytes
+    kernel: Kernel,
+    kind: str,
+    content: dict[str, Any],
+    seconds: float,
+    *buffers: bytes,
+    given: int | None = None,
 ) -> Message:
     """The answer to a shell request, which is interrupted when late. Raises HibernationError."""
     try:
-        with kernel.asking("shell", kind, content, buffers) as answer:
+        with kernel.asking("shell", kind, content, buffers, given) as answer:
             try:
                 await _patience(kernel, answer, seconds)
                 late = not answer.done.is_set()

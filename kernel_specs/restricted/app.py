@@ -102,7 +102,7 @@ class KernelApp(IPKernelApp):
         self.service.watch_output(publisher)
         self.service.watch_heartbeat(Router(opened["hb"]))
         self.kernel.shell_stream = Channel(
-            Router(opened["shell"], takes_sockets=True), loop, collects=True
+            Router(opened["shell"], takes_descriptors=True), loop, collects=True
         )
         self.kernel.control_stream = Channel(Router(opened["control"]), self.service.io_loop)
         self.kernel.stdin_socket = Channel(Router(opened["stdin"]), loop)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections import deque
@@ -84,8 +83,8 @@ class Channel:
         if not self._collects:
             self.push()
 
-    def sockets(self) -> list[socket.socket]:
-        """Take the sockets that came with messages."""
+    def descriptors(self) -> list[int]:
+        """Take the descriptors that came with messages."""
         given = self._router.given
         found = given[:]
         given.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,7 +151,7 @@ class FakeKernel:
         kind: str,
         content: dict[str, Any],
         buffers: Sequence[bytes] = (),
-        given: socket.socket | None = None,
+        given: int | None = None,
     ) -> Iterator[Answer]:
         answer = Answer()
         self._source.asked.append(kind)

@@ -154,7 +154,7 @@ def _connect(kernel: Any, lifeline: Lifeline, order: dict[str, Any], fds: list[i
     service.at_work = before.at_work
     kernel.service = kernel.parent.service = service
     service.watch_output(publisher)
-    shell, control = Router(None, takes_sockets=True), Router(None)
+    shell, control = Router(None, takes_descriptors=True), Router(None)
     kernel.shell_stream = Channel(shell, kernel.io_loop, collects=True)
     kernel.control_stream = Channel(control, service.io_loop)
     kernel.stdin_socket = Channel(Router(None), kernel.io_loop)

@@ -12,7 +12,9 @@ nothing: a fork may lack the thread it waits for.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
+import io
 import json
 import os
 import re
@@ -24,9 +26,9 @@ import time
 import types
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
 
@@ -39,6 +41,9 @@ RESULT = re.compile(r"Out\[\d+\]")
 """The name of a cell's result in a dump."""
 BUFFER_BYTES = 64 * 1024
 """Smaller buffers are copied into the pickle."""
+PIECE_BYTES = 1024 * 1024
+"""Pickles are read in pieces, which are freed while their values are made."""
+NOT_WHOLE = "the dump is not complete"
 TOO_LARGE = "too large"
 """How the reason begins why a value without room was left out."""
 _NEVER_SHARED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -231,43 +236,83 @@ class Dump:
             size -= len(found[-1])
         return b"".join(found)
 
+    def write(self, descriptor: int) -> None:
+        """Write what was not read to a descriptor that blocks. Raises OSError."""
+        while self._pieces:
+            piece = self._pieces.popleft()
+            while piece:
+                piece = piece[os.write(descriptor, piece) :]
 
-class Arrival:
-    """A dump that arrives in parts, each byte written to its final buffer."""
+
+class Pieces(io.RawIOBase):
+    """Bytes that came in pieces, to be read once; a piece is freed when it was read."""
 
     def __init__(self) -> None:
-        self.header: dict[str, Any] = {}
-        self.segments: list[tuple[bytearray, list[bytearray]]] = []
-        self.complete = False
-        self._targets = self._places()
-        self._target = memoryview(next(self._targets))
+        super().__init__()
+        self._pieces: deque[memoryview] = deque()
 
-    def write(self, data: memoryview) -> None:
-        """Add the next part. Raises ValueError beyond the end of the dump."""
-        while len(data) and not self.complete:
-            count = min(len(self._target), len(data))
-            self._target[:count] = data[:count]
-            self._target, data = self._target[count:], data[count:]
-            while not len(self._target) and not self.complete:
-                place = next(self._targets, None)
-                self.complete = place is None
-                self._target = memoryview(place or b"")
-        if len(data):
-            raise ValueError("the dump is longer than its header says")
+    def add(self, data: bytes | memoryview) -> None:
+        """Put behind what is there."""
+        self._pieces.append(memoryview(data))
 
-    def _places(self) -> Iterator[bytearray]:
-        """The buffers to fill, in order; the header decides the later ones."""
-        length = bytearray(LENGTH.size)
-        yield length
-        text = bytearray(LENGTH.unpack(length)[0])
-        yield text
-        self.header = json.loads(text)
-        for segment in self.header["segments"]:
-            pickles = bytearray(segment["size"])
-            buffers = [bytearray(size) for size in segment["buffers"]]
-            self.segments.append((pickles, buffers))
-            yield pickles
-            yield from buffers
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, room: Any) -> int:
+        """As much of the first piece as fits; 0 where there is none."""
+        if not self._pieces:
+            return 0
+        piece = self._pieces.popleft()
+        count = min(len(room), len(piece))
+        room[:count] = piece[:count]
+        if count < len(piece):
+            self._pieces.appendleft(piece[count:])
+        return count
+
+
+class Arrival:
+    """A dump that is read from a file, each byte once, segment by segment."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        """Take over a file, and read the header. Raises ValueError, OSError."""
+        self._file = io.BufferedReader(file)
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        self.header: dict[str, Any] = json.loads(self._exactly(length))
+
+    def segment(self, description: Mapping[str, Any]) -> tuple[IO[bytes], list[bytearray]]:
+        """What the next segment, so described in the header, holds: its pickles and its buffers.
+
+        Raises ValueError, OSError.
+        """
+        pickles, left = Pieces(), description["size"]
+        while left:
+            pickles.add(self._exactly(min(left, PIECE_BYTES)))
+            left -= min(left, PIECE_BYTES)
+        buffers = [_uncleared(size) for size in description["buffers"]]
+        for buffer in buffers:
+            if self._file.readinto(buffer) < len(buffer):
+                raise ValueError(NOT_WHOLE)
+        return io.BufferedReader(pickles), buffers
+
+    def close(self) -> None:
+        """Read no more."""
+        self._file.close()
+
+    def _exactly(self, size: int) -> bytes:
+        found = self._file.read(size)
+        if len(found) < size:
+            raise ValueError(NOT_WHOLE)
+        return found
+
+
+def _uncleared(size: int) -> bytearray:
+    """Memory to be written: `bytearray(size)` would touch all of it once more than needed."""
+    make = ctypes.pythonapi.PyByteArray_FromStringAndSize
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
+    made = make(None, size)
+    assert isinstance(made, bytearray)
+    return made
 
 
 SECONDS = 4.0

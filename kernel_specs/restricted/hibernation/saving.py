@@ -30,7 +30,6 @@ from kernel_specs.restricted.checkpoints.parking import fork_apart, undisturbed
 from kernel_specs.restricted.hibernation.dumps import TOO_LARGE, Dump
 
 BLOCK = struct.Struct("<cQ")
-PIECE_BYTES = 1024 * 1024
 NICENESS = 19
 MORE_SECONDS = 5
 """Processor time of the child beyond that of its values, after which Linux ends it."""
@@ -98,5 +97,4 @@ def _write(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
     if report["status"] != "ok":
         return
     host.sendall(BLOCK.pack(b"d", dump.size))
-    while part := dump.read(PIECE_BYTES):
-        host.sendall(part)
+    dump.write(host.fileno())

@@ -10,12 +10,12 @@ with a reason. The host stores the dump and never parses it.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import io
 import linecache
 import os
 import pickle
 import re
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +30,7 @@ from kernel_specs.restricted.hibernation.dumps import (
     RESULT,
     Arrival,
     Dump,
+    Pieces,
     Room,
     Segment,
     sharing,
@@ -64,16 +65,20 @@ class SnapshotRequests:
 
     `kernel_mcp_dump_request`       pickle the variables; what was kept and what was not
     `kernel_mcp_dump_part_request`  the next bytes of that dump, as a buffer
+    `kernel_mcp_dump_pipe_request`  that dump, into a pipe that came with the request
     `kernel_mcp_save_request`       have a child write such a dump to a socket that came with it
     `kernel_mcp_load_part_request`  the next bytes of a dump to load, as a buffer
+    `kernel_mcp_load_pipe_request`  a pipe to read a dump from, when it is loaded
     `kernel_mcp_load_request`       bring variables back; what came and what did not
     """
 
     SNAPSHOT_REQUESTS: ClassVar = (
         "kernel_mcp_dump_request",
         "kernel_mcp_dump_part_request",
+        "kernel_mcp_dump_pipe_request",
         "kernel_mcp_save_request",
         "kernel_mcp_load_part_request",
+        "kernel_mcp_load_pipe_request",
         "kernel_mcp_load_request",
     )
     shell: Any
@@ -82,7 +87,8 @@ class SnapshotRequests:
     service: Any
     shell_stream: Any
     _dump: Dump | None = None
-    _arrival: Arrival | None = None
+    _parts: Pieces | None = None
+    _source: io.RawIOBase | None = None
     _loading: Loading | None = None
 
     async def kernel_mcp_dump_request(self, stream: Any, ident: Any, parent: Any) -> None:
@@ -101,6 +107,11 @@ class SnapshotRequests:
             stream, "kernel_mcp_dump_part_reply", {"status": "ok"}, parent, ident, buffers=[part]
         )
 
+    async def kernel_mcp_dump_pipe_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """No content. In the reply `came` is whether a pipe came; the dump is forgotten if so."""
+        reply = _attempted(self._write_dump, parent["content"])
+        self.session.send(stream, "kernel_mcp_dump_pipe_reply", reply, parent, ident)
+
     async def kernel_mcp_save_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Content: that of a dump request, and `whole`: all that there is room for, or nothing.
 
@@ -111,16 +122,23 @@ class SnapshotRequests:
 
     async def kernel_mcp_load_part_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """One buffer."""
-        if self._arrival is None:
-            self._arrival = Arrival()
-        reply = _attempted(self._arrival.write, parent["buffers"][0])
-        self.session.send(stream, "kernel_mcp_load_part_reply", reply, parent, ident)
+        if self._parts is None:
+            self._source = self._parts = Pieces()
+        self._parts.add(parent["buffers"][0])
+        self.session.send(stream, "kernel_mcp_load_part_reply", {"status": "ok"}, parent, ident)
+
+    async def kernel_mcp_load_pipe_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """No content. In the reply `came` is whether a pipe came."""
+        reply = _attempted(self._take_pipe, parent["content"])
+        self.session.send(stream, "kernel_mcp_load_pipe_reply", reply, parent, ident)
 
     async def kernel_mcp_load_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Content: that of `Loading.step`, for the first or the next step of what has been sent."""
         reply = _attempted(self._load, parent["content"])
         if not reply.get("left"):
-            self._arrival = self._loading = None
+            if self._loading is not None:
+                self._loading.close()
+            self._source = self._parts = self._loading = None
         self.session.send(stream, "kernel_mcp_load_reply", reply, parent, ident)
 
     def _make_dump(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -128,14 +146,36 @@ class SnapshotRequests:
         return {**reply, "files": left_files(self.boot.tmp)}
 
     def _save(self, content: dict[str, Any]) -> dict[str, Any]:
-        with contextlib.ExitStack() as given:
-            hosts = [given.enter_context(each) for each in self.shell_stream.sockets()]
-            if not hosts:  # there are runtimes of containers that pass none on
-                return {"unfit": "no socket came with the request"}
+        given = self._given()
+        if given is None:
+            return {"unfit": "no socket came with the request"}
+        with socket.socket(fileno=given) as host:
             unfit = saving.unfit_to_fork([self.service])
             if not unfit:
-                saving.write_from_child(hosts[-1], self._report, content)
+                saving.write_from_child(host, self._report, content)
         return {"unfit": unfit}
+
+    def _given(self) -> int | None:
+        """The descriptor that came with the request: runtimes of containers may pass none on."""
+        return next(iter(self.shell_stream.descriptors()), None)
+
+    def _write_dump(self, _: dict[str, Any]) -> dict[str, Any]:
+        given = self._given()
+        if given is None:
+            return {"came": False}
+        dump, self._dump = self._dump, None
+        try:
+            if dump is not None:
+                dump.write(given)
+        finally:
+            os.close(given)
+        return {"came": True}
+
+    def _take_pipe(self, _: dict[str, Any]) -> dict[str, Any]:
+        given = self._given()
+        if given is not None:
+            self._parts, self._source = None, io.FileIO(given)
+        return {"came": given is not None}
 
     def _report(
         self, content: Mapping[str, Any], say: Callable[[str], None]
@@ -145,9 +185,9 @@ class SnapshotRequests:
 
     def _load(self, content: dict[str, Any]) -> dict[str, Any]:
         if self._loading is None:
-            if self._arrival is None or not self._arrival.complete:
-                raise ValueError("the dump is not complete")
-            self._loading = Loading(self.shell, self._arrival)
+            if self._source is None:
+                raise ValueError("there is no dump")
+            self._loading = Loading(self.shell, Arrival(self._source))
         return self._loading.step(content)
 
 
@@ -399,9 +439,9 @@ class Loading:
 
     def __init__(self, shell: Any, arrival: Arrival) -> None:
         self._shell = shell
+        self._arrival = arrival
         self._header = arrival.header
-        self._segments = list(zip(arrival.header["segments"], arrival.segments, strict=True))
-        arrival.segments = []
+        self._segments: list[dict[str, Any]] = list(arrival.header["segments"])
         self._unpickler: pickle.Unpickler | None = None
         self._names: list[str] = []
         self._modules: Mapping[str, list[str]] = {}
@@ -415,7 +455,8 @@ class Loading:
 
         `seconds` of processor time are for all of them, and as many again for their imports. The
         reply has `names` loaded, `lost` with reasons, `behind` stored after an unreadable one, the
-        number `left`, and of the paths in `files` those `missing` here. Raises KeyboardInterrupt.
+        number `left`, and of the paths in `files` those `missing` here. Raises KeyboardInterrupt,
+        and ValueError, OSError for a dump that is not whole: no variable of it stays.
         """
         self._leave |= set(content["leave"])
         before = set(self._values)
@@ -446,18 +487,31 @@ class Loading:
 
     @property
     def _left(self) -> int:
-        return len(self._names) + sum(len(segment["names"]) for segment, _ in self._segments)
+        return len(self._names) + sum(len(segment["names"]) for segment in self._segments)
+
+    def close(self) -> None:
+        """Read no more of the dump."""
+        self._arrival.close()
 
     def _next(self) -> str | None:
         """The next name; opens the next segment when one is read."""
         while not self._names and self._segments:
-            segment, (pickles, buffers) = self._segments.pop(0)
+            segment = self._segments.pop(0)
             self._names = [name for name in segment["names"] if name not in self._leave]
             self._modules = segment["modules"]
-            file = io.BytesIO(pickles)
-            pickles.clear()
-            self._unpickler = pickle.Unpickler(file, buffers=buffers)
+            self._unpickler = None  # its memory is free before the next is read
+            try:
+                pickles, buffers = self._arrival.segment(segment)
+            except (ValueError, OSError, MemoryError):
+                self._forget()
+                raise
+            self._unpickler = pickle.Unpickler(pickles, buffers=iter(buffers))
         return self._names.pop(0) if self._names else None
+
+    def _forget(self) -> None:
+        for name in self._values:
+            self._shell.user_ns.pop(name, None)
+        self._values.clear()
 
     def _load(self, name: str) -> None:
         assert self._unpickler is not None

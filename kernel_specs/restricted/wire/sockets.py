@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -30,9 +31,9 @@ class Peer:
         self,
         connection: socket.socket,
         socket_type: bytes,
-        given: list[socket.socket] | None = None,
+        given: list[int] | None = None,
     ) -> None:
-        """`given` takes the last socket that came with a message; without it none is received."""
+        """`given` takes the last descriptor that came; without it none is received."""
         connection.setblocking(False)
         self._given = given
         self.name = b""
@@ -89,8 +90,8 @@ class Peer:
         for level, kind, fds in came:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 while self._given:
-                    self._given.pop().close()
-                self._given.append(socket.socket(fileno=_FD.unpack(fds)[0]))
+                    os.close(self._given.pop())
+                self._given += _FD.unpack(fds)
         return data
 
     def message(self) -> list[bytes] | None:
@@ -154,9 +155,9 @@ class Listener:
         socket_type: bytes,
         listening: socket.socket | None,
         on_ready: Callable[[Peer], None] = lambda peer: None,
-        given: list[socket.socket] | None = None,
+        given: list[int] | None = None,
     ) -> None:
-        """`on_ready` gets each peer after its handshake, `given` what sockets it sends.
+        """`on_ready` gets each peer after its handshake, `given` what descriptors it sends.
 
         Without `listening` there are the peers of `take_in` alone.
         """
@@ -266,11 +267,11 @@ BEHIND_SECONDS = 0.5
 class Router:
     """A ROUTER socket: takes requests of any client and answers each."""
 
-    def __init__(self, listening: socket.socket | None, *, takes_sockets: bool = False) -> None:
+    def __init__(self, listening: socket.socket | None, *, takes_descriptors: bool = False) -> None:
         """Without `listening` there are the clients of `take_in` alone."""
-        self.given: list[socket.socket] = []
-        """The last socket that came with a message and was not taken."""
-        given = self.given if takes_sockets else None
+        self.given: list[int] = []
+        """The last descriptor that came with a message and was not taken."""
+        given = self.given if takes_descriptors else None
         self._listener = Listener(b"ROUTER", listening, self._introduce, given)
         self.take_in, self.leave = self._listener.take_in, self._listener.leave
         self._named: dict[bytes, Peer] = {}

@@ -56,9 +56,9 @@ class Forks:
 
     @contextmanager
     def asking(
-        self, channel: str, kind: str, content: dict[str, Any], *, given: socket.socket
+        self, channel: str, kind: str, content: dict[str, Any], *, given: int
     ) -> Iterator[Answer]:
-        mine = socket.socket(fileno=os.dup(given.fileno()))
+        mine = socket.socket(fileno=os.dup(given))
 
         def send() -> None:
             with mine, suppress(OSError):  # who reads it has seen enough

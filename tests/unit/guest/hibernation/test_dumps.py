@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +14,11 @@ import pytest
 from kernel_specs.restricted.hibernation.attempt_limits import TooLargeError
 from kernel_specs.restricted.hibernation.dumps import (
     BUFFER_BYTES,
+    NOT_WHOLE,
+    PIECE_BYTES,
     Arrival,
     Dump,
+    Pieces,
     Room,
     Segment,
     sharing,
@@ -75,19 +80,19 @@ def added(segment: Segment, name: str, value: Any) -> str:
 def passed_on(segments: list[Segment], part: int) -> dict[str, Any]:
     """The values of segments after their way through a dump in parts of this size."""
     dump = Dump({"segments": [segment.description() for segment in segments]}, segments)
-    size, count = dump.size, 0
-    arrival = Arrival()
+    pieces, count = Pieces(), 0
     while data := dump.read(part):
-        assert not arrival.complete
         count += len(data)
-        arrival.write(memoryview(data))
-    assert count == size
-    assert arrival.complete
+        pieces.add(data)
+    assert count == dump.size
+    return values_of(Arrival(pieces))
+
+
+def values_of(arrival: Arrival) -> dict[str, Any]:
     values = {}
-    for description, (pickles, buffers) in zip(
-        arrival.header["segments"], arrival.segments, strict=True
-    ):
-        unpickler = pickle.Unpickler(io.BytesIO(pickles), buffers=buffers)
+    for description in arrival.header["segments"]:
+        pickles, buffers = arrival.segment(description)
+        unpickler = pickle.Unpickler(pickles, buffers=iter(buffers))
         for name in description["names"]:
             values[name] = unpickler.load()[0]
     return values
@@ -148,12 +153,32 @@ def test_a_buffer_is_not_copied_before_it_is_read() -> None:
     assert passed_on([segment], 10**6)["a"][0] == 7
 
 
-def test_more_than_the_header_says_is_refused() -> None:
-    segment, _ = filled({"a": 1})
+def test_a_dump_goes_through_a_pipe_in_one_piece() -> None:
+    large = bytearray(os.urandom(3 * 10**6))
+    values = {"a": Large(large), "long": "x" * (3 * PIECE_BYTES), "after": [1]}
+    segments = [filled({name: value})[0] for name, value in values.items()]
+    dump = Dump({"segments": [segment.description() for segment in segments]}, segments)
+    reader, writer = os.pipe()
+    thread = threading.Thread(target=dump.write, args=(writer,))
+    thread.start()
+    arrival = Arrival(io.FileIO(reader))
+    found = values_of(arrival)
+    thread.join()
+    arrival.close()
+    os.close(writer)
+    assert found == {"a": large, "long": values["long"], "after": [1]}
+
+
+def test_a_dump_that_was_cut_anywhere_is_not_whole() -> None:
+    segment, _ = filled({"a": [1, "x"], "b": Large(bytearray(b"m" * BUFFER_BYTES))})
     dump = Dump({"segments": [segment.description()]}, [segment])
-    arrival = Arrival()
-    with pytest.raises(ValueError, match="longer"):
-        arrival.write(memoryview(dump.read(10**6) + b"more"))
+    data = dump.read(dump.size)
+    places = [*range(len(data) - BUFFER_BYTES + 3), len(data) - 1]
+    for place in places:
+        pieces = Pieces()
+        pieces.add(data[:place])
+        with pytest.raises(ValueError, match=NOT_WHOLE):
+            values_of(Arrival(pieces))
 
 
 def test_an_empty_dump_arrives_too() -> None:
