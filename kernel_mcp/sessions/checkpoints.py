@@ -53,12 +53,20 @@ class Checkpoints:
     """
 
     def __init__(
-        self, mode: str, clock: Callable[[], float], news: Callable[[str], object]
+        self,
+        mode: str,
+        clock: Callable[[], float],
+        news: Callable[[str], object],
+        saved: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`mode` is that of `--checkpoints`; `clock` in seconds."""
+        """`mode` is that of `--checkpoints`; `clock` in seconds.
+
+        `saved` says whether the variables are written in the background as well.
+        """
         self._mode = mode
         self._clock = clock
         self._news = news
+        self._saved = saved
         self._as_of: dict[Checkpoint, int] = {}
         self._work_s = 0.0
         self._fork_s = 0.0
@@ -228,14 +236,19 @@ class Checkpoints:
             self._told.update(news)
             self._news(
                 f"No checkpoint of this session can be made while its kernel has "
-                f"{', '.join(news)}: if the "
-                "kernel dies, all variables are lost. Save what took long to compute"
+                f"{', '.join(news)}: if the kernel dies, {SAVED if self._saved() else LOST}"
             )
 
 
 NONE_HERE = (
     "there are no checkpoints here: this kernel was not forked from a template, which takes "
     "bubblewrap and no --no-template"
+)
+
+LOST = "all variables are lost. Save what took long to compute"
+SAVED = (
+    "it goes back to the last save in the background, which comes 2 s after a cell and at most "
+    "once a minute"
 )
 
 

@@ -114,6 +114,7 @@ class Session:
         self.spared_until = 0.0
         self._spared_s = 0.0
         self.ledger = Ledger()
+        self.kept = kept
         self.queue = CellQueue(cells_dir, clock, self.ledger)
         self.cells = self.queue.cells
         self.lifecycle = KernelLifecycle(
@@ -124,7 +125,9 @@ class Session:
             admit=lambda: admit(self),
             ledger=self.ledger,
             journal=journal,
-            checkpoints=Checkpoints(checkpoints, clock, self.ledger.add),
+            checkpoints=Checkpoints(
+                checkpoints, clock, self.ledger.add, lambda: self.kept is not None
+            ),
             on_death=self._look,
             last_save=self._last_save,
         )
@@ -132,7 +135,6 @@ class Session:
             self.lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
         )
         self._preparation = preparation
-        self.kept = kept
         if kept is not None:
             kept.cells, kept.cell = self.cells, lambda: self.lifecycle.state_as_of
         self._changes = changes

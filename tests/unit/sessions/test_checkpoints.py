@@ -110,6 +110,17 @@ async def test_the_last_three_are_kept_while_they_share(own: dict[int, int]) -> 
     assert policy.at(3) is None
 
 
+async def test_what_is_saved_besides_is_not_called_lost(own: dict[int, int]) -> None:
+    told: list[str] = []
+    policy: Checkpoints = Checkpoints("always", lambda: 0.0, told.append, lambda: True)
+    kernel: Any = Copied()
+    kernel.failure = Uncopyable(("torch",))
+    policy.worked(1.0)
+    await policy.after(kernel, 1)
+    assert "goes back to the last save" in told[0]
+    assert "lost" not in told[0]
+
+
 async def test_what_is_in_the_way_is_told_once_by_name(own: dict[int, int]) -> None:
     policy, kernel, told = made()
     kernel.failure = Uncopyable(("torch", "the thread 'x'"))
@@ -118,6 +129,7 @@ async def test_what_is_in_the_way_is_told_once_by_name(own: dict[int, int]) -> N
         await policy.after(kernel, cell)
     assert len(told) == 1
     assert "torch, the thread 'x'" in told[0]
+    assert "all variables are lost" in told[0]
     with pytest.raises(Uncopyable):
         await policy.asked(kernel, 3)
     assert len(told) == 1
