@@ -238,7 +238,9 @@ class Hibernation:
             loaded = await give(kernel, sleep.dump, leave)
         except OSError as error:
             return nothing_back(sleep, f"they cannot be read from disk: {error.strerror}")
-        return came_back(sleep, loaded.names, {**leave, **unread(loaded)}, changes)
+        files = tuple(path for path in sleep.files if path in loaded.missing)
+        there = replace(sleep, files=files)
+        return came_back(there, loaded.names, {**leave, **unread(loaded)}, changes)
 
     async def deadly(self) -> dict[str, str]:
         """What of the dump ends a kernel that loads it, with reasons, and what is read with that.

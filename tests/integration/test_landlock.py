@@ -21,6 +21,7 @@ from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.sandbox.base import SandboxRequest
 from kernel_mcp.sandbox.landlock import LandlockSandbox, landlock_available
 from kernel_mcp.sandbox.probe import run_confined
+from kernel_mcp.sessions.saving import Saving, UnfitToFork
 from tests.integration import everyday_files
 from tests.integration.landlock_kernel import notebook
 from tests.integration.unprivileged import as_ordinary_user
@@ -77,6 +78,27 @@ async def test_a_kernel_computes_writes_and_keeps_its_state(runs: RunDirectory) 
         assert (await book.run("print(x * 2)")).text == "42\n"
         await book.run("open('result.txt', 'w').write('done')")
         assert (book.workspace / "result.txt").read_text() == "done"
+
+
+THREAD_OF_A_LIBRARY = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.sleep, ctypes.c_void_p(1000))
+"""
+
+
+async def test_a_child_saves_a_kernel_of_which_it_can_only_count_the_threads(
+    runs: RunDirectory, tmp_path: Path
+) -> None:
+    async with notebook(runs) as book:
+        await book.run("x = [1]")
+        with Saving() as saving:
+            await saving.begin(book.kernel, max_bytes=10**6)
+            dump = await saving.finish(tmp_path / "dump", max_bytes=10**6)
+        assert dump.names == ("x",)
+        await book.run(THREAD_OF_A_LIBRARY)
+        with Saving() as saving, pytest.raises(UnfitToFork, match="does not let be looked at"):
+            await saving.begin(book.kernel, max_bytes=10**6)
 
 
 async def test_temporary_files_are_private_and_work(runs: RunDirectory) -> None:

@@ -42,8 +42,8 @@ def unfit_to_fork(own: Iterable[threading.Thread]) -> str:
     """Why a child could not pickle; empty where it can. `own` are threads of the kernel."""
     try:
         return ", ".join(look(own).words)
-    except OSError as error:  # under Landlock nobody sees his own threads
-        return f"threads that cannot be looked for ({error.strerror})"
+    except OSError as error:
+        return f"its threads and memory cannot be looked at ({error.strerror})"
 
 
 def write_from_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> None:
