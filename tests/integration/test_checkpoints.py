@@ -100,8 +100,10 @@ async def test_a_pause_is_used_and_a_thread_is_named_once() -> None:
     async with serving("--allow", "*", "--warm", "0") as agent:
         await agent.run("x = 5")
         await until_checkpoint(agent)
+        await agent.run("x = 6")
+        await until_checkpoint(agent)
         dead = await agent.run("import os\nos._exit(1)")
-        assert dead.cell["state_as_of"] == 1
+        assert dead.cell["state_as_of"] == 2
 
         await agent.run(
             "import threading\nstop = threading.Event()\n"
