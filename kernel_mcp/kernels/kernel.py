@@ -234,6 +234,8 @@ class Kernel:
         self.names = KnownNames()
         self.known: dict[Checkpoint, KnownNames] = {}
         """The names at each of its checkpoints."""
+        self.closed_files: tuple[str, ...] = ()
+        """What the checkpoint that it came of had open and it has not; hostile data."""
         self.broken = False
         """Whether a trial cell failed: the kernel's own code does not work any more."""
         self._run: Run | None = None
@@ -425,6 +427,7 @@ class Kernel:
             raise LaunchError(f"the checkpoint cannot be woken: {reason}") from reason
         kernel = Kernel(handle, environment=self.environment, policy=self.policy, masks=self._masks)
         kernel.known = dict(self.known)
+        kernel.closed_files = _words(handle.closed)
         kernel.names = KnownNames(self.known.get(checkpoint, self.names))
         try:
             await kernel.ready(CHECKPOINT_S)

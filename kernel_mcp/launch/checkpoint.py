@@ -35,12 +35,16 @@ WAKE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A kernel that a checkpoint has forked: its process, the key of its messages, its number."""
+    """A kernel that a checkpoint has forked: its process, the key of its messages, its number.
+
+    `closed` is what it says of files that it has open no more: hostile data.
+    """
 
     pid: int
     pidfd: int
     key: str
     number: int
+    closed: object
 
 
 class _Asked:
@@ -49,6 +53,7 @@ class _Asked:
     def __init__(self) -> None:
         self.given = anyio.Event()
         self.found: tuple[int, int] | None = None
+        self.closed: object = None
         self.on_end: Callable[[int], None] = lambda _status: None
 
 
@@ -124,7 +129,7 @@ class Checkpoint:
         if asked.found is None:
             self.refuse(f"it did not become a kernel within {WAKE_S:g} s")
             raise LaunchError(self.refusal)
-        return Woken(*asked.found, key, number)
+        return Woken(*asked.found, key, number, asked.closed)
 
     def when_ended(self, number: int, callback: Callable[[int], None]) -> None:
         """Have `callback` get the wait status of a kernel, if the checkpoint tells it."""
@@ -205,8 +210,10 @@ class Checkpoint:
         number = packet.get("alive", packet.get("ended"))
         if type(number) is not int or (asked := self._asked.get(number)) is None:
             return False
-        if packet.keys() == {"alive"} and not asked.given.is_set() and pid != self.pid:
+        alive = packet.keys() == {"alive", "closed"}
+        if alive and not asked.given.is_set() and pid != self.pid:
             asked.found = pid, self._admit(pid)
+            asked.closed = packet["closed"]
             asked.given.set()
             return True
         status = packet.get("status")

@@ -305,6 +305,7 @@ class KernelProcess:
     channels    its ends of shell, control and iopub, where it does not listen
     lifeline    what it is sent places to wait at over; None where it takes none
     enclosure   its sandbox, where there can be checkpoints of it
+    closed      files that it has open no more than its checkpoint had, as it says: hostile data
     boundary    how it was started, and what the server has found of its boundary, for people
     limits      what it may use
     way         to the network
@@ -324,8 +325,10 @@ class KernelProcess:
         channels: Sequence[socket.socket] = (),
         lifeline: socket.socket | None = None,
         enclosure: Enclosure | None = None,
+        closed: object = None,
     ) -> None:
         self.channels = channels
+        self.closed = closed
         self.lifeline = lifeline
         self.enclosure = enclosure
         self.process = process

@@ -74,12 +74,14 @@ SHOWN_NAMES = 50
 class Return:
     """That a kernel went back to a checkpoint: as after cell `as_of`, 0 for before all.
 
-    `undone` are the cells whose work is gone with it, `names` those that are defined no more.
+    `undone` are the cells whose work is gone with it, `names` those that are defined no more,
+    `closed` files that libraries had open and that have changed since.
     """
 
     as_of: int
     undone: tuple[int, ...]
     names: tuple[str, ...]
+    closed: tuple[str, ...] = ()
 
     def words(self, killed: int | None = None) -> str:
         """What stands, and what to run again, the `killed` cell with it."""
@@ -89,11 +91,19 @@ class Return:
         if again:
             text += f"; run {cells_in_words(again)} again to have what came after it"
         names = f" Gone with that: {listing(self.names[:SHOWN_NAMES])}." if self.names else ""
-        return f"{text}. {NOT_ROLLED_BACK}.{names}"
+        return f"{text}. {NOT_ROLLED_BACK}.{names}{closed_words(self.closed)}"
 
     def loss(self, cause: str) -> Loss | None:
         """What cells that were to follow build on without having it; None for nothing."""
         return Loss(cause, self.names, kept=True) if self.undone else None
+
+
+def closed_words(paths: Sequence[str]) -> str:
+    """That a library has files open no more, and what to do; empty for none."""
+    if not paths:
+        return ""
+    why = "they have changed since or will change, and what had them open does not know of that"
+    return f" Closed, as {why}: {', '.join(paths)}. Close that, and open them or connect anew."
 
 
 def cells_in_words(numbers: Sequence[int]) -> str:
@@ -387,6 +397,8 @@ class KernelLifecycle:
         """Have a kernel that goes on from a checkpoint of another session."""
         self.kernel, self.used = kernel, True
         self.checkpoints.share(checkpoint, 0)
+        if words := closed_words(kernel.closed_files):
+            self.ledger.add(words.strip(), None)
 
     def give_away(self) -> None:
         """Another session goes on with the kernel."""
@@ -473,7 +485,7 @@ class KernelLifecycle:
         with Barrier("ending a kernel", self.request.session):
             await kernel.aclose()
         self._journal.revived(as_of)
-        return Return(as_of, undone, tuple(gone))
+        return Return(as_of, undone, tuple(gone), fresh.closed_files)
 
     async def fall_back(self) -> Return | None:
         """Have the next kernel load what was saved last of a dead one; None where nothing was."""

@@ -117,6 +117,59 @@ async def test_a_pause_is_used_and_a_thread_is_named_once() -> None:
         assert not notices(later)
 
 
+DATABASE = """
+import fcntl, os, sqlite3
+log = open('log', 'w')
+fcntl.flock(log, fcntl.LOCK_EX)
+con = sqlite3.connect('s.db')
+same = sqlite3.connect('same.db')
+same.execute('create table t (a)')
+con.execute('create table t (a, b)')
+con.executemany('insert into t values (?, ?)', [(i, 'x' * 500) for i in range(2000)])
+con.commit()
+con.execute('pragma cache_size = 10')
+_ = con.execute("update t set b = 'open' || b where a < 50")
+"""
+CHANGES = """
+log.write('more'); log.flush()
+con.commit()
+con.execute('delete from t where a > 100')
+con.commit()
+con.execute('vacuum')
+con.execute('create table u as select * from t')
+con.commit()
+"""
+COUNTS = "[con.execute('select count(*) from ' + each).fetchone()[0] for each in ('t', 'u')]"
+INTEGRITY = "con.execute('pragma integrity_check').fetchone()[0]"
+
+
+async def test_what_a_library_knew_of_a_file_is_not_written_over_what_it_has_become() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run(DATABASE)
+        await agent.run("1", checkpoint=True)
+        await agent.run(CHANGES)
+        dead = await agent.run("os._exit(1)")
+        assert "/workspace/s.db, " in told(dead)
+        assert "connect anew" in told(dead)
+        assert "same.db" not in told(dead)
+        assert "/workspace/log" not in told(dead), "Python knows no more of it than a position"
+        held = await agent.run("fcntl.flock(os.open('log', os.O_RDONLY), fcntl.LOCK_EX)")
+        assert held.status == "ok", "a checkpoint holds no locks"
+        assert (await agent.run("same.execute('insert into t values (1)')")).status == "ok"
+        for code in ("con.execute('select * from t')", "con.execute('delete from t')"):
+            assert "OperationalError" in (await agent.run(code)).text
+        await agent.run("con.close(); con = sqlite3.connect('s.db')")
+        assert (await agent.run(f"print({COUNTS}, {INTEGRITY})")).text == "[101, 101] ok"
+
+        [branch] = (await agent.call("branch", n=1)).data["branches"]
+        handle = branch if isinstance(branch, str) else branch["session"]
+        there = await agent.run("con.execute('delete from u')", session=handle)
+        assert "OperationalError" in there.text
+        assert "connect anew" in told(there)
+        here = await agent.run(f"print({COUNTS}, {INTEGRITY})")
+        assert (here.text, notices(here)) == ("[101, 101] ok", [])
+
+
 NATIVE_THREAD = """
 import ctypes
 libc = ctypes.CDLL(None)

@@ -304,6 +304,7 @@ class ForkedEnclosure:
                 channels=tuple(ours[:CHANNELS]),
                 lifeline=ours[-1],
                 enclosure=self,
+                closed=woken.closed,
             )
             self.join(kernel, own.pop_all())
             return kernel

@@ -20,7 +20,7 @@ from pathlib import Path
 MOST_SHARED_BYTES = 4 * 1024 * 1024
 OMP_PAUSE_HARD = 2  # omp_pause_resource_t of OpenMP 5.0
 _OMP = re.compile(r"lib(gomp|omp|iomp5)\b")
-_SURVIVES = re.compile(r"openblas|libarrow|duckdb|workqueue|libmkl")
+_SURVIVES = re.compile(r"openblas|libarrow|workqueue|libmkl")
 """Files whose threads are made anew after a fork: tried, see docs/checkpoints.md."""
 _ALWAYS = ("torch", "tensorflow", "jax", "numba.np.ufunc.omppool")
 """Modules that cannot be forked, whether they have threads now or not."""

@@ -7,7 +7,8 @@ the host closes its end. Packets are JSON objects:
     {"op": "park"}                        with the end to wait at (lifeline)
     {"op": "wake", "id": n, "key": …, "folder": …}    with ends of shell, control, iopub, the next
                                           lifeline, and a ring; a branch has a folder
-    {"parked": true}, {"alive": n}, {"error": …}      of the copy, of the kernel, of either
+    {"parked": true}, {"error": …}        of the copy, of either
+    {"alive": n, "closed": […]}           of the kernel, with files that it has open no more
     {"ended": n, "status": …}             of the copy: how that kernel has ended (wait(2))
 """
 

@@ -22,6 +22,10 @@ CHANNELS = ("shell", "control", "iopub")
 """In the order in which their ends come, before the lifeline and the ring."""
 
 
+MOST_CLOSED = 20
+"""Paths in one packet, each of 4 KiB at most."""
+
+
 class Lifeline:
     """Where the host sends a copy of the kernel the end of a socket pair to wait at."""
 
@@ -81,6 +85,7 @@ def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
                     os.setsid()
                     _close_own(kernel, (lifeline.fd, *arrivals))
                     parking.let_go({wake.fileno(), kernel.parent.stderr_fd})
+                    state.part_files()
                     order, fds = parking.park(wake)
             except BaseException as error:  # a copy may not go on as this kernel
                 if os.getpid() == kernel._pid:
@@ -92,7 +97,7 @@ def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
                 return {"status": "ok", "seconds": _processor_s() - began}
             try:
                 branch = bool(order.get("folder"))
-                state.restore(branch=branch)
+                closed = state.restore(branch=branch)
                 _connect(kernel, lifeline, order, fds)
                 if branch:
                     revival.vary(kernel.shell.user_ns.values())
@@ -100,7 +105,7 @@ def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
             except BaseException as error:  # noqa: BLE001  # told to the host, whatever it is
                 _give_up(wake, error)
         kernel.service.start()
-        parking.send(wake, alive=order["id"])
+        parking.send(wake, alive=order["id"], closed=closed[:MOST_CLOSED])
     return None
 
 

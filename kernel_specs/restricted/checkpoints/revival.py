@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
+import io
 import os
 import random
 import selectors
@@ -13,6 +15,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +25,50 @@ from kernel_specs.restricted.checkpoints.hindrances import Shared
 from kernel_specs.restricted.checkpoints.parking import FIRST_FD
 
 _MADE = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
+TICK_S = 0.02
+"""A file that is written to twice within a tick of Linux, of 10 ms at most, has the same time."""
 
 
 @dataclass(frozen=True)
 class File:
-    """An open file: its descriptor, flags and offset."""
+    """An open file: its descriptor, flags and offset, and what changes with its content."""
 
     fd: int
     flags: int
     offset: int
+    stamp: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, fd: int) -> File | None:
+        """That of a descriptor, None where it is no regular file. Raises OSError."""
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            age_s = time.time() - max(found.st_mtime, found.st_ctime)
+            if 0 <= age_s < TICK_S:
+                time.sleep(TICK_S - age_s)
+        return cls(fd, flags, os.lseek(fd, 0, os.SEEK_CUR), _stamp(found))
+
+    @property
+    def name(self) -> str:
+        """Its path; empty where it is memory."""
+        path = os.readlink(f"/proc/self/fd/{self.fd}")  # noqa: PTH115
+        return "" if path.startswith(_MEMORY) else path
+
+    def doubtful(self, *, beside: bool) -> bool:
+        """Whether it was written to since; `beside` others that go on doing so, it will be."""
+        if self.flags & os.O_ACCMODE == os.O_RDONLY:
+            return False
+        return beside or _stamp(os.fstat(self.fd)) != self.stamp
+
+    def close(self) -> None:
+        """Have nothing be read, written or locked by this descriptor, which stays taken."""
+        nothing = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        os.dup2(nothing, self.fd, inheritable=False)
+        os.close(nothing)
 
     def reopen(self) -> None:
         """Open it at its descriptor for this process alone, where it was.
@@ -55,10 +93,30 @@ def open_files() -> list[File]:
     found = []
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
         with contextlib.suppress(OSError):
-            if fd >= FIRST_FD and stat.S_ISREG(os.fstat(fd).st_mode):
-                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-                found.append(File(fd, flags, os.lseek(fd, 0, os.SEEK_CUR)))
+            if fd >= FIRST_FD and (file := File.of(fd)) is not None:
+                found.append(file)
     return found
+
+
+def close_doubtful(files: Iterable[File], *, beside: bool) -> tuple[list[File], list[str]]:
+    """The files that are as they were, and the paths of the others, which are closed.
+
+    What a library such as that of a database knows of a file that has another content by now
+    would be written over it. Python's own file objects know nothing but a position.
+    """
+    doubtful = {file.fd for file in files if file.name and file.doubtful(beside=beside)}
+    if doubtful:
+        streams = [each for each in gc.get_objects() if type(each) is io.FileIO]
+        doubtful -= {each.fileno() for each in streams if not each.closed}
+    closed = [file.name for file in files if file.fd in doubtful]
+    for file in files:
+        if file.fd in doubtful:
+            file.close()
+    return [file for file in files if file.fd not in doubtful], closed
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @dataclass(frozen=True)
@@ -74,9 +132,18 @@ class State:
         """Take note of it."""
         return cls(open_files(), random.getstate(), shared)
 
-    def restore(self, *, branch: bool) -> None:
-        """Have it again; a branch runs beside others, and draws other random numbers."""
+    def part_files(self) -> None:
+        """Have files open for this process alone: whoever shares one holds its flock(2), too."""
         for file in self.files:
+            file.reopen()
+
+    def restore(self, *, branch: bool) -> list[str]:
+        """Have it again; a branch runs beside others, and draws other random numbers.
+
+        The paths of files that were closed for that, see `close_doubtful`.
+        """
+        same, closed = close_doubtful(self.files, beside=branch)
+        for file in same:
             file.reopen()
         if branch:
             random.seed()
@@ -90,6 +157,7 @@ class State:
         if hasattr(main, "_set_native_id"):
             main._set_native_id()
         lose_children()
+        return closed
 
 
 def vary(values: Iterable[Any]) -> None:

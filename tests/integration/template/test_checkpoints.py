@@ -213,14 +213,14 @@ HOSTILE = {
         "from kernel_specs.restricted.checkpoints import parking\n"
         "def give(s, **packet):\n"
         "    r, w = os.pipe()\n"
-        "    socket.send_fds(s, [b'{\"alive\": 1}'], [r, w])\n"
+        "    socket.send_fds(s, [b'{\"alive\": 1, \"closed\": []}'], [r, w])\n"
         "parking.send = give"
     ),
     "names a kernel that nobody has asked for": (
         "from kernel_specs.restricted.checkpoints import parking\n"
         "send = parking.send\n"
         "def ahead(s, **packet):\n"
-        "    send(s, alive=1); send(s, **packet)\n"
+        "    send(s, alive=1, closed=[]); send(s, **packet)\n"
         "parking.send = ahead"
     ),
 }
