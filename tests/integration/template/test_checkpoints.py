@@ -213,7 +213,7 @@ HOSTILE = {
         "from kernel_specs.restricted.checkpoints import parking\n"
         "def give(s, **packet):\n"
         "    r, w = os.pipe()\n"
-        "    socket.send_fds(s, [b'{\"alive\": 1, \"closed\": []}'], [r, w])\n"
+        '    socket.send_fds(s, [b\'{"alive": 1, "closed": []}\'], [r, w])\n'
         "parking.send = give"
     ),
     "names a kernel that nobody has asked for": (
