@@ -54,6 +54,7 @@ class _Asked:
         self.given = anyio.Event()
         self.found: tuple[int, int] | None = None
         self.closed: object = None
+        self.ended = False
         self.on_end: Callable[[int], None] = lambda _status: None
 
 
@@ -112,7 +113,8 @@ class Checkpoint:
     async def wake(self, fds: Sequence[int], folder: str = "") -> Woken:
         """Have it fork a kernel with these ends of sockets; a `folder` is that of a branch.
 
-        The caller keeps `fds`, and gets the pidfd. Raises LaunchError.
+        The caller keeps `fds`, and gets the pidfd. Raises LaunchError; if it is `usable` then, only
+        the kernel has ended, and there may be another.
         """
         if not self.usable:
             raise LaunchError(self.refusal or "the checkpoint has ended")
@@ -127,6 +129,8 @@ class Checkpoint:
         except OSError as reason:
             raise LaunchError(f"the checkpoint takes no word of the server: {reason}") from reason
         if asked.found is None:
+            if asked.ended and self.usable:
+                raise LaunchError("the kernel that it forked has ended at once")
             self.refuse(f"it did not become a kernel within {WAKE_S:g} s")
             raise LaunchError(self.refusal)
         return Woken(*asked.found, key, number, asked.closed)
@@ -219,6 +223,7 @@ class Checkpoint:
         status = packet.get("status")
         if packet.keys() == {"ended", "status"} and type(status) is int and pid == self.pid:
             del self._asked[number]
+            asked.ended = True
             asked.given.set()
             asked.on_end(status)
             return True

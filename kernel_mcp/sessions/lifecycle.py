@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -63,6 +64,8 @@ def restore(request: KernelRequest) -> list[str]:
 
 DEATH_S = 5.0
 """Seconds until a kernel that was killed has ended."""
+WAKES = 2
+"""Kernels of one checkpoint that may die before they are ready, until it is given up."""
 NOT_ROLLED_BACK = "Files were not rolled back; programs that code had started have ended"
 MOST_RUNS = 12
 FILES_KEPT = "files in the workspace are kept"
@@ -464,6 +467,7 @@ class KernelLifecycle:
         kernel, known = self.kernel, self.checkpoints
         if kernel is None or kernel.exit is None or kernel.handle.enclosure is None:
             return None
+        failures: Counter[Checkpoint] = Counter()
         while True:
             found = known.newest if not_after is None else known.at(not_after)
             if found is None:
@@ -473,7 +477,9 @@ class KernelLifecycle:
                 fresh = await kernel.wake(found)
             if barrier.failure is None:
                 break
-            known.drop(kernel, found)
+            failures[found] += 1
+            if not found.usable or failures[found] == WAKES:
+                known.drop(kernel, found)
         self.kernel = fresh
         as_of = known.state_of(found)
         undone = tuple(cell for cell in self._worked if cell > as_of)

@@ -96,6 +96,29 @@ async def test_a_kernel_that_dies_between_cells_comes_back() -> None:
         assert "run cell 2 again" in told(after)
 
 
+DIES_ONCE = """
+import os
+from kernel_specs.restricted.checkpoints import revival
+restore = revival.State.restore
+def dying(state, **options):
+    if not os.path.exists('died'):
+        open('died', 'w').close()
+        os.kill(os.getpid(), 9)
+    return restore(state, **options)
+revival.State.restore = dying
+x = 5
+"""
+
+
+async def test_a_kernel_that_dies_while_it_comes_back_is_woken_again() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run(DIES_ONCE)
+        await agent.run("1", checkpoint=True)
+        dead = await agent.run("os._exit(1)")
+        assert (dead.cell["state_kept"], dead.cell["state_as_of"]) == (True, 1)
+        assert (await agent.run("print(x, os.listdir())")).text == "5 ['died']"
+
+
 async def test_a_pause_is_used_and_a_thread_is_named_once() -> None:
     async with serving("--allow", "*", "--warm", "0") as agent:
         await agent.run("x = 5")
