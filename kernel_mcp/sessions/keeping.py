@@ -239,7 +239,9 @@ class Keeping:
         when = moment(saved.moment or entry.used, self.store.now())
         wider = self._wider(saved) if saved.dump and not resume else []
         if wider:
-            return Claim(note=_held_back(saved, when, wider, entry.key.name))
+            return Claim(note=_held_back(saved, when, _OPENED.format("; ".join(wider)), entry.key))
+        if saved.dump and saved.undone and not resume:
+            return Claim(note=_held_back(saved, when, _UNDONE.format(saved.cell), entry.key))
         dump, failure = None, ""
         if saved.dump and (saved.python[1:] != (_IMPLEMENTATION, platform.machine())):
             failure = f"they are those of {saved.python[1]} on {saved.python[2]}"
@@ -360,12 +362,19 @@ def moment(then: float, now: float) -> str:
     return f"{day} {at:%H:%M}"
 
 
-def _held_back(saved: Saved, when: str, wider: Sequence[str], name: str) -> str:
-    names = saved.variables.get("names")
+_OPENED = "since then more was opened ({}), and loading runs what the session left"
+_UNDONE = (
+    "its variables are as after cell {}, to before which the session had gone back since, and the "
+    "server ended before it was saved again"
+)
+
+
+def _held_back(saved: Saved, when: str, why: str, key: Key) -> str:
+    names, name = saved.variables.get("names"), key.name
     count = len(names) if isinstance(names, list) else 0
     return (
         f"A session of this name was kept {when}, with {count} variables. It was not brought back: "
-        f"since then more was opened ({'; '.join(wider)}), and loading runs what the session left. "
+        f"{why}. "
         f"create_session(name={name!r}, resume=true) takes it all the same, "
         f"create_session(name={name!r}, fresh=true) forgets it. This session begins fresh, and is "
         "not kept"

@@ -143,12 +143,15 @@ class KernelLifecycle:
         checkpoints: Checkpoints | None = None,
         on_death: Callable[[], None] = lambda: None,
         last_save: Callable[[], tuple[Sleep, int] | None] = lambda: None,
+        on_return: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_death` is called when a kernel has died between cells that can come back.
 
-        `last_save` is what was saved of the kernel while it lived, and the last cell in that.
+        `on_return` is called when the variables are as they were before some cells. `last_save` is
+        what was saved of the kernel while it lived, and the last cell in that.
         """
         self._last_save = last_save
+        self._on_return = on_return
         self.checkpoints = checkpoints or Checkpoints("off", time.monotonic, ledger.add)
         self._on_death = on_death
         self.request = request
@@ -391,6 +394,10 @@ class KernelLifecycle:
         if not engaged:
             self._miss(kernel)
 
+    def holds_cell(self, number: int) -> bool:
+        """Whether the variables hold the work of a cell."""
+        return self.holds and number in self._worked
+
     @property
     def cells_held(self) -> list[int]:
         """The cells whose work the variables hold."""
@@ -416,6 +423,7 @@ class KernelLifecycle:
         await self.drop()
         self.kernel, self.used = kernel, True
         self._worked = list(worked)
+        self._on_return()
         self.checkpoints.worked(0.0)
         assert self._tasks is not None
         self._tasks.start_soon(self._watch, kernel)
@@ -450,6 +458,7 @@ class KernelLifecycle:
         finally:
             self._engaged = False
         if back is None:
+            self._on_return()
             self.lose("An undo has failed", self.lost_state("undo failed"))
             await self.drop()
             raise LaunchError(
@@ -484,6 +493,7 @@ class KernelLifecycle:
         as_of = known.state_of(found)
         undone = tuple(cell for cell in self._worked if cell > as_of)
         del self._worked[len(self._worked) - len(undone) :]
+        self._on_return()
         known.back_at(fresh, found)
         gone = [name for name in kernel.names if name not in set(fresh.names)]
         assert self._tasks is not None

@@ -253,7 +253,7 @@ class SessionManager:
             journal=self._audit.journal(caller.principal, handle),
             preparation=self._preparation,
             kept=kept,
-            changes=self._saver.touch,
+            saver=self._saver,
             checkpoints=self._settings.checkpoints,
         )
         if kept is not None:
@@ -344,6 +344,7 @@ class SessionManager:
         for each in others:
             await self.close(each, "was closed, as another branch was adopted")
         root.journal.adopted(branch.handle)
+        await root.disown()
         root.touch()
         return root, gone
 

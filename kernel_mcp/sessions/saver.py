@@ -49,11 +49,15 @@ class Kept:
         self.cells: History | None = None
         self.cell: Callable[[], int | None] = lambda: None
         """The last cell whose work the variables hold."""
+        self.holds: Callable[[int], bool] = lambda _cell: True
+        """Whether they hold the work of a cell."""
         self._keeping = keeping
         doors = keeping.doors(request.network)
         self._base = saved_of(entry, request, timeout_s, doors)
         self._next = self._base
         self._count = 0
+        self._kept = -1
+        """The count of cells that the entry has."""
         self._live = False
         """Whether what is saved is of the kernel that lives, or was loaded into it."""
         self._known = (-1, -1)
@@ -85,6 +89,7 @@ class Kept:
             moment=self._keeping.store.now(),
             cell=self.cell(),
             through=self._count,
+            undone=False,
             python=python_of(environment.version),
             environment=tuple(environment.packages),
             doors=self._base.doors,
@@ -101,6 +106,7 @@ class Kept:
             saved = replace(saved, dump=dump.path.name, size=dump.size, variables=row)
         self.entry.commit(saved)
         self._live = True
+        self._kept = self._count
 
     def used(self) -> None:
         """See `Shelf`: the variables stay saved, and are those of the kernel."""
@@ -113,14 +119,31 @@ class Kept:
 
     async def log(self) -> None:
         """Save the cells alone. Raises OSError."""
-        self._next = self._logged()
-        await anyio.to_thread.run_sync(self.entry.commit, self._next)
+        await self._log(self._logged())
+
+    async def disown(self) -> bool:
+        """Note that the session has gone back behind what is saved; False where it has not.
+
+        Nothing brings that back by itself any more. Raises OSError.
+        """
+        saved = self.entry.saved
+        if not self._live or saved is None or saved.cell is None or self.holds(saved.cell):
+            return False
+        self._live = False
+        await self._log(replace(self._logged(), undone=bool(saved.dump)))
+        return True
+
+    async def _log(self, saved: Saved) -> None:
+        self._next = saved
+        await anyio.to_thread.run_sync(self.entry.commit, saved)
+        self._kept = self._count
         self.settled()
 
     def settled(self) -> None:
-        """What was noted last is saved."""
-        self._known = (self._count, self._next.cell or 0)
-        self._trace.forget(self._count)
+        """Forget the cells of what was written last in the trace; nothing where that has failed."""
+        if self._kept == self._count:
+            self._known = (self._count, self._next.cell or 0)
+            self._trace.forget(self._count)
 
     def past(self) -> Past | None:
         """What was saved by this server of variables, to go back to."""
@@ -246,12 +269,16 @@ class Saver:
         self._waiting: dict[str, Saveable] = {}
         self._not_before: dict[str, float] = {}
         self._failures: dict[str, int] = {}
+        self._hurried: set[str] = set()
         self._saving: set[str] = set()
         self._wake = anyio.Event()
 
-    def touch(self, session: Saveable) -> None:
-        """A session has changed."""
-        if session.handle not in self._waiting:
+    def touch(self, session: Saveable, *, at_once: bool = False) -> None:
+        """A session has changed; `at_once` where what was saved before is of no use."""
+        if at_once:
+            self._hurried.add(session.handle)
+            self._not_before.pop(session.handle, None)
+        if at_once or session.handle not in self._waiting:
             self._waiting[session.handle] = session
             self._wake.set()
 
@@ -259,11 +286,15 @@ class Saver:
         """A session has ended."""
         for known in (self._waiting, self._not_before, self._failures):
             known.pop(session.handle, None)
+        self._hurried.discard(session.handle)
 
     def due(self) -> dict[str, float]:
         """When each session that has changed is to be saved, by handle."""
         return {
-            handle: max(session.last_used + IDLE_S, self._not_before.get(handle, 0.0))
+            handle: max(
+                session.last_used + (0.0 if handle in self._hurried else IDLE_S),
+                self._not_before.get(handle, 0.0),
+            )
             for handle, session in self._waiting.items()
             if handle not in self._saving
         }
@@ -315,6 +346,7 @@ class Saver:
             self._not_before[handle] = self._clock() + IDLE_S
             return
         self._failures.pop(handle, None)
+        self._hurried.discard(handle)
         self._not_before[handle] = began + pause_after(written)
         if not session.changed:
             self._waiting.pop(handle, None)

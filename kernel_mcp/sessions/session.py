@@ -33,7 +33,7 @@ from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
 from kernel_mcp.sessions.lifecycle import KernelLifecycle, Return
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
-from kernel_mcp.sessions.saver import Kept, write_forked, write_here
+from kernel_mcp.sessions.saver import Kept, Saver, write_forked, write_here
 from kernel_mcp.sessions.saving import UnfitToFork
 from kernel_mcp.sessions.snapshot import counted, descriptions
 
@@ -85,13 +85,13 @@ class Session:
         journal: Journal = SILENT,
         preparation: Preparation | None = None,
         kept: Kept | None = None,
-        changes: Callable[[Session], None] = lambda _session: None,
+        saver: Saver | None = None,
         checkpoints: str = "off",
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
         `timeout_s` is the limit of cells whose calls name none. `kept` is what outlives the server
-        of it, if anything; `changes` is called when there is something to save.
+        of it, if anything, which `saver` saves.
         """
         self.request = request
         self.timeout_s = timeout_s
@@ -130,6 +130,7 @@ class Session:
             ),
             on_death=self._look,
             last_save=self._last_save,
+            on_return=self._note_return,
         )
         self._runner = CellRunner(
             self.lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
@@ -137,7 +138,10 @@ class Session:
         self._preparation = preparation
         if kept is not None:
             kept.cells, kept.cell = self.cells, lambda: self.lifecycle.state_as_of
-        self._changes = changes
+            kept.holds = self.lifecycle.holds_cell
+        self._saver = saver
+        self._returned = False
+        """Whether its variables are as before cells that may have been saved."""
         self._shelving = anyio.Lock()
         self._saving: anyio.CancelScope | None = None
         self._clock = clock
@@ -217,11 +221,13 @@ class Session:
                 while not self._closed:
                     await self._next()
                     await self._start_ahead()
+                    await self.disown()
                     while self.queue and not self._closed:
                         await self._prepare_next()
                         async with self._turn:
                             await self._run_next()
                             await self._checkpoint(self.lifecycle.checkpoints.after)
+                        await self.disown()
                 tasks.cancel_scope.cancel()
         finally:
             self.close()
@@ -442,15 +448,37 @@ class Session:
                 "A cell or an install is under way: wait for its end, or interrupt it, then call "
                 "undo again."
             )
-        async with self._turn:
-            back = await self.lifecycle.undo(cells)
+        try:
+            async with self._turn:
+                back = await self.lifecycle.undo(cells)
+        finally:
+            await self.disown()
         self.last_used = self._clock()
-        self._changes(self)
+        self.touch()
         return back
 
     def touch(self) -> None:
         """There may be something to save."""
-        self._changes(self)
+        if self._saver is not None and self.kept is not None:
+            self._saver.touch(self)
+
+    async def disown(self) -> None:
+        """Have nothing bring back what was saved where it has gone back behind that, and save it.
+
+        A kernel that was killed over it may have been replaced before.
+        """
+        if not self._returned or self.kept is None:
+            return
+        self._returned = False
+        self._give_up_saving()
+        with anyio.CancelScope(shield=True), Barrier("noting what was undone", self.handle):
+            async with self._shelving:
+                if await self.kept.disown() and self._saver is not None:
+                    self._saver.touch(self, at_once=True)
+
+    def _note_return(self) -> None:
+        self._returned = True
+        self._wake.set()
 
     def _give_up_saving(self) -> None:
         if self._saving is not None:
@@ -596,7 +624,7 @@ class Session:
                 self.queue.end(cell)
             self.last_used = self.last_ran = self._clock()
             if self.kept is not None:
-                self._changes(self)
+                self.touch()
 
 
 async def _shielded(work: Callable[[], None]) -> None:

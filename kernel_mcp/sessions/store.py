@@ -66,6 +66,7 @@ class Saved:
     python       version, implementation and machine of the kernel that saved them
     environment  its packages, as `name==version`
     doors        what was open, by kind
+    undone       whether the session has gone back behind `cell` since
     asked        what the session had asked for of its kernels
     variables    what the dump holds, as `Dump.row`
     history      the cells, as `History.state`
@@ -84,6 +85,7 @@ class Saved:
     size: int = 0
     variables: Mapping[str, Any] = field(default_factory=dict)
     history: Mapping[str, Any] = field(default_factory=dict)
+    undone: bool = False
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Saved:
@@ -109,6 +111,7 @@ class Saved:
                 size=int(data["size"]),
                 variables=dict(data["variables"]),
                 history=dict(data["history"]),
+                undone=bool(data["undone"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
@@ -210,7 +213,7 @@ class Entry:
         """Forget the variables that were saved: after this cell there are none."""
         if self.saved is not None:
             none = dataclasses.replace(self.saved, dump="", size=0, variables={}, moment=0.0)
-            self.commit(dataclasses.replace(none, cell=cell, through=cell))
+            self.commit(dataclasses.replace(none, cell=cell, through=cell, undone=False))
 
     def remove(self, *, but_workspace: bool = False) -> None:
         """Remove all of it. Raises OSError when something stays."""

@@ -96,6 +96,24 @@ async def test_a_killed_server_loses_the_cells_since_the_last_save_and_says_whic
         assert lost.status == "killed"
 
 
+async def test_what_was_undone_does_not_come_back_when_the_server_is_killed(place: Place) -> None:
+    async with place.life("--template") as first:
+        await first.run("a = [1]")
+        await first.call("execute", code="a.append(2)", checkpoint=True)
+        await place.saved(2)
+        assert "as after cell 1" in (await first.call("undo")).text
+        first.kill()
+    async with place.life("--template") as second:
+        answer = await second.run("globals().get('a')")
+        if "Continued" in answer.text:  # it was saved again, at once
+            assert answer.text.startswith("[1]")
+        else:
+            assert answer.text.startswith("[kernel-mcp]")
+            assert "its variables are as after cell 2, to before which the session" in answer.text
+            await second.call("create_session", name="default", resume=True)
+            assert (await second.run("a", session="default")).text.startswith("[1, 2]")
+
+
 async def test_one_of_two_servers_in_a_folder_has_the_session_and_the_other_says_so(
     place: Place, tmp_path: Path
 ) -> None:

@@ -244,3 +244,71 @@ async def test_a_kernel_that_saves_itself_gives_way_to_a_cell_and_spares_its_pro
         assert session.kept is not None
         assert session.kept.entry.saved is not None
         assert session.kept.entry.saved.cell == 1
+
+
+async def _killed_after_an_undo(folder: Path) -> None:
+    async with server(folder, orderly=False) as first:
+        await first.run("a = 1")
+        await first.run("b = 2")
+        await first.save()
+        session = first.manager.sessions[0]
+        session.lifecycle._worked.remove(2)  # as `undo` does
+        session._note_return()
+        await session.disown()
+
+
+async def test_what_was_undone_does_not_come_back_by_itself(tmp_path: Path) -> None:
+    await _killed_after_an_undo(tmp_path)
+    async with server(tmp_path, orderly=False) as second:
+        cell = await second.run("c = 3")
+        assert second.variables == {"c": "3"}
+        assert "its variables are as after cell 2, to before which" in cell.notices[0]
+        session = await second.manager.create(ME, name="default", resume=True)
+        await second.run("d = 4", session)
+        assert second.variables == {"a": "1", "b": "2", "d": "4"}
+        assert await session.save()
+    async with server(tmp_path) as third:
+        await third.run("e = 5")
+        assert third.variables == {"a": "1", "b": "2", "d": "4", "e": "5"}
+
+
+async def test_a_session_that_went_back_is_saved_at_once(tmp_path: Path) -> None:
+    async with server(tmp_path, orderly=False) as first:
+        await first.run("a = 1")
+        await first.run("b = 2")
+        await first.save()
+        session = first.manager.sessions[0]
+        assert first.manager._saver.due()[session.handle] > session.last_used
+        session.lifecycle._worked.remove(2)
+        first.source.kernels[-1].variables.pop("b")
+        session._note_return()
+        await session.disown()
+        assert first.manager._saver.due()[session.handle] <= session.last_used
+        await first.save()
+    async with server(tmp_path) as second:
+        await second.run("c = 3")
+        assert second.variables == {"a": "1", "c": "3"}
+
+
+async def test_a_session_that_could_not_hibernate_whole_keeps_the_cells_since(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path, orderly=False) as first:
+        await first.run("a = 1")
+        await first.save()
+        await first.run("b = 2")
+        first.source.size = 2**60  # which the server refuses
+        session = first.manager.sessions[0]
+        assert await session.hibernate("for a test")
+        assert session.sleep is not None
+        assert session.sleep.failure
+        assert session.kept is not None
+        folder = session.kept.entry.folder
+        trace = session.kept.entry.trace.read_bytes()
+        manifest = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(manifest)  # as a killed server leaves both
+    (folder / "cells.now").write_bytes(trace)
+    async with server(tmp_path) as second:
+        cell = await second.run("c = 3")
+        assert cell.number == 3
+        assert "Cell 2 ran after that was saved" in cell.notices[0]
