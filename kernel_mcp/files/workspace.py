@@ -187,6 +187,21 @@ class Workspace:
         with folders.explained(""):
             remove_tree(self.root)
 
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder two levels down with all it holds, and the one above once it is empty.
+
+        A missing folder is no error.
+        """
+        above, name = path.split("/")
+        with folders.explained(path), contextlib.suppress(FileNotFoundError), self._root() as root:
+            parent = open_beneath(root, (above,), FOLDER, opener=self._opener)
+            try:
+                remove_tree(Path(f"/proc/self/fd/{parent}/{name}"))
+            finally:
+                os.close(parent)
+            with contextlib.suppress(OSError):
+                os.rmdir(above, dir_fd=root)
+
     def _parts(self, path: str) -> tuple[str, ...]:
         """The components of a path as a caller wrote it."""
         if "\0" in path or len(path) > 4096:

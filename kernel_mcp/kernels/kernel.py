@@ -415,6 +415,17 @@ class Kernel:
         seconds = said.get("seconds")
         return made, seconds if isinstance(seconds, float) and seconds > 0 else 0.0
 
+    async def become_branch(self, folder: str) -> None:
+        """Have a fresh kernel find the folder of a branch. Raises LaunchError."""
+        order = {"folder": folder}
+        with (
+            self.asking("shell", "kernel_mcp_branch_request", order) as answer,
+            anyio.move_on_after(CHECKPOINT_S),
+        ):
+            await answer.done.wait()
+        if answer.message is None:
+            raise LaunchError("The kernel did not take the folder of its branch.")
+
     async def wake(self, checkpoint: Checkpoint, folder: str = "") -> Kernel:
         """A kernel that goes on from a checkpoint of this one; `folder` is that of a branch.
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
     from kernel_mcp.sessions.lifecycle import KernelLifecycle
 
-MOST = 8
-"""Branches of one call."""
+MOST = 16
+"""Branches of a session at a time."""
 FOLDER = ".branches"
 """Below the workspace: the folders that branches have for themselves."""
 
@@ -30,10 +30,24 @@ class Start:
     folder: str
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a branch came of: the session of this handle, or a branch of that.
+
+    `folder` is the branch's own, below the workspace; `worked` are the cells of the family's root
+    whose work it began with.
+    """
+
+    handle: str
+    folder: str
+    worked: tuple[int, ...]
+
+
 class Member(Protocol):
     """A session, as far as branches concern it."""
 
     handle: str
+    origin: Origin | None
     turn: anyio.Lock
     lifecycle: KernelLifecycle
 
@@ -54,13 +68,12 @@ class Family(Generic[S]):
     """A session and its branches, which have one sandbox, working folder and memory limit.
 
     They count as one: `last_used` is when any of them was. `root` is the session that keeps its
-    handle and outlives the server; `worked` are its cells as of the last branching.
+    handle and outlives the server.
     """
 
     last_used: float
     members: list[S] = field(default_factory=list)
     root: S | None = None
-    worked: list[int] = field(default_factory=list)
     ended: list[S] = field(default_factory=list)
 
     def leave(self, session: S) -> list[S]:
@@ -72,10 +85,15 @@ class Family(Generic[S]):
         return [] if self.members else self.ended
 
 
-async def begin(session: Member, handles: Sequence[str]) -> list[Start]:
+def folder_of(handle: str) -> str:
+    """The folder of a branch of this handle, below the workspace."""
+    return f"{FOLDER}/{handle}"
+
+
+async def begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Origin]]:
     """Kernels that go on from this moment of a session, one for each handle.
 
-    Raises BranchError, and LaunchError; nothing of them is left then.
+    Raises BranchError, and LaunchError; no kernel of them is left then.
     """
     idle(session, "branch")
     async with session.turn:
@@ -98,7 +116,10 @@ async def begin(session: Member, handles: Sequence[str]) -> list[Start]:
                 f"No branches could be made: {error}. The session goes on as it was; "
                 "create_session opens a separate, empty one."
             ) from error
-        return [woken.found[handle] for handle in handles]
+        origin = session.origin
+        worked = tuple(lifecycle.cells_held) if origin is None else origin.worked
+        starts = [woken.found[handle] for handle in handles]
+        return [(start, Origin(session.handle, start.folder, worked)) for start in starts]
 
 
 class _Woken:
@@ -110,7 +131,7 @@ class _Woken:
 
     async def add(self, kernel: Kernel, checkpoint: Checkpoint, handle: str) -> None:
         """Have one for a branch of this handle."""
-        folder = f"{FOLDER}/{handle}"
+        folder = folder_of(handle)
         try:
             self.found[handle] = Start(await kernel.wake(checkpoint, folder), checkpoint, folder)
         except KernelMcpError as error:
@@ -123,27 +144,24 @@ class _Woken:
                 await start.kernel.aclose()
 
 
-async def adopt(branch: Member, root: Member, worked: Sequence[int]) -> list[int]:
+async def adopt(branch: Member, root: Member, origin: Origin) -> list[int]:
     """Have `root` go on with the kernel of a branch; its own cells that are gone with that.
-
-    `worked` are those whose work the branch began with.
 
     Raises BranchError, LaunchError.
     """
     idle(branch, "adopt")
     idle(root, "adopt")
     async with root.turn, branch.turn:
-        await branch.lifecycle.note_death()
-        kernel = branch.kernel
-        if kernel is None or kernel.exit is not None:
+        kernel = await branch.lifecycle.ensure() if branch.lifecycle.holds else None
+        if kernel is None or not branch.lifecycle.used:
             raise BranchError(
-                "This branch has no kernel with variables: it was reset, or hibernated. Run a cell "
-                "in it first, or close it with close_session."
+                "This branch has no variables: it was reset, or they were lost. Run a cell in it "
+                "first, or close it with close_session."
             )
         gone: list[int] = []
         with anyio.CancelScope(shield=True):
             branch.lifecycle.give_away()
-            gone = await root.lifecycle.go_on_with(kernel, worked)
+            gone = await root.lifecycle.go_on_with(kernel, origin.worked)
         await root.lifecycle.checkpoint(root.lifecycle.checkpoints.ahead)
     return gone
 

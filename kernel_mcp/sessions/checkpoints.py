@@ -161,11 +161,20 @@ class Checkpoints:
     def words(self, kernel: Kernel | None) -> str:
         """Whether there are any, and what they hold, for `info`."""
         if self._mode == "off":
-            return "off (--checkpoints off)"
+            return OFF
         if kernel is not None and kernel.handle.enclosure is None:
             return NONE_HERE
         cells = ", ".join(str(cell) for each, cell in self._as_of.items() if each.usable)
         return f"{self._mode}; {f'as after cell {cells}' if cells else 'none now'}"
+
+    def advice(self, kernel: Kernel) -> str:
+        """A sentence on how to have one in time; empty where there can be none."""
+        if self._mode == "off" or kernel.handle.enclosure is None:
+            return ""
+        return (
+            " One is made in a pause of a second, after work of a second, and before a cell with "
+            "checkpoint=true."
+        )
 
     def state_of(self, checkpoint: Checkpoint) -> int:
         """The last cell whose work a copy holds; 0 for none."""
@@ -198,7 +207,7 @@ class Checkpoints:
 
     async def _make(self, kernel: Kernel) -> Checkpoint:
         if kernel.handle.enclosure is None:
-            raise LaunchError(NONE_HERE)
+            raise LaunchError(OFF if self._mode == "off" else NONE_HERE)
         if not self._affordable(kernel):
             raise LaunchError("the machine has too little free memory for a copy of the kernel")
         made, self._fork_s = await kernel.checkpoint()
@@ -240,6 +249,7 @@ class Checkpoints:
             )
 
 
+OFF = "off (--checkpoints off)"
 NONE_HERE = (
     "there are no checkpoints here: this kernel was not forked from a template, which takes "
     "bubblewrap and no --no-template"

@@ -164,6 +164,8 @@ class KernelLifecycle:
         self._journal = journal
         self._worked: list[int] = []
         self._missed = False
+        self._begun: Checkpoint | None = None
+        self._folder = ""
         self._engaged = False
         self._asleep: Notice | None = None
         self._hibernating: anyio.CancelScope | None = None
@@ -403,10 +405,11 @@ class KernelLifecycle:
         """The cells whose work the variables hold."""
         return list(self._worked)
 
-    def begin_as_branch(self, kernel: Kernel, checkpoint: Checkpoint) -> None:
-        """Have a kernel that goes on from a checkpoint of another session."""
+    def begin_as_branch(self, kernel: Kernel, checkpoint: Checkpoint, folder: str) -> None:
+        """Have a kernel that goes on from a checkpoint of another session, with a folder."""
         self.kernel, self.used = kernel, True
         self.checkpoints.share(checkpoint, 0)
+        self._begun, self._folder = checkpoint, folder
         if words := closed_words(kernel.closed_files):
             self.ledger.add(words.strip(), None)
 
@@ -421,6 +424,10 @@ class KernelLifecycle:
         """Use a branch's kernel from now on; cells not in `worked` that are gone with that."""
         gone = [cell for cell in self._worked if cell not in worked]
         await self.drop()
+        if self.sleep is not None:
+            await self._hibernation.end()
+        self.ledger.withdraw(self._asleep)
+        self.awake, self._asleep = True, None
         self.kernel, self.used = kernel, True
         self._worked = list(worked)
         self._on_return()
@@ -436,8 +443,13 @@ class KernelLifecycle:
         """
         await self.note_death()
         kernel, worked = self.kernel, self._worked
+        if self.sleep is not None:
+            raise UndoError(
+                "Nothing was undone: what is kept of this session are its last variables alone, "
+                "and the next cell brings them back. To begin anew, call reset."
+            )
         if kernel is None or not self.used or not worked:
-            raise UndoError("There is nothing to undo: no cell has run in this kernel.")
+            raise UndoError("There is nothing to undo: no cell has run here with this kernel.")
         if cells > len(worked):
             raise UndoError(
                 f"cells={cells} is more than there are: {cells_in_words(worked)} can be undone."
@@ -446,8 +458,8 @@ class KernelLifecycle:
         if self.checkpoints.at(wanted) is None:
             raise UndoError(
                 f"No checkpoint reaches back before cell {worked[-cells]}: nothing was undone. "
-                f"Checkpoints now: {self.checkpoints.words(kernel)}. One is made in a pause of a "
-                "second, after work of a second, and before a cell with checkpoint=true."
+                f"Checkpoints: {self.checkpoints.words(kernel)}. Set right by code what the cell "
+                f"did, or call reset and run again what is wanted.{self.checkpoints.advice(kernel)}"
             )
         self._engaged = True
         try:
@@ -483,7 +495,7 @@ class KernelLifecycle:
                 return None
             with Barrier("going on from a checkpoint", self.request.session) as barrier:
                 await kernel.handle.enclosure.clear()
-                fresh = await kernel.wake(found)
+                fresh = await kernel.wake(found, self._folder if found is self._begun else "")
             if barrier.failure is None:
                 break
             failures[found] += 1
@@ -594,6 +606,12 @@ class KernelLifecycle:
         self._missed = False
         kernel = await self._source.start(request, progress)
         kernel.handle.way.open(request.network, self._journal.connected)
+        if self._folder:
+            try:
+                await kernel.become_branch(self._folder)
+            except BaseException:
+                await kernel.aclose()
+                raise
         assert self._tasks is not None
         self._tasks.start_soon(self._watch, kernel)
         return kernel

@@ -281,17 +281,29 @@ class SessionManager:
         """
         if not 1 <= count <= branches.MOST:
             raise InputError(f"n={count} is not usable: pass 1 to {branches.MOST} branches.")
-        self._quota.check_branches(count)
+        self._quota.check_branches(count, session)
         handles = ["s-" + secrets.token_urlsafe(9) for _ in range(count)]
         made = []
-        starts = await branches.begin(session, handles)
-        session.family.worked = session.lifecycle.cells_held
-        for handle, start in zip(handles, starts, strict=True):
-            made.append((await self._open_branch(session, handle, start), start.folder))
+        try:
+            starts = await branches.begin(session, handles)
+        except BaseException:
+            for handle in handles:
+                await self._remove_folder(session, branches.folder_of(handle))
+            raise
+        with anyio.CancelScope(shield=True):  # each kernel gets its session
+            for handle, (start, origin) in zip(handles, starts, strict=True):
+                made.append((await self._open_branch(session, handle, start, origin), start.folder))
         session.journal.branched(handles)
         return made
 
-    async def _open_branch(self, parent: Session, handle: str, start: branches.Start) -> Session:
+    async def _remove_folder(self, session: Session, folder: str) -> None:
+        """Remove what a branch had for itself."""
+        with Barrier("removing a branch's folder", session.handle):
+            await surely(partial(session.workspace.remove_folder, folder))
+
+    async def _open_branch(
+        self, parent: Session, handle: str, start: branches.Start, origin: branches.Origin
+    ) -> Session:
         request = replace(parent.request, session=handle)
         limits = request.limits or self._settings.limits
         records = self._folders.records / handle
@@ -314,7 +326,7 @@ class SessionManager:
             checkpoints=self._settings.checkpoints,
         )
         session.installing = parent.installing
-        session.join(parent.family, start)
+        session.join(parent.family, start, origin)
         self._sessions[handle] = session
         session.journal.opened(name="", packages=map(str, request.packages), python=request.python)
         assert self._tasks is not None
@@ -336,13 +348,17 @@ class SessionManager:
                 "and close the branches with close_session."
             )
         gone: list[int] = []
-        if root is None:
+        origin = branch.origin
+        if root is None or origin is None:
             family.root = root = branch
         else:
-            gone = await branches.adopt(branch, root, family.worked)
+            gone = await branches.adopt(branch, root, origin)
             others.append(branch)
-        for each in others:
-            await self.close(each, "was closed, as another branch was adopted")
+        branch.origin = None  # its folder stays
+        with anyio.CancelScope(shield=True):
+            for each in others:
+                adopted = "it was adopted" if each is branch else "another branch was adopted"
+                await self.close(each, f"was closed, as {adopted}")
         root.journal.adopted(branch.handle)
         await root.disown()
         root.touch()
@@ -525,6 +541,8 @@ class SessionManager:
             self._saver.forget(session)
             with anyio.CancelScope(shield=True):
                 async with session.installing:
+                    if session.origin is not None:
+                        await self._remove_folder(session, session.origin.folder)
                     for each in session.family.leave(session):
                         await self._put_away(each)
                         if (held := self._held.pop(each.handle, None)) is not None:

@@ -22,6 +22,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import HibernationError, SessionLimitReached
 from kernel_mcp.linux.cgroupfs import find_hierarchies
+from kernel_mcp.sessions.branches import MOST as MOST_BRANCHES
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.session import Clock, Session
 
@@ -219,8 +220,15 @@ class SessionQuota:
                 raise SessionLimitReached(lack)
             yield
 
-    def check_branches(self, count: int) -> None:
-        """Raise SessionLimitReached where the system has no room for so many kernels more."""
+    def check_branches(self, count: int, session: Session) -> None:
+        """Raise SessionLimitReached where a session or the system has no room for so many more."""
+        there = len(session.family.members) - 1
+        if there + count > MOST_BRANCHES:
+            raise SessionLimitReached(
+                f"There is no room for {count} more branches: this session has {there} already, "
+                f"of at most {MOST_BRANCHES}. Adopt one, or end those that are not needed with "
+                "close_session."
+            )
         if shortage := self._capacity.shortage(count):
             raise SessionLimitReached(
                 f"The system has no room for {count} branches: {shortage}. Ask for fewer, or end a "

@@ -21,11 +21,11 @@ import anyio.abc
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback, silence
-from kernel_mcp.errors import LaunchError, SessionNotFound, UndoError
+from kernel_mcp.errors import BranchError, LaunchError, SessionNotFound, UndoError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
-from kernel_mcp.sessions.branches import Family, Start
+from kernel_mcp.sessions.branches import Family, Origin, Start
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
 from kernel_mcp.sessions.checkpoints import Checkpoints
 from kernel_mcp.sessions.hibernation import Scratch, Sleep
@@ -108,6 +108,7 @@ class Session:
         self.last_ran = -math.inf
         """When its last cell ended, by `clock`."""
         self.family: Family[Session] = Family(self.created, [self], self)
+        self.origin: Origin | None = None
         self.keep_record = False
         self.forgotten = False
         """Whether what is kept of it goes with its end."""
@@ -180,11 +181,11 @@ class Session:
     def last_used(self, moment: float) -> None:
         self.family.last_used = moment
 
-    def join(self, family: Family[Session], start: Start) -> None:
+    def join(self, family: Family[Session], start: Start, origin: Origin) -> None:
         """Begin as a branch, before `serve`."""
-        self.family = family
+        self.family, self.origin = family, origin
         family.members.append(self)
-        self.lifecycle.begin_as_branch(start.kernel, start.checkpoint)
+        self.lifecycle.begin_as_branch(start.kernel, start.checkpoint, start.folder)
         self._touched = True
 
     @property
@@ -297,6 +298,12 @@ class Session:
         kernel ends once the fresh one has started. Raises KernelMcpError when none can be started,
         or when files or packages cannot be removed.
         """
+        if (packages or files) and len(self.family.members) > 1:
+            raise BranchError(
+                "Nothing was reset: files and packages are those of "
+                f"{len(self.family.members) - 1} other sessions too, which came of branch. Close "
+                "them first, or adopt one; reset alone replaces this session's kernel."
+            )
         async with AsyncExitStack() as held:
             if packages:  # in the order in which an install takes them
                 await held.enter_async_context(self.installing)

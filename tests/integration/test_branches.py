@@ -109,6 +109,86 @@ async def test_branches_outlive_what_they_came_from() -> None:
         assert adopted["session"] == two
         assert await value(agent, "print(x)", two) == "1"
         assert "another branch was adopted" in await agent.refused("execute", code="1", session=one)
-        assert "pass 1 to 8" in await agent.refused("branch", session=two, n=9)
+        assert "pass 1 to 16" in await agent.refused("branch", session=two, n=17)
         await agent.call("create_session", name="other")
         assert await value(agent, "2", "other") == "2"
+
+
+async def test_what_is_gone_with_an_adoption_is_told_by_the_cells_that_the_branch_began_with() -> (
+    None
+):
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        for number in range(1, 3):
+            await agent.run(f"x = {number}")
+        early = await branches(agent, 1)
+        await agent.run("x = 3")
+        late = await branches(agent, 1)
+        await agent.run("x = 10", session=early[0])
+        grandchild = await branches(agent, 2, early[0])
+        for handle in grandchild:
+            assert await value(agent, "print(x)", handle) == "10"
+        adopted = (await agent.call("adopt", branch=grandchild[1])).data
+        assert adopted["gone"] == [3]
+        assert await value(agent, "print(x)") == "10"
+        for handle in (*early, *late, grandchild[0]):
+            assert "adopted" in await agent.refused("execute", code="1", session=handle)
+
+
+async def test_a_branch_has_its_folder_as_long_as_it_lives() -> None:
+    folder = "import os; os.path.isdir(os.environ['BRANCH_DIR']), os.environ['BRANCH_DIR']"
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run("import os, random\nx = 1\nrng = random.Random(3)\nopen('f', 'w').close()")
+        one, two, three = await branches(agent, 3)
+        own = {each: f"(True, '/workspace/.branches/{each}')" for each in (one, two, three)}
+        drawn = set()
+        for handle in (one, two):
+            await agent.run("x = 2", session=handle)
+            assert (await agent.call("undo", session=handle)).data["gone"] == [1]
+            assert await value(agent, folder, handle) == own[handle]
+            drawn.add(await value(agent, "print(rng.random(), random.random())", handle))
+            await agent.run("os.abort()", session=handle)
+            assert await value(agent, folder, handle) == own[handle]
+            drawn.add(await value(agent, "print(rng.random(), random.random())", handle))
+            await agent.call("reset", session=handle)
+            assert await value(agent, folder, handle) == own[handle]
+        assert len(drawn) == 4
+        # what they share is not for one of them to remove
+        for what in ("files", "packages"):
+            assert "2 other" not in (refusal := await agent.refused("reset", **{what: True}))
+            assert "3 other sessions" in refusal
+        await agent.call("close_session", session=one)
+        seen = await value(agent, "print(sorted(os.listdir('.branches')), os.path.exists('f'))")
+        assert seen == f"{sorted([two, three])} True"
+        assert "at most 16" in await agent.refused("branch", n=15)
+        await agent.call("adopt", branch=three)
+        assert await value(agent, "print(os.listdir('.branches'))") == f"['{three}']"
+        (last,) = await branches(agent, 1)
+        await agent.call("close_session", session=last)
+        await agent.run("os.rmdir('.branches/' + os.listdir('.branches')[0])")
+        (last,) = await branches(agent, 1)
+        await agent.run("os.symlink('/etc', os.environ['BRANCH_DIR'] + '/etc')", session=last)
+        await agent.call("close_session", session=last)
+        assert await value(agent, "print(os.listdir('.'))") == "['f']"
+
+
+async def test_branches_that_sleep_are_branches_still() -> None:
+    async with serving("--allow", "*", "--warm", "0", "--idle-timeout", "1s") as agent:
+        await agent.run("x = 1")
+        one, two = await branches(agent, 2)
+        await agent.run("x = 2", session=one)
+        while True:
+            states = (await agent.call("list_sessions")).data["sessions"]
+            if {each["state"] for each in states} == {"hibernated"}:
+                break
+            await anyio.sleep(0.1)
+        assert "its last variables alone" in await agent.refused("undo", session=one)
+        seen = await value(agent, "import os\nprint(x, os.environ['BRANCH_DIR'])", two)
+        assert seen.startswith(f"1 /workspace/.branches/{two}")
+        await agent.call("adopt", branch=one)
+        (row,) = (await agent.call("list_sessions")).data["sessions"]
+        assert (row["state"], await value(agent, "print(x)")) == ("idle", "2")
+
+
+async def branches(agent: Agent, count: int, session: str = "") -> list[str]:
+    made = (await agent.call("branch", n=count, session=session)).data
+    return [each["session"] for each in made["branches"]]

@@ -54,7 +54,7 @@ class Lifeline:
 class CheckpointRequests:
     """What the kernel answers about checkpoints; for a kernel class."""
 
-    CHECKPOINT_REQUESTS: ClassVar = ("kernel_mcp_checkpoint_request",)
+    CHECKPOINT_REQUESTS: ClassVar = ("kernel_mcp_checkpoint_request", "kernel_mcp_branch_request")
     lifeline: Any
 
     async def kernel_mcp_checkpoint_request(self, stream: Any, ident: Any, parent: Any) -> None:
@@ -66,6 +66,15 @@ class CheckpointRequests:
             content = {"status": "error", "reason": f"{type(error).__name__}: {error}"}
         if content is not None:
             self.session.send(stream, "kernel_mcp_checkpoint_reply", content, parent, ident)
+
+    async def kernel_mcp_branch_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Be the fresh kernel of a branch: have `BRANCH_DIR`."""
+        content = {"status": "ok"}
+        try:
+            _settle(self, parent["content"])
+        except OSError as error:  # the folder is named, and what writes to it says the rest
+            content = {"status": "error", "reason": str(error)}
+        self.session.send(stream, "kernel_mcp_branch_reply", content, parent, ident)
 
 
 def take(kernel: Any, lifeline: Lifeline) -> dict[str, Any] | None:
@@ -125,8 +134,8 @@ def _give_up(wake: socket.socket, error: BaseException) -> None:
 def _settle(kernel: Any, order: dict[str, Any]) -> None:
     """Have a branch find the folder that is its own."""
     folder = os.path.join(kernel.boot.workspace or ".", str(order.get("folder", "")))  # noqa: PTH118
-    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
     os.environ["BRANCH_DIR"] = folder
+    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
 
 
 def _close_own(kernel: Any, fds: Sequence[int]) -> None:
