@@ -23,7 +23,7 @@ import anyio
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.output.text import one_line
-from kernel_mcp.sessions.snapshot import Dump, Loaded, give, handed_over, load, take
+from kernel_mcp.sessions.snapshot import Dump, Loaded, UnsavableError, give, handed_over, load, take
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -193,8 +193,8 @@ class Hibernation:
     async def prepare(self, kernel: Kernel | None, sleep: Sleep, *, forced: bool) -> Sleep:
         """Save the variables of `kernel`, which stays; `sleep` with the result.
 
-        Raises HibernationError when something would be lost and it is not `forced`, KernelMcpError
-        or OSError when the server cannot save.
+        Raises HibernationError when something would be lost and it is not `forced`, or nothing can
+        be saved of a kernel that is well, KernelMcpError or OSError when the server cannot save.
         """
         if kernel is None:
             return sleep
@@ -203,7 +203,7 @@ class Hibernation:
             saved = await (self._save_most(kernel) if forced else self._save_all(kernel))
         except HibernationError as error:
             await self._remove()
-            if not forced:
+            if not forced or (kernel.exit is None and isinstance(error, UnsavableError)):
                 raise
             return replace(sleep, failure=str(error))
         except BaseException:
@@ -283,7 +283,7 @@ class Hibernation:
         return _Saved(dump, {}, loaded.missing)
 
     async def _save_most(self, kernel: Kernel) -> _Saved:
-        """A dump of all variables that load. Raises HibernationError after `ROUNDS`."""
+        """A dump of all variables that load. Raises UnsavableError after `ROUNDS`."""
         lost: dict[str, str] = {}
         search = _Search(self._start)
         for _ in range(ROUNDS):
@@ -302,7 +302,7 @@ class Hibernation:
             if not failed:
                 failed = await search.through(await self._take(kernel, lost), together=True)
             lost |= failed
-        raise HibernationError(failure or "they could not be read back together")
+        raise UnsavableError(failure or "they could not be read back together")
 
     async def _take(
         self, kernel: Kernel, leave: Iterable[str] = (), *, shared: bool = True
@@ -315,9 +315,7 @@ class Hibernation:
             try:
                 return await give(trial, dump)
             except HibernationError as error:
-                raise HibernationError(
-                    f"they could not be read back in a trial: {error}"
-                ) from error
+                raise UnsavableError(f"they could not be read back in a trial: {error}") from error
 
     async def _remove(self) -> None:
         with anyio.CancelScope(shield=True):

@@ -87,6 +87,10 @@ MAX_NAME_CHARS = 200
 MAX_REASON_CHARS = 200
 
 
+class UnsavableError(HibernationError):
+    """The kernel is well and says so, but what it holds cannot be saved as it is now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dump:
     """Variables in a file of `size` bytes.
@@ -350,7 +354,7 @@ async def _ask(
     if message.content.get("status") != "ok":
         reason = message.content.get("reason")
         text = one_line(reason, MAX_REASON_CHARS) if isinstance(reason, str) else "no reason given"
-        raise HibernationError(f"its kernel could not do it: {text}")
+        raise UnsavableError(f"its kernel could not do it: {text}")
     return message
 
 

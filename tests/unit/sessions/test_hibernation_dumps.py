@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_mcp.errors import LaunchError
+from kernel_mcp.errors import HibernationError, LaunchError
 from kernel_mcp.sessions import snapshot
 from kernel_mcp.sessions.hibernation import (
     MAKE_ROOM,
@@ -20,15 +20,18 @@ from tests.unit.sessions.notebook import notebook
 pytestmark = [pytest.mark.anyio]
 
 
-async def test_a_dump_that_cannot_be_read_back_counts_as_not_saved(tmp_path: Path) -> None:
+async def test_no_kernel_that_is_well_is_given_up_for_a_dump_that_cannot_be_read_back(
+    tmp_path: Path,
+) -> None:
     async with notebook(tmp_path) as nb:
         await nb.run("a = 1")
         nb.source.load = "die"
-        assert await nb.hibernate(MAKE_ROOM)
+        with pytest.raises(HibernationError, match="could not be read back in a trial"):
+            await nb.hibernate(MAKE_ROOM)
+        assert nb.dumps == []
         nb.source.load = ""
-        cell = await nb.run("b = 1")
-        assert "could not be read back in a trial" in cell.notices[0]
-        assert set(nb.source.kernels[-1].variables) == {"b"}
+        assert (await nb.run("b = 1")).notices == []
+        assert set(nb.source.kernels[0].variables) == {"a", "b"}
 
 
 async def test_a_kernel_that_dies_while_it_wakes_is_replaced(tmp_path: Path) -> None:
