@@ -24,8 +24,8 @@ def register(box: Toolbox, services: Services) -> None:
     ) -> Undone:
         """Take back the last cells: variables are as before them, from a checkpoint.
 
-        Nothing is run again and files stay as they are. Where there is no checkpoint between, more
-        cells are gone: the answer lists them.
+        Nothing is run again, and files stay. Where no checkpoint lies just before them more cells
+        are gone, which the answer lists; where none lies before them at all, nothing is done.
         """
         if cells < 1:
             raise InputError(f"cells={cells} is not usable: pass 1 or more.")
@@ -43,12 +43,12 @@ def register(box: Toolbox, services: Services) -> None:
     async def branch(
         ctx: AnyContext,
         session: SessionArg = "",
-        n: Annotated[Whole, Field(description="How many branches")] = 2,
+        n: Annotated[Whole, Field(description="How many, at most 16 at a time")] = 2,
     ) -> Branched:
-        """Go on from this moment in several sessions, each with a copy of all variables of its own.
+        """Go on from this moment in several sessions, each with its own copy of all variables.
 
         Pass their handles as `session` to try ideas side by side, then `adopt` one. They share the
-        memory limit and the working folder; os.environ['BRANCH_DIR'] is a folder of their own.
+        memory limit and the working folder; os.environ['BRANCH_DIR'] is a private one.
         """
         _, found = await box.resolve(ctx, session)
         made = await manager.branch(found, n)
@@ -65,13 +65,15 @@ def register(box: Toolbox, services: Services) -> None:
     @tool(annotations=DESTROYS)
     async def adopt(
         ctx: AnyContext,
-        branch: Annotated[str, Field(description="Handle of the branch")] = "",
-        session: SessionArg = "",
+        branch: Annotated[str, Field(description="Handle of the branch")],
     ) -> Adopted:
-        """Make a branch the session that it came from; the other branches are closed."""
-        if not (branch or session):
+        """Have the session that a branch came of go on with the variables of the branch.
+
+        Its own since the branching are gone, and all branches are closed.
+        """
+        if not branch:
             raise InputError("Pass the handle of a branch, as branch has given it.")
-        _, found = await box.resolve(ctx, branch or session)
+        _, found = await box.resolve(ctx, branch)
         handle = found.handle
         root, gone = await manager.adopt(found)
         lost = f" What {cells_in_words(gone)} did there since then is gone." if gone else ""

@@ -87,7 +87,7 @@ def register(box: Toolbox, services: Services) -> None:
         timeout: TimeoutArg = None,
         wait: WaitArg = settings.wait_s,
         checkpoint: Annotated[
-            bool, Field(description="Make a point to go back to (undo) before this cell")
+            bool, Field(description="Let undo go back to before this cell")
         ] = False,
     ) -> CallToolResult:
         """Run Python code in a persistent notebook session and return its output.

@@ -94,7 +94,7 @@ async def test_branches_are_apart_until_one_is_adopted() -> None:
         assert "another branch was adopted" in await agent.refused(
             "execute", code="1", session=handles[0]
         )
-        assert "no branch" in await agent.refused("adopt", session=made["session"])
+        assert "no branch" in await agent.refused("adopt", branch=made["session"])
 
 
 async def test_branches_outlive_what_they_came_from() -> None:
