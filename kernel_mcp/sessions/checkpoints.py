@@ -252,7 +252,7 @@ class Checkpoints:
 OFF = "off (--checkpoints off)"
 NONE_HERE = (
     "there are no checkpoints here: this kernel was not forked from a template, which takes "
-    "bubblewrap and no --no-template"
+    "bubblewrap and no --no-template; where others have checkpoints, reset gives one that has"
 )
 
 LOST = "all variables are lost. Save what took long to compute"

@@ -67,8 +67,8 @@ def _restrict(tree: int) -> None:
 
 logger = logging.getLogger(__name__)
 
-LOAD_S = 2.0
-"""Longest wait for a template that is being loaded; a cold start takes a fifth of a second."""
+LOAD_S = 5.0
+"""Longest wait for a template that is being loaded, half a second unless the machine is busy."""
 FORKS_PER_PROCESSOR = 2
 """Kernels forked at a time: more would only delay all of them."""
 READY_FD, RING_FD = 3, 4
