@@ -128,6 +128,31 @@ async def test_a_session_from_the_reserve_sleeps_and_wakes_too() -> None:
         assert "Back: mine, x (2)" in answer.text
 
 
+LARGE = """
+import os, pickle
+class Large:
+    def __init__(self, data): self.data = data
+    def __reduce_ex__(self, _): return Large, (pickle.PickleBuffer(self.data),)
+    def view(self): return memoryview(self.data)
+fds = set(os.listdir('/proc/self/fd'))
+large = Large(bytearray(os.urandom(1 << 20) * 12)); text = 'x' * 9_000_000; both = [large, text]
+total = sum(large.view()[::4096])
+"""
+STILL_LARGE = """
+large.view()[0] ^= 0
+print(sum(large.view()[::4096]) == total, len(text), both[0] is large,
+      type(large.data) is bytearray, set(os.listdir('/proc/self/fd')) - fds)
+"""
+
+
+async def test_large_variables_go_through_pipes_of_which_nothing_stays() -> None:
+    async with agent("--allow", "os,pickle", *IDLE) as notebook:
+        await notebook.run(LARGE)
+        for _ in range(2):
+            answer = await woken(notebook, STILL_LARGE)
+            assert answer.text.startswith("True 9000000 True True set()\n")
+
+
 async def test_other_sessions_cannot_read_what_was_saved(tmp_path: Path) -> None:
     state = tmp_path / "s"
     flags = ("--allow", "os", "--max-sessions", "1", "--state-dir", str(state))
