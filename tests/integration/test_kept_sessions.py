@@ -96,6 +96,27 @@ async def test_a_killed_server_loses_the_cells_since_the_last_save_and_says_whic
         assert lost.status == "killed"
 
 
+NICENESS = """
+import os
+class Niceness:
+    def __reduce__(self): return int, (os.nice(0),)
+now = Niceness()
+"""
+
+
+async def test_only_a_save_in_the_background_lets_all_others_go_first(place: Place) -> None:
+    async with place.life() as first:
+        await first.run(NICENESS)
+        await place.saved(1)
+    async with place.life() as second:
+        answer = await second.run("now")
+        assert answer.text.startswith("19"), answer.text
+        await second.run(NICENESS)
+    async with place.life() as third:
+        answer = await third.run("now")
+        assert answer.text.startswith("0"), answer.text
+
+
 async def test_what_was_undone_does_not_come_back_when_the_server_is_killed(place: Place) -> None:
     async with place.life("--template") as first:
         await first.run("a = [1]")

@@ -61,8 +61,9 @@ def _be_child(host: socket.socket, take: Take, content: Mapping[str, Any]) -> No
         used = int(sum(os.times()[:2]))
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_CPU, (used + seconds, used + seconds))
-        with contextlib.suppress(OSError):
-            os.nice(NICENESS)
+        if not content["whole"]:  # the last save of a server, for whose end a client waits
+            with contextlib.suppress(OSError):
+                os.nice(NICENESS)
         fd = _alone_with(host)
         with socket.socket(fileno=fd) as kept:
             _write(kept, take, content)
