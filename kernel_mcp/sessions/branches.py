@@ -101,7 +101,8 @@ async def begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Or
         kernel = await lifecycle.ensure()
         woken = _Woken()
         try:
-            made = await lifecycle.checkpoints.take(kernel, lifecycle.state_as_of or 0, asked=True)
+            as_of = lifecycle.state_as_of or 0
+            made = await lifecycle.checkpoints.take(kernel, as_of, asked=True, hurry=True)
             assert made is not None
             async with anyio.create_task_group() as tasks:
                 for handle in handles:

@@ -117,10 +117,13 @@ class Checkpoints:
         """Make a copy because the agent wants one. Raises LaunchError."""
         await self.take(kernel, as_of, asked=True)
 
-    async def take(self, kernel: Kernel, as_of: int, *, asked: bool = False) -> Checkpoint | None:
+    async def take(
+        self, kernel: Kernel, as_of: int, *, asked: bool = False, hurry: bool = False
+    ) -> Checkpoint | None:
         """Make a copy; None where there can be none. What is in the way is told once by name.
 
-        Raises LaunchError instead when it was `asked` for.
+        In a `hurry` older ones are looked at next time. Raises LaunchError instead when it was
+        `asked` for.
         """
         if not asked and (self._mode == "off" or kernel is self._useless):
             return None
@@ -145,7 +148,8 @@ class Checkpoints:
         self._as_of[made] = as_of
         self._work_s, self._stale = 0.0, False
         self._useless = None
-        await self._thin_out(kernel)
+        if not hurry:  # some 10 ms for a gigabyte, each
+            await self._thin_out(kernel)
         return made
 
     def at(self, as_of: int) -> Checkpoint | None:

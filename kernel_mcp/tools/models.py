@@ -40,6 +40,7 @@ class SessionState(Told):
     running_cell: int | None = Field(description="Number of the running cell")
     running_s: float | None = Field(description="How long it has been running")
     last_cell: str = Field(description="First line and status of the last cell")
+    branch_of: str = Field(default="", description="Of a branch, the session it came of")
     lost: list[str] = Field(default=[], description="Variables that `notices` call lost")
 
 

@@ -284,6 +284,7 @@ def _state(session: Session, now: float) -> SessionState:
         python=kernel.environment.version if kernel is not None else "",
         cells=len(session.cells),
         queued=len(session.queue),
+        branch_of=session.origin.handle if session.origin is not None else "",
         running_cell=current.number if current is not None else None,
         running_s=running_s,
         last_cell=_last_cell(session),

@@ -192,3 +192,21 @@ async def test_branches_that_sleep_are_branches_still() -> None:
 async def branches(agent: Agent, count: int, session: str = "") -> list[str]:
     made = (await agent.call("branch", n=count, session=session)).data
     return [each["session"] for each in made["branches"]]
+
+
+async def test_a_branch_that_is_ended_for_lack_of_memory_comes_back_and_the_others_go_on() -> None:
+    async with serving("--allow", "*", "--warm", "0", "--memory", "1G") as agent:
+        await agent.run("x = 1")
+        handles = await branches(agent, 3)
+        listed = (await agent.call("list_sessions")).data["sessions"]
+        root = listed[0]["session"]
+        assert [each["branch_of"] for each in listed] == ["", root, root, root]
+        for handle in handles:
+            answer = await agent.run("x += 1\nz = b'x' * (600 << 20)", session=handle)
+            if answer.status == "killed":
+                assert "out of memory (limit 1 GiB" in answer.text
+                assert answer.cell["state_kept"], answer.text
+        # which of them Linux ends is for it to say, but never all, and never a checkpoint
+        for handle in ("", *handles):
+            answer = await agent.run("print(x)", session=handle)
+            assert answer.status == "ok", answer.text

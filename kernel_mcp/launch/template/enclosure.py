@@ -289,6 +289,8 @@ class ForkedEnclosure:
             ours[-1].shutdown(socket.SHUT_RD)
             with contextlib.suppress(OSError):
                 _set_oom_score(woken.pid, woken.pidfd, 0)
+                if folder:  # all branches come back from it: who takes too much is ended first
+                    _set_oom_score(checkpoint.pid, checkpoint.pidfd, 0)
             kin = [each.process.pidfd for each in self._kernels]
             inspected = self._inspect(woken.pid, woken.pidfd, kin=kin)
             own.callback(inspected.forget)
