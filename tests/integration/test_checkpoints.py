@@ -8,8 +8,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from mcp.client import Client
 
-from tests.integration.agent import Agent, Answer, notices
+from tests.integration.agent import Agent, Answer, command, notices
 from tests.integration.agent import agent as serving
 from tests.integration.memory import server_pid
 from tests.integration.processes import descendants, running
@@ -248,6 +249,34 @@ async def test_the_session_goes_on_after_exhausting_memory_and_processes() -> No
         assert dead.status == "killed"
         after = await agent.run("print(len(block))")
         assert after.text.startswith("188743680") or "lost" in told(dead)
+
+
+FULL_MACHINE = """
+import sys
+from kernel_mcp.limits import groups
+groups.available_memory = lambda: 0
+from kernel_mcp.cli import main
+sys.exit(main())
+"""
+
+
+async def test_where_memory_is_short_the_checkpoint_goes_and_not_the_cell() -> None:
+    served = command("--warm", "0", "--memory", "512M")
+    served.args[:2] = ["-c", FULL_MACHINE]
+    async with Client(served) as client:
+        agent = Agent(client)
+        await agent.run("import os\nblock = bytearray(b'x') * (400 << 20)")
+        assert not notices(await agent.run("n = 1", checkpoint=True))
+        writing = await agent.run("for at in range(0, len(block), 4096): block[at] = 1")
+        assert (writing.status, notices(writing)) == ("ok", []), "more than the limit allows"
+        assert (await agent.run("print(len(block), block[:2])")).text == (
+            "419430400 bytearray(b'\\x01x')"
+        )
+        dead = await agent.run("os._exit(1)")
+        if dead.cell["state_kept"]:  # without control groups nothing has to go
+            assert "Variables are as after cell" in told(dead)
+        else:
+            assert "block" in dead.cell["lost"]
 
 
 async def test_without_templates_it_is_said_that_there_are_none() -> None:
