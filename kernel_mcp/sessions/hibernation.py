@@ -245,10 +245,12 @@ class Hibernation:
     async def deadly(self) -> dict[str, str]:
         """What of the dump ends a kernel that loads it, with reasons, and what is read with that.
 
+        What does so twice: once may be the doing of others, as where the machine has no memory.
         Raises KernelMcpError, OSError.
         """
         dump = self.sleep.dump if self.sleep is not None else None
         failed: dict[str, str] = {}
+        suspect = ""
         trials = TRIALS if dump is not None and dump.groups else 0
         while dump is not None and trials:
             trials -= 1
@@ -262,6 +264,9 @@ class Hibernation:
                 except HibernationError as error:
                     if not group:
                         raise
+                    if group[0] != suspect:
+                        suspect = group[0]
+                        continue
                     failed |= dict.fromkeys(group, f"ended the kernel that read it: {error}")
                     continue
             return failed

@@ -218,7 +218,9 @@ class FakeKernel:
             self._loaded.add(name)
             if lost and dump["shared"]:
                 behind.append(name)
-            elif name in self._source.deadly:
+            elif name in self._source.deadly or name in self._source.unlucky:
+                if name in self._source.unlucky:
+                    self._source.unlucky.remove(name)
                 self._pending = answer
                 self.die()
                 return
@@ -261,6 +263,8 @@ class FakeSource:
         self.unpicklable: dict[str, str] = {}
         self.unreadable: set[str] = set()
         self.deadly: set[str] = set()
+        self.unlucky: list[str] = []
+        """Names at which kernels end, once for each time that they are in it."""
         self.stuck: set[str] = set()
         self.copies: list[str] = []
         self.files: list[str] = []

@@ -211,6 +211,19 @@ async def test_a_variable_that_ends_a_kernel_costs_only_what_it_shares_with(
         assert "bad (ended the kernel that read it" in " ".join(cell.notices)
 
 
+async def test_a_kernel_that_others_have_ended_while_it_read_a_variable_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as first:
+        for name in ("a", "b", "c"):
+            await first.run(f"{name} = 1")
+    async with server(tmp_path) as second:
+        second.source.unlucky += ["a", "b"]  # the kernel that wakes, and one that looks for why
+        cell = await second.run("d = 2")
+        assert second.variables == {"a": "1", "b": "1", "c": "1", "d": "2"}
+        assert "Not back" not in " ".join(cell.notices)
+
+
 async def test_a_save_of_what_was_undone_since_does_not_come_back(tmp_path: Path) -> None:
     async with server(tmp_path) as only:
         await only.run("a = 1")
