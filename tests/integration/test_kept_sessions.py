@@ -108,6 +108,7 @@ async def test_only_a_save_in_the_background_lets_all_others_go_first(place: Pla
     async with place.life() as first:
         await first.run(NICENESS)
         await place.saved(1)
+        first.kill()  # which saves no more
     async with place.life() as second:
         answer = await second.run("now")
         assert answer.text.startswith("19"), answer.text
