@@ -210,3 +210,29 @@ async def test_a_branch_that_is_ended_for_lack_of_memory_comes_back_and_the_othe
         for handle in ("", *handles):
             answer = await agent.run("print(x)", session=handle)
             assert answer.status == "ok", answer.text
+
+
+@pytest.mark.full
+async def test_three_branches_of_a_large_frame_are_changed_apart_and_one_is_adopted() -> None:
+    """2.3 GB in huge pages, as numpy has them: no branch copies what it does not change."""
+    flags = ("--allow", "*", "--warm", "0", "--memory", "6G")
+    async with serving(*flags) as agent:
+        await agent.run(
+            "import mmap\nframe = mmap.mmap(-1, 2300 << 20, flags=mmap.MAP_PRIVATE | "
+            "mmap.MAP_ANONYMOUS)\nframe.madvise(mmap.MADV_HUGEPAGE)\n"
+            "for at in range(0, len(frame), 4096): frame[at] = 1"
+        )
+        handles = await branches(agent, 3)
+        change = "for at in range({0} << 28, ({0} << 28) + (64 << 20), 4096): frame[at] = 2 + {0}"
+        seen = "print([frame[number << 28] for number in range(4)])"
+        async with anyio.create_task_group() as tasks:
+            for number, handle in enumerate(handles):
+                tasks.start_soon(value, agent, change.format(number), handle)
+        for number, handle in enumerate(handles):
+            want = [2 + number if place == number else 1 for place in range(4)]
+            assert await value(agent, seen, handle) == str(want)
+        assert await value(agent, seen) == "[1, 1, 1, 1]"
+        rows = (await agent.call("list_sessions")).data["sessions"]
+        assert all(row["memory_mb"] < 3500 for row in rows), rows
+        await agent.call("adopt", branch=handles[2])
+        assert await value(agent, seen) == "[1, 1, 4, 1]"
