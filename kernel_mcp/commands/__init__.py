@@ -229,10 +229,12 @@ def _list_sessions(store: SessionStore) -> int:
     now = store.now()
     for each in found:
         saved = each.saved
-        key = "?  (never saved)" if saved is None else f"{one_line(saved.folder)}  {saved.name}"
+        key = "?  (never saved)"
+        if saved is not None:
+            key = f"{one_line(saved.folder)}  {one_line(saved.name)}"
         left = max(0.0, (each.used + store.most_s - now) / 86400)
         ends = "in use" if each.held else f"goes in {left:.1f} days"
-        names = saved.variables.get("names", ()) if saved is not None else ()
+        names = saved.names if saved is not None else ()
         when = moment(saved.moment, now) if saved is not None and saved.moment else "never"
         print(f"{key}  {len(names)} variables, saved {when}, {_bytes(each.bytes)}, {ends}")
     count = "1 session" if len(found) == 1 else f"{len(found)} sessions"
@@ -249,7 +251,9 @@ def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | No
     failed = 0
     for number, each in enumerate(wanted):
         known = there.get(each)
-        called = known.saved.name if known is not None and known.saved is not None else each
+        called = each
+        if known is not None and known.saved is not None:
+            called = one_line(known.saved.name)
         called = names[number] if names is not None else called
         if known is None:
             print(f"nothing is kept of {called} in {folder}", file=sys.stderr)

@@ -41,8 +41,13 @@ DEFAULT_NAME = "default"
 TRACE_BYTES = 256 * KIB
 MOST_CODE_CHARS = 20_000
 """Of one cell since the last save."""
+NUMBERS_BYTES = 64 * KIB
+"""Of a trace, for the numbers of cells whose code has no room: some 5,000."""
 _FULL = ("bwrap", "container")
 """Sandboxes without gaps."""
+
+
+_NO_ROOM = "# not kept"
 
 
 class Trace:
@@ -63,6 +68,8 @@ class Trace:
     def add(self, number: int, code: str) -> None:
         """A cell begins."""
         cell = json.dumps([number, code[:MOST_CODE_CHARS]]).encode() + b"\n"
+        if self._end + len(cell) > TRACE_BYTES - NUMBERS_BYTES:
+            cell = json.dumps([number, _NO_ROOM]).encode() + b"\n"
         self._cells[number] = cell
         if self._end + len(cell) < TRACE_BYTES:
             self._memory[self._end : self._end + len(cell)] = cell
@@ -370,8 +377,7 @@ _UNDONE = (
 
 
 def _held_back(saved: Saved, when: str, why: str, key: Key) -> str:
-    names, name = saved.variables.get("names"), key.name
-    count = len(names) if isinstance(names, list) else 0
+    count, name = len(saved.names), key.name
     return (
         f"A session of this name was kept {when}, with {count} variables. It was not brought back: "
         f"{why}. "

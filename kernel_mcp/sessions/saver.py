@@ -7,7 +7,7 @@ often there is one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -18,12 +18,13 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.factory import KernelRequest
+from kernel_mcp.output.text import one_line
 from kernel_mcp.sessions.hibernation import Sleep
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.keeping import Keeping, Past, Trace, moment, python_of, saved_of
 from kernel_mcp.sessions.saving import Saving, pause_after
-from kernel_mcp.sessions.snapshot import Dump, take
-from kernel_mcp.sessions.store import Entry, Saved
+from kernel_mcp.sessions.snapshot import SECONDS, Dump, take
+from kernel_mcp.sessions.store import Entry, Saved, sync
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -35,7 +36,10 @@ TOO_LARGE = "too large"
 ATTEMPTS = 3
 """Children in one save, each without the variable that ended the one before."""
 HERE_S = 2.0
-"""Processor time of a kernel that may not be forked, for its own saving."""
+"""Processor time of a kernel that may not be forked, for its own saving; twice as much with each
+attempt that left out for lack of it what was saved before, up to `snapshot.SECONDS`."""
+LATE = ("took longer than ", "there was no time left")
+"""How the reasons begin why a value was left out for lack of time."""
 
 
 class Kept:
@@ -56,6 +60,8 @@ class Kept:
         self._base = saved_of(entry, request, timeout_s, doors)
         self._next = self._base
         self._count = 0
+        self.late = 0
+        """Attempts in a row that ran out of time."""
         self._kept = -1
         """The count of cells that the entry has."""
         self._live = False
@@ -145,6 +151,12 @@ class Kept:
             self._known = (self._count, self._next.cell or 0)
             self._trace.forget(self._count)
 
+    def had(self, names: Iterable[str]) -> list[str]:
+        """Those of some names that are among the variables saved, and held by the kernel."""
+        past = self.past()
+        there = past.dump.names if past is not None and past.dump is not None else ()
+        return [name for name in names if name in there]
+
     def past(self) -> Past | None:
         """What was saved by this server of variables, to go back to."""
         saved = self.entry.saved
@@ -233,7 +245,17 @@ async def write_here(kernel: Kernel, kept: Kept, *, most_bytes: int | None) -> S
     room = await anyio.to_thread.run_sync(kept.room)
     most = room if most_bytes is None else min(room, most_bytes)
     path = kept.fresh(kernel)
-    dump = await take(kernel, path, max_bytes=most, shared=True, seconds=HERE_S)
+    seconds = min(HERE_S * 2**kept.late, SECONDS)
+    dump = await take(kernel, path, max_bytes=most, shared=True, seconds=seconds)
+    late = kept.had(name for name, why in dump.lost.items() if why.startswith(LATE))
+    if late and seconds < SECONDS:
+        kept.late += 1
+        raise HibernationError(
+            f"{seconds:g} s of processor time were not enough for {one_line(late[0])}, which was "
+            "saved before"
+        )
+    kept.late = 0
+    await anyio.to_thread.run_sync(sync, path)
     if most_bytes is not None and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
         raise HibernationError(TOO_LARGE)
     return _told(dump, {})

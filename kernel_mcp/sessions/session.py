@@ -392,7 +392,7 @@ class Session:
                         await kept.log()
                         return 0
                     sleep = await self._written(kept, kernel, most_bytes)
-                    if sleep is None or not self._serves(kernel):
+                    if sleep is None or kernel is not self.kernel:
                         return None
                     with anyio.CancelScope(shield=True):
                         await anyio.to_thread.run_sync(kept.keep, sleep)
@@ -400,6 +400,8 @@ class Session:
                     return sleep.size
                 finally:
                     self._saving = None
+                    with anyio.CancelScope(shield=True), Barrier("tidying a store", self.handle):
+                        await anyio.to_thread.run_sync(kept.entry.tidy)
         return None
 
     async def _written(self, kept: Kept, kernel: Kernel, most_bytes: int | None) -> Sleep | None:
@@ -512,8 +514,8 @@ class Session:
     def continue_from(self, past: Past) -> None:
         """Have the next cell bring back the variables of an earlier server's session."""
         saved = past.saved
-        ran = [cell.number for cell in self.cells[saved.through :] if cell.numbered]
-        sleep = self._sleep(past, lost_with(saved, ran))
+        ran = {cell.number for cell in self.cells[saved.through :] if cell.numbered}
+        sleep = self._sleep(past, lost_with(saved, sorted(ran.union(past.cells))))
         self._touched = True
         self.lifecycle.continue_from(sleep, saved.cell)
 

@@ -206,6 +206,8 @@ async def handed_over(kernel: Kernel, dump: Dump) -> AsyncIterator[None]:
     descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb", buffering=0) as file:
         if dump.size > PART_BYTES:
+            # A descriptor goes at once or not at all, which needs a kernel that has read all.
+            await _ask(kernel, "kernel_info_request", {}, ANSWER_S)
             reader, writer = make_pipe()
             with open(writer, "wb", buffering=0) as pipe:
                 with open(reader, "rb", buffering=0):

@@ -117,6 +117,12 @@ class Saved:
             raise ValueError(f"it is damaged ({type(error).__name__}: {error})") from None
 
     @property
+    def names(self) -> list[str]:
+        """Those of the variables."""
+        found = self.variables.get("names")
+        return [str(each) for each in found] if isinstance(found, list) else []
+
+    @property
     def key(self) -> Key:
         """What finds it."""
         return Key(self.folder, self.name)
@@ -203,10 +209,15 @@ class Entry:
             file.flush()
             os.fsync(file.fileno())
         place.rename(self.folder / MANIFEST)
-        _sync(self.folder)
+        sync(self.folder)
         self.saved = saved
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove dumps that were not saved."""
+        there = self.saved.dump if self.saved is not None else ""
         for old in self.folder.glob(f"{_DUMP}*"):
-            if old.name != saved.dump:
+            if old.name != there:
                 old.unlink(missing_ok=True)
 
     def drop_variables(self, cell: int) -> None:
@@ -407,8 +418,9 @@ def _holds(folder: Path) -> int:
         os.close(fd)
 
 
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -130,7 +130,7 @@ async def test_what_was_undone_does_not_come_back_when_the_server_is_killed(plac
         if "Continued" in answer.text:  # it was saved again, at once
             assert answer.text.startswith("[1]")
         else:
-            assert answer.text.startswith("[kernel-mcp]")
+            assert answer.text.startswith("(no output)")
             assert "its variables are as after cell 2, to before which the session" in answer.text
             await second.call("create_session", name="default", resume=True)
             assert (await second.run("a", session="default")).text.startswith("[1, 2]")

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from kernel_mcp.errors import InputError, InstallError, SessionNotFound
+from kernel_mcp.errors import HibernationError, InputError, InstallError, SessionNotFound
 from kernel_mcp.sessions.cell import Cell, Status
 from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.manager import Caller, SessionManager
@@ -325,3 +325,39 @@ async def test_a_session_that_could_not_hibernate_whole_keeps_the_cells_since(
         cell = await second.run("c = 3")
         assert cell.number == 3
         assert "Cell 2 ran after that was saved" in cell.notices[0]
+
+
+async def test_a_kernel_that_has_no_time_to_save_itself_leaves_what_was_saved_before(
+    tmp_path: Path,
+) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        await only.run("b = 2")
+        await only.save()
+        only.source.unpicklable["b"] = "took longer than 0.5 s"
+        await only.run("c = 3")
+        session = only.manager.sessions[0]
+        assert session.kept is not None
+        for _ in range(4):  # each with twice the time
+            with pytest.raises(HibernationError, match="not enough for b, which was saved before"):
+                await session.save()
+            assert session.kept.entry.saved is not None
+            assert session.kept.entry.saved.names == ["a", "b"]
+            assert session.changed
+        await session.save()
+        assert session.kept.entry.saved is not None
+        assert session.kept.entry.saved.names == ["a", "c"]
+
+
+async def test_a_save_that_fails_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
+    async with server(tmp_path) as only:
+        await only.run("a = 1")
+        await only.save()
+        session = only.manager.sessions[0]
+        assert session.kept is not None
+        before = {path.name for path in session.kept.entry.folder.iterdir()}
+        await only.run("b = 2")
+        only.source.size = 10_000  # more than comes
+        with pytest.raises(HibernationError):
+            await session.save()
+        assert {path.name for path in session.kept.entry.folder.iterdir()} == before
