@@ -256,7 +256,10 @@ class Keeping:
             dump = entry.dump()
         except HibernationError as error:
             failure = str(error)
-        return Claim(entry, Past(saved, when, dump, failure, cells))
+        note = _BRANCHES if entry.branched else ""
+        if entry.branched:
+            entry.branch(False)
+        return Claim(entry, Past(saved, when, dump, failure, cells), note)
 
     def _wider(self, saved: Saved) -> list[str]:
         """What is open now and was not at the save, in words."""
@@ -277,6 +280,14 @@ class Keeping:
 
 _IMPLEMENTATION = "cpython"
 _FILES_STAY = "Its files and packages are there; its variables are not"
+_BRANCHES = (
+    "Branches end with their server: those of this session are gone with their variables. Files "
+    "that they had for themselves are in .branches"
+)
+HELD_HERE = (
+    "Branches of the session that was here before still have its folder: this one begins fresh, in "
+    "another, and nothing of it is kept when the server ends"
+)
 _HELD = (
     "Another server that runs in this folder has the kept state of this session: this one begins "
     "fresh, and nothing of it is kept when the server ends"

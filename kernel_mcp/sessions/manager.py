@@ -25,7 +25,7 @@ from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.history import ClosedRecords, History
-from kernel_mcp.sessions.keeping import UNKEPT, Claim, Keeping
+from kernel_mcp.sessions.keeping import HELD_HERE, UNKEPT, Claim, Keeping
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.quota import Capacity, SessionQuota
@@ -214,6 +214,9 @@ class SessionManager:
         if keeping is None or key is None:
             return UNKEPT
         claim = UNKEPT
+        for family in (each.family for each in self._sessions.values()):
+            if any(each.kept and each.kept.entry.key == key for each in family.ended):
+                return Claim(note=HELD_HERE)
         with Barrier("looking for what was kept of a session") as barrier:
             work = partial(keeping.claim, key, fresh=fresh, resume=resume)
             claim = await anyio.to_thread.run_sync(work)
@@ -294,7 +297,16 @@ class SessionManager:
             for handle, (start, origin) in zip(handles, starts, strict=True):
                 made.append((await self._open_branch(session, handle, start, origin), start.folder))
         session.journal.branched(handles)
+        await self._tell_of_branches(session.family)
         return made
+
+    async def _tell_of_branches(self, family: branches.Family[Session]) -> None:
+        """Have a later server know whether there were branches that it has not."""
+        for each in (*family.members, *family.ended):
+            there = len(family.members) > 1
+            if each.kept is not None and each.kept.entry.branched != there:
+                with Barrier("noting branches", each.handle):
+                    await surely(partial(each.kept.entry.branch, there))
 
     async def _remove_folder(self, session: Session, folder: str) -> None:
         """Remove what a branch had for itself."""
@@ -543,7 +555,9 @@ class SessionManager:
                 async with session.installing:
                     if session.origin is not None:
                         await self._remove_folder(session, session.origin.folder)
-                    for each in session.family.leave(session):
+                    left = session.family.leave(session)
+                    await self._tell_of_branches(session.family)
+                    for each in left:
                         await self._put_away(each)
                         if (held := self._held.pop(each.handle, None)) is not None:
                             held.close()

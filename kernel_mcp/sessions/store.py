@@ -38,6 +38,7 @@ LOOKING_S = 0.1
 PAUSE_S = 0.01
 _DUMP = "variables-"
 _NEW = ".new"
+_BRANCHED = "branched"
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,8 @@ class Stored:
 class Entry:
     """One session's place in a store, for the server that holds it. All methods block.
 
-    `saved` is None where nothing was saved yet, or cannot be read: `problem` says why.
+    `saved` is None where nothing was saved yet, or cannot be read: `problem` says why. `branched`
+    says that the session had branches when its last server was killed, or has some now.
     """
 
     def __init__(self, store: SessionStore, key: Key, lock: int) -> None:
@@ -153,6 +155,7 @@ class Entry:
         self.records = self.folder / "r"
         self.saved: Saved | None = None
         self.problem = ""
+        self.branched = False
         self._store = store
         self._lock = lock
 
@@ -170,10 +173,17 @@ class Entry:
         """Make what is missing of its folders, and read what was saved."""
         for folder in (self.folder, self.records):
             private_folder(folder)
+        self.branched = (self.folder / _BRANCHED).exists()
         try:
             self.saved = _read(self.folder)
         except ValueError as reason:
             self.problem = str(reason)
+
+    def branch(self, branched: bool) -> None:
+        """Tell the next server whether there are branches. Raises OSError."""
+        mark = self.folder / _BRANCHED
+        mark.touch() if branched else mark.unlink(missing_ok=True)
+        self.branched = branched
 
     def dump(self) -> Dump | None:
         """The variables that were saved. Raises HibernationError where they cannot be had."""

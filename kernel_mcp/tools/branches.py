@@ -77,13 +77,15 @@ def register(box: Toolbox, services: Services) -> None:
         handle = found.handle
         root, gone = await manager.adopt(found)
         lost = f" What {cells_in_words(gone)} did there since then is gone." if gone else ""
+        on = f"Session {root.handle} goes on with all that branch {handle} has"
+        if root is found:
+            on = f"Branch {handle} goes on by itself, as the session that it came of was closed"
         return Adopted(
             session=root.handle,
             gone=gone,
             note=(
-                f"Session {root.handle} goes on with all that branch {handle} has; the branches "
-                f"are closed.{lost} Files are as they are: the branch's own stay in "
-                f".branches/{handle}."
+                f"{on}; the other branches are closed.{lost} Files are as they are: the branch's "
+                f"own stay in .branches/{handle}."
             ),
         )
 

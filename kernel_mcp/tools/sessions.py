@@ -126,13 +126,16 @@ def register(box: Toolbox, services: Services) -> None:
         """End a session: its kernel, its variables and its files."""
         caller, found = await box.resolve(ctx, session)
         pending = found.ledger.pending  # before the end itself is one of them
+        shared = len(found.family.members) > 1
         await manager.close(found)
         caller.reply.receipt.then(  # which may outlive the session
             partial(manager.known_to_have_ended, found.handle),
             partial(manager.not_known_to_have_ended, found.handle),
         )
-        kept = "kept" if settings.workspace else "removed"
-        note = f"The session is closed; its variables are gone and its files were {kept}."
+        files = "its files were removed"
+        if settings.workspace or shared:
+            files = f"its files were kept{' for the branches beside it' if shared else ''}"
+        note = f"The session is closed; its variables are gone and {files}."
         return with_pending(Closed(session=found.handle, note=note), found, pending)
 
     @tool(annotations=READS)

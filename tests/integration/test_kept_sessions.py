@@ -136,6 +136,34 @@ async def test_what_was_undone_does_not_come_back_when_the_server_is_killed(plac
             assert (await second.run("a", session="default")).text.startswith("[1, 2]")
 
 
+async def test_branches_end_with_their_server_and_the_next_one_says_so(place: Place) -> None:
+    async with place.life("--template") as life:
+        await life.run("x = 1")
+        made = (await life.call("branch", n=2)).data["branches"]
+        await life.run("x = 2", session=made[0]["session"])
+        await place.saved(1)
+        life.kill()
+    async with place.life("--template") as life:
+        told = (await life.run("print(x)")).text
+        assert told.startswith("1\n")
+        assert "Branches end with their server: those of this session are gone" in told
+        made = (await life.call("branch", n=1)).data["branches"]
+        closed = (await life.call("close_session")).data["note"]
+        assert "its files were kept for the branches beside it" in closed
+        fresh = (await life.run("'x' in dir()")).text
+        assert fresh.startswith("False\n")
+        assert "Branches of the session that was here before still have its folder" in fresh
+        (branch,) = (each["session"] for each in made)
+        assert "removed" in (await life.call("close_session", session=branch)).data["note"]
+        await life.call("close_session")
+        assert "Branches" not in (await life.run("x = 3")).text
+        await life.call("branch", n=1)
+    async with place.life("--template") as life:
+        told = (await life.run("print(x)")).text
+        assert told.startswith("3\n")
+        assert "Branches" not in told
+
+
 async def test_one_of_two_servers_in_a_folder_has_the_session_and_the_other_says_so(
     place: Place, tmp_path: Path
 ) -> None:
