@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from kernel_mcp.linux.syscalls import LAST_KNOWN, REFUSED, Architecture
+from kernel_specs.restricted.checkpoints.parking import AS_A_COPY, PR_SET_DUMPABLE
 
 # Classic BPF: instructions are `struct sock_filter` of <linux/filter.h>, a 16-bit code, 8-bit jump
 # offsets for true and false, a 32-bit operand. Jumps only go forward.
@@ -172,8 +173,6 @@ MAKES_A_FILE = 0o100 | 0o20000000
 """O_CREAT, __O_TMPFILE of <asm-generic/fcntl.h>: other opens do not look at the mode."""
 SURVEILLANCE = (1024, 1026, 1040)
 """F_SETLEASE, F_NOTIFY, F_SETDELEG of <linux/fcntl.h>."""
-PR_SET_DUMPABLE = 4
-"""<linux/prctl.h>."""
 SOL_SOCKET, SO_LINGER = 1, 13
 """<asm-generic/socket.h>."""
 MAP_HUGETLB, MFD_HUGETLB = 0x40000, 0x4
@@ -186,13 +185,17 @@ BUILDING = frozenset(
 """What it takes to build sandboxes for others, as a template does that has imported packages."""
 
 
-def compile_filter(arch: Architecture, but: Collection[str] = (), *, sealed: bool = False) -> bytes:
+def compile_filter(
+    arch: Architecture, but: Collection[str] = (), *, sealed: bool = False, copies: bool = False
+) -> bytes:
     """The filter for one architecture, as bubblewrap's `--seccomp` reads it.
 
     The calls named in `but` are allowed whatever their arguments. `sealed` refuses every Unix
-    socket that could be connected to one of the host's: what is left are pairs.
+    socket that could be connected to one of the host's: what is left are pairs. With `copies` those
+    of a kernel may hide from others of its sandbox: for a user namespace of the server's, to which
+    they stay visible.
     """
-    rules = {**_rules(), **(_sealed() if sealed else {})}
+    rules = {**_rules(), **(_sealed() if sealed else {}), **(_copies() if copies else {})}
     return compile_rules(arch, {name: rule for name, rule in rules.items() if name not in but})
 
 
@@ -248,6 +251,13 @@ def _threads() -> Program:
     allow, refuse = give(ALLOW), give(fail(errno.EPERM))
     shares = branch(JUMP_SET, CLONE_FILES, then=allow, otherwise=refuse)
     return branch(JUMP_SET, CLONE_THREAD, then=shares, otherwise=allow)
+
+
+def _copies() -> dict[str, Program]:
+    """Let a process hide that says it is a copy, by an argument which Linux does not read."""
+    refuse, allow = give(fail(errno.EPERM)), give(ALLOW)
+    of_copies = argument(4) + one_of((AS_A_COPY,), allow, refuse)
+    return {"prctl": argument(0) + one_of((PR_SET_DUMPABLE,), of_copies, allow)}
 
 
 def _sealed() -> dict[str, Program]:

@@ -178,7 +178,7 @@ def start_message(
 
 
 def _filter(shared: Shared, but: Collection[str] = ()) -> bytes:
-    return compile_filter(_architecture(), but, sealed=bool(shared.mounts))
+    return compile_filter(_architecture(), but, sealed=bool(shared.mounts), copies=True)
 
 
 def _architecture() -> Architecture:

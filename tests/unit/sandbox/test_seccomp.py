@@ -18,6 +18,7 @@ from kernel_mcp.linux.syscalls import (
 )
 from kernel_mcp.sandbox import seccomp
 from kernel_mcp.sandbox.seccomp import ALLOW, KILL, X32_BIT, fail
+from kernel_specs.restricted.checkpoints.parking import AS_A_COPY, PR_SET_DUMPABLE
 
 
 def test_bisection_finds_the_interval_of_every_number(verdict: Callable[..., int]) -> None:
@@ -260,3 +261,19 @@ def test_a_sealed_filter_leaves_only_connected_pairs_of_unix_sockets(
         assert pair == (ALLOW if kind in (1, 5) else fail(errno.EACCES))
     assert answer("socket", 2, 1 | cloexec, 6) == ALLOW
     assert answer("socket", 16, 3, 0) == fail(errno.EOPNOTSUPP)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES, ids=lambda arch: arch.machine)
+def test_no_process_hides_but_the_copies_of_a_kernel(verdict: Verdict, arch: Architecture) -> None:
+    for copies, outcome in ((False, EPERM), (True, ALLOW)):
+        program = seccomp.compile_filter(arch, copies=copies)
+
+        def prctl(*args: int, program: bytes = program) -> int:
+            called = arch.numbers["prctl"]
+            return verdict(program, arch=arch.audit_arch, number=called, args=args)
+
+        hide = PR_SET_DUMPABLE
+        assert prctl(hide, 0, 0, 0, AS_A_COPY) == outcome
+        for args in ((hide, 0), (hide, 0, AS_A_COPY), (hide, 0, 0, AS_A_COPY)):
+            assert prctl(*args) == EPERM
+        assert prctl(15, 0, 0, 0, 0) == ALLOW  # PR_SET_NAME
