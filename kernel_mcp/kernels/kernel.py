@@ -390,7 +390,7 @@ class Kernel:
         enclosure = self.handle.enclosure
         if enclosure is None:
             raise LaunchError("there are no checkpoints here")
-        made = enclosure.place(self.handle)
+        made = await enclosure.place(self.handle)
         try:
             with (
                 self.asking("shell", "kernel_mcp_checkpoint_request", {}) as answer,

@@ -31,6 +31,14 @@ def take_no_descriptors(end: socket.socket) -> None:
         end.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
+def hold_little(end: socket.socket) -> None:
+    """Have no more than some packets wait at the other end of a socket, with what was sent in them.
+
+    Linux bounds the descriptors on their way that one user has, for all kernels together.
+    """
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionInfo:
     """Where a kernel listens: the content of a Jupyter connection file, `transport` ipc.

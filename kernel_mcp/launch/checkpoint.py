@@ -17,7 +17,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import anyio
 
@@ -29,6 +29,8 @@ _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid, as the receiver's namespaces number them."""
 PACKET_BYTES = 64 * 1024
 SAID_CHARS = 300
+ENDED = "its process has ended"
+MOST_STATUS = 0xFFFF
 WAKE_S = 5.0
 """Seconds that a copy may take to fork a kernel; it takes some 20 ms."""
 
@@ -61,7 +63,8 @@ class _Asked:
 class Checkpoint:
     """One copy, from the moment a place to wait at is made for it.
 
-    `pid` and `pidfd` are known once it is `parked`. `refusal` says why it is of no more use. `size`
+    `pid` and `pidfd` are known once it is `parked`. `refusal` says why it is of no more use, `died`
+    whether its process has ended by itself. `size`
     is what the kernel held in bytes when it was made; `users` are the sessions that may go back to
     it.
     """
@@ -69,7 +72,8 @@ class Checkpoint:
     def __init__(self, admit: Callable[[int], int], on_gone: Callable[[Checkpoint], None]) -> None:
         """`admit` gives a pidfd of a process of the sandbox, or raises LaunchError or OSError.
 
-        `on_gone` is called when the process has ended without having been told to.
+        `on_gone` is called when the process has ended without having been told to, by `close` or
+        for what it said.
         """
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
         self._host, self._guest = socket.socketpair(socket.AF_UNIX, kind)
@@ -87,6 +91,7 @@ class Checkpoint:
         self.size = 0
         self.users = 1
         self.refusal = ""
+        self.died = False
         self._loop.add_reader(self._host, self._on_readable)
 
     @property
@@ -172,7 +177,7 @@ class Checkpoint:
         with Barrier("listening to a checkpoint") as barrier:
             self._read()
         if barrier.failure is not None:
-            self.refuse("the server could not take in what it said")
+            self._end("the server could not take in what it said")
 
     def _read(self) -> None:
         """Take one packet; a flood has its turn with others."""
@@ -184,7 +189,7 @@ class Checkpoint:
         except ConnectionResetError:
             content, extra = b"", []
         if not content:
-            self._end()
+            self._end(ENDED)
             return
         pid = next(
             (
@@ -201,7 +206,7 @@ class Checkpoint:
             taken = False
         if not taken:
             said = content.decode("utf-8", "replace")[:SAID_CHARS]
-            self.refuse(f"it said what nobody had asked for: {said!r}")
+            self._end(f"it said what nobody had asked for: {said!r}")
 
     def _take(self, packet: dict[str, Any], pid: int) -> bool:
         """Take in a packet; False when it may not be said now. Raises LaunchError, OSError."""
@@ -221,7 +226,7 @@ class Checkpoint:
             asked.given.set()
             return True
         status = packet.get("status")
-        if packet.keys() == {"ended", "status"} and type(status) is int and pid == self.pid:
+        if packet.keys() == {"ended", "status"} and is_end(status) and pid == self.pid:
             del self._asked[number]
             asked.ended = True
             asked.given.set()
@@ -231,14 +236,24 @@ class Checkpoint:
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self.pidfd)
-        self._end()
+        self._end(ENDED)
 
-    def _end(self) -> None:
-        """Its process has ended, as the server has told it to or not."""
+    def _end(self, reason: str) -> None:
+        """It is of no more use, as the server has wanted it or not."""
         by_itself = not self._told
-        self.refuse("its process has ended")
+        self.refuse(reason)
         if by_itself and self.pid >= 0:
+            self.died = reason == ENDED
             self._on_gone(self)
+
+
+def is_end(status: object) -> TypeGuard[int]:
+    """Whether that is a wait status (wait(2)) of a process that has ended."""
+    return (
+        type(status) is int
+        and 0 <= status <= MOST_STATUS
+        and (os.WIFEXITED(status) or os.WIFSIGNALED(status))
+    )
 
 
 def _kill(pidfd: int) -> None:

@@ -279,8 +279,8 @@ class Enclosure(Protocol):
     checkpoints: list[Checkpoint]
     """The copies that wait, oldest first."""
 
-    def place(self, kernel: KernelProcess) -> Checkpoint:
-        """Have a kernel sent a place to wait at. Raises LaunchError, OSError."""
+    async def place(self, kernel: KernelProcess) -> Checkpoint:
+        """Have a kernel sent a place to wait at. Raises LaunchError."""
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """End a checkpoint with its last user."""

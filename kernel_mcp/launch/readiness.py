@@ -16,7 +16,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import BoundaryBroken, LaunchError
-from kernel_mcp.launch.base import take_no_descriptors
+from kernel_mcp.launch.base import hold_little, take_no_descriptors
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.promise import Facts, broken, read_facts
@@ -235,6 +235,7 @@ class ReadinessChannel:
         """The host's end, over which nothing can come any more; `close` leaves it open."""
         line = self._host.dup()
         line.shutdown(socket.SHUT_RD)
+        hold_little(line)
         return line
 
     async def wait(self) -> int:

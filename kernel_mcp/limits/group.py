@@ -159,13 +159,15 @@ class KernelGroup:
             cgroupfs.write(folder / "memory.kmem.tcp.limit_in_bytes", min(size, MOST_TCP))
 
     def allow_memory(self, size: int) -> None:
-        """Change the limit of memory; not to less than is in use."""
-        if "memory" not in self._folders:
+        """Change the limit of memory; not to less than processes hold.
+
+        Linux would look for that much in vain, or end one of them.
+        """
+        if "memory" not in self._folders or (self._memory() or 0) >= size:
             return
         folder = self._folders["memory"]
         if "memory" in self._unified:
-            if int(cgroupfs.read(folder / "memory.current")) < size:
-                cgroupfs.write(folder / "memory.max", size)
+            cgroupfs.write(folder / "memory.max", size)
             return
         names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
         if size > int(cgroupfs.read(folder / names[0])):

@@ -241,11 +241,12 @@ class KernelLimits:
     def make_room(self, size: int, apart: Iterable[int]) -> None:
         """Allow `size` bytes more, where the machine has them: what checkpoints may come to hold.
 
-        `apart` are their processes, which count for nothing where memory is read from /proc.
+        That is never more than the kernel's own limit. `apart` are their processes, which count for
+        nothing where memory is read from /proc.
         """
         self._apart = frozenset(apart)
-        if self._membership is not None and self.limits.memory_bytes:
-            self._membership.make_room(self.limits.memory_bytes, size)
+        if self._membership is not None and (most := self.limits.memory_bytes):
+            self._membership.make_room(most, min(size, most))
 
     def excuse(self) -> None:
         """A checkpoint was killed for lack of memory: no process of the session was."""

@@ -18,7 +18,7 @@ import anyio
 
 from kernel_mcp.barriers import absences
 from kernel_mcp.errors import LaunchError
-from kernel_mcp.launch.base import ConnectionInfo, take_no_descriptors
+from kernel_mcp.launch.base import ConnectionInfo, hold_little, take_no_descriptors
 from kernel_mcp.launch.checkpoint import Checkpoint, Woken
 from kernel_mcp.launch.process import (
     END_WAIT_S,
@@ -39,8 +39,9 @@ logger = logging.getLogger(__name__)
 STATUS_S = 1.0
 """Seconds after a kernel's end that its exit status may take."""
 LOOK_S = 0.005
-ROUNDS = 40
-"""Looks at what is left of a dead kernel: a fork bomb has to stop, or all of it ends."""
+FIRST_ROUNDS, ROUNDS = 3, 40
+"""Looks at what is left of a dead kernel, first while it may start processes, as others of its
+sandbox do. A fork bomb has to stop then, or all of it ends."""
 ROUND_S = 0.5
 """Longest wait for processes that were killed, one of which may be writing to a slow disk."""
 BUSY_LOOKS = 400
@@ -158,6 +159,7 @@ class ForkedEnclosure:
         self._places: set[Checkpoint] = set()
         self._namespace = ""
         self._waking = 0
+        self._clearing = anyio.Lock()
         self._closed = False
         forked.needed = lambda: self.needed(forked)
         limits.kill = self._kill_kernels
@@ -202,14 +204,19 @@ class ForkedEnclosure:
                 self._release()
                 await self._resources.aclose()
 
-    def place(self, kernel: KernelProcess) -> Checkpoint:
+    async def place(self, kernel: KernelProcess) -> Checkpoint:
         """See `Enclosure`."""
+        await self._cleared()
         if kernel.lifeline is None or kernel.exit is not None:
             raise LaunchError("the kernel takes no checkpoints")
-        if not self._namespace:
-            self._namespace = namespace_of(kernel.pid)
+        try:
+            namespace, size = namespace_of(kernel.pid), _held(kernel.pid)
+            signal.pidfd_send_signal(kernel.process.pidfd, 0)  # /proc has shown this very process
+        except OSError as reason:
+            raise LaunchError(f"the kernel has just ended ({reason})") from reason
+        self._namespace = self._namespace or namespace
         made = Checkpoint(self._hold, self._on_gone)
-        made.size = _held(kernel.pid)
+        made.size = size
         self._places.add(made)
         try:
             made.hand_over(kernel.lifeline)
@@ -239,29 +246,44 @@ class ForkedEnclosure:
 
     async def clear(self) -> None:
         """See `Enclosure`."""
-        for _ in range(BUSY_LOOKS):  # a process that is being made belongs to nobody yet
-            if not (self._waking or self._places):
-                break
-            await anyio.sleep(LOOK_S)
-        with self._limits.no_more_processes():
-            for _ in range(ROUNDS):
-                kept = {self.init.pid, *(each.pid for each in self.checkpoints)}
-                for kernel in self._kernels:
-                    if kernel.exit is None:
-                        kept.update(tree(kernel.pid))
-                left = [pid for pid in self._processes() if pid not in kept]
-                if not left:
+        async with self._clearing:
+            for _ in range(BUSY_LOOKS):  # a process that is being made belongs to nobody yet
+                if not (self._waking or self._places):
+                    break
+                await anyio.sleep(LOOK_S)
+            if await self._end_others(FIRST_ROUNDS):
+                return
+            with self._limits.no_more_processes():  # which also holds for other branches
+                if await self._end_others(ROUNDS):
                     return
-                ends = [fd for fd in map(self._end, left) if fd >= 0]
-                with anyio.move_on_after(ROUND_S):
-                    for fd in ends:
-                        await anyio.wait_readable(fd)
-                for fd in ends:
-                    _close(fd)
         raise LaunchError("what the kernel had started does not end")
+
+    async def _end_others(self, rounds: int) -> bool:
+        """Kill all but what is needed until nothing is left; False when something always is."""
+        for _ in range(rounds):
+            kept = {self.init.pid, *(each.pid for each in self.checkpoints if each.usable)}
+            for kernel in self._kernels:
+                if kernel.exit is None:
+                    kept.update(tree(kernel.pid))
+            left = [pid for pid in self._processes() if pid not in kept]
+            if not left:
+                return True
+            ends = [fd for fd in map(self._end, left) if fd >= 0]
+            with anyio.move_on_after(ROUND_S):
+                for fd in ends:
+                    await anyio.wait_readable(fd)
+            for fd in ends:
+                _close(fd)
+        return False
+
+    async def _cleared(self) -> None:
+        """Wait until no `clear` is under way: that would kill what is being made."""
+        async with self._clearing:
+            return
 
     async def wake(self, checkpoint: Checkpoint, folder: str = "") -> KernelProcess:
         """See `Enclosure`."""
+        await self._cleared()
         self._waking += 1
         try:
             return await self._wake(checkpoint, folder)
@@ -287,6 +309,7 @@ class ForkedEnclosure:
                 raise
             own.push_async_callback(process.aclose)
             ours[-1].shutdown(socket.SHUT_RD)
+            hold_little(ours[-1])
             with contextlib.suppress(OSError):
                 _set_oom_score(woken.pid, woken.pidfd, 0)
                 if folder:  # all branches come back from it: who takes too much is ended first
@@ -322,8 +345,9 @@ class ForkedEnclosure:
             kernel.kill()
 
     def _on_gone(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint has ended by itself: as a rule Linux has chosen it for lack of memory."""
-        self._limits.excuse()
+        """A checkpoint is of no more use, without having been given up."""
+        if checkpoint.died:  # as a rule Linux has chosen it for lack of memory
+            self._limits.excuse()
         self.drop(checkpoint)
 
     def _share(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kernel_mcp.config.settings import Limits
-from kernel_mcp.config.values import GIB
+from kernel_mcp.config.values import GIB, MIB
+from kernel_mcp.limits import groups as groups_module
 from kernel_mcp.limits.groups import GroupTree
 from kernel_mcp.limits.kernel import LONG_S, CpuPriority
 from kernel_mcp.limits.manager import ResourceManager
@@ -137,6 +139,53 @@ async def test_a_long_cell_lets_others_go_first(
     limits.end()
     await limits.begin(lambda: None)
     assert int(share.read_text()) == usual
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_checkpoints_have_room_besides_the_limit_and_no_more_than_that(
+    groups: FakeGroups, workspace: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = groups.mount_v1("memory") if version == 1 else groups.mount_v2("memory", root=True)
+    monkeypatch.setattr(groups_module, "available_memory", lambda: 3 * GIB)
+    limits = with_groups(groups).open(SMALL, workspace, workspace)
+    await limits.settled()
+    folder, usual = own / "kernel-mcp-1-x" / "k-1", int(2.4 * GIB)
+    most = folder / ("memory.limit_in_bytes" if version == 1 else "memory.max")
+    stat = "total_rss {}\ntotal_shmem 0\n" if version == 1 else "anon {}\nshmem 0\n"
+
+    async def allowed(size: int) -> int:
+        limits.make_room(size, [])
+        limits.admit([])  # after which all is settled
+        await limits.settled()
+        return int(most.read_text())
+
+    assert int(most.read_text()) == usual
+    assert await allowed(GIB) == usual + GIB
+    assert await allowed(50 * GIB) == usual + 2 * GIB  # a kernel can say that it holds anything
+    monkeypatch.setattr(groups_module, "available_memory", lambda: MIB)
+    assert await allowed(GIB) == usual + MIB
+    monkeypatch.setattr(groups_module, "available_memory", lambda: 3 * GIB)
+    assert await allowed(GIB) == usual + GIB
+    (folder / "memory.stat").write_text(stat.format(usual + GIB // 2))
+    assert await allowed(0) == usual + GIB  # Linux would have to end something
+    (folder / "memory.stat").write_text(stat.format(usual // 2))
+    assert await allowed(0) == usual
+    if version == 1:
+        assert (folder / "memory.memsw.limit_in_bytes").read_text() == str(usual)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("pids", [40, 0])
+async def test_nothing_is_started_while_the_rest_of_a_kernel_is_ended(
+    groups: FakeGroups, workspace: Path, version: int, pids: int
+) -> None:
+    own = groups.mount_v1("pids") if version == 1 else groups.mount_v2("pids", root=True)
+    limits = with_groups(groups).open(replace(SMALL, pids=pids), workspace, workspace)
+    await limits.settled()
+    most = own / "kernel-mcp-1-x" / "k-1" / "pids.max"
+    with limits.no_more_processes():
+        assert most.read_text() == "1"
+    assert most.read_text() == str(pids or "max")
 
 
 def test_the_report_says_what_is_in_force(groups: FakeGroups) -> None:
