@@ -16,6 +16,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -249,11 +250,12 @@ class Checkpoint:
 
 def is_end(status: object) -> TypeGuard[int]:
     """Whether that is a wait status (wait(2)) of a process that has ended."""
-    return (
-        type(status) is int
-        and 0 <= status <= MOST_STATUS
-        and (os.WIFEXITED(status) or os.WIFSIGNALED(status))
-    )
+    if type(status) is not int or not 0 <= status <= MOST_STATUS:
+        return False
+    with suppress(ValueError):  # of one that was stopped
+        os.waitstatus_to_exitcode(status)
+        return True
+    return False
 
 
 def _kill(pidfd: int) -> None:

@@ -292,22 +292,48 @@ async def test_without_templates_it_is_said_that_there_are_none() -> None:
         assert dead.cell["state_kept"] is False
 
 
+def held(server: int, state: Path) -> tuple[int, ...]:
+    """How many processes, descriptors, control groups, files of state and mounts a server has."""
+    return (
+        len(descendants(server)),
+        len([*Path(f"/proc/{server}/fd").iterdir()]),
+        len(groups_of(server)),
+        len([*state.rglob("*")]),
+        len(Path(f"/proc/{server}/mountinfo").read_text().splitlines()),
+    )
+
+
+def groups_of(server: int) -> list[Path]:
+    """The control groups of its kernels, in every hierarchy; those of other servers come and go."""
+    return [
+        Path(folder, name)
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        if Path(folder).name.startswith(f"kernel-mcp-{server}-")
+        for name in names
+        if name.startswith("k-")
+    ]
+
+
 @pytest.mark.parametrize("total", [25, pytest.param(1000, marks=pytest.mark.full)])
-async def test_deaths_in_a_row_leave_nothing_behind(total: int) -> None:
-    async with serving("--allow", "*", "--warm", "0", "--checkpoints", "always") as agent:
+async def test_deaths_in_a_row_leave_nothing_behind(total: int, tmp_path: Path) -> None:
+    flags = ("--allow", "*", "--warm", "0", "--checkpoints", "always", "--state-dir", str(tmp_path))
+    async with serving(*flags) as agent:
         await agent.run("import os, subprocess\nn = 0")
         server = server_pid()
-        seen: list[tuple[int, int]] = []
+        seen: list[tuple[int, ...]] = []
         for number in range(total):
             assert (await agent.run(f"n += 1; f{number} = open('note', 'w')")).status == "ok"
             dead = await agent.run("subprocess.Popen(['sleep', '999']); os.kill(os.getpid(), 9)")
             assert dead.cell["state_kept"], (number, dead.text)
-            seen.append((len(descendants(server)), len([*Path(f"/proc/{server}/fd").iterdir()])))
+            seen.append(held(server, tmp_path))
         assert (await agent.run("print(n)")).text == str(total)
         for early, late in zip(
             zip(*seen[5:15], strict=True), zip(*seen[-10:], strict=True), strict=True
         ):
             assert min(late) <= max(early)  # some of them while a checkpoint was being made
+        assert groups_of(server) or os.geteuid() != 0
+        await agent.call("close_session")
+        assert groups_of(server) == []
         below = [server, *descendants(server)]
         os.kill(server, signal.SIGKILL)
         with anyio.fail_after(60):
