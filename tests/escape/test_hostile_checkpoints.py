@@ -38,6 +38,8 @@ honest = parking.park
 x = 5
 def parked(wake):
     parking.send(wake, parked=True)
+def alive(wake, order):
+    parking.send(wake, alive=order["id"], closed=[])
 def begin(wake, *, more=lambda order, fds: None):
     parked(wake)
     while True:
@@ -68,24 +70,21 @@ COPIES = {
     ),
     "does not wake": "parked(wake); time.sleep(999)",
     "is the kernel itself": (
-        "parked(wake); order, _ = parking.receive(wake); parking.send(wake, alive=order['id'])\n"
-        "time.sleep(999)"
+        "parked(wake); order, _ = parking.receive(wake); alive(wake, order)\ntime.sleep(999)"
     ),
     "wakes two": (
         "parked(wake); order, _ = parking.receive(wake)\n"
-        "for _ in range(2):\n  if os.fork() == 0: parking.send(wake, alive=order['id']); break\n"
+        "for _ in range(2):\n  if os.fork() == 0: alive(wake, order); break\n"
         "time.sleep(999)"
     ),
     "wakes one that dies": (
-        "return begin(wake, more=lambda order, fds:\n"
-        "  (parking.send(wake, alive=order['id']), os._exit(0)))"
+        "return begin(wake, more=lambda order, fds:\n  (alive(wake, order), os._exit(0)))"
     ),
     "wakes one that is mute": (
-        "return begin(wake, more=lambda order, fds:\n"
-        "  (parking.send(wake, alive=order['id']), time.sleep(999)))"
+        "return begin(wake, more=lambda order, fds:\n  (alive(wake, order), time.sleep(999)))"
     ),
     "wakes another program": (
-        "return begin(wake, more=lambda order, fds: (parking.send(wake, alive=order['id']),\n"
+        "return begin(wake, more=lambda order, fds: (alive(wake, order),\n"
         "  os.execv('/bin/sleep', ['sleep', '999'])))"
     ),
     "is a fork bomb": "parked(wake)\nwhile True:\n  try: os.fork()\n  except OSError: pass",

@@ -87,7 +87,7 @@ async def refused(made: Checkpoint) -> str:
 NONSENSE: tuple[Any, ...] = (
     *(b"x" * 60_000, b"\xff", b"[" * 50_000, b"1" * 5000, [], "parked", {}, {"parked": 2}),
     *({"parked": True, "more": 1}, {"alive": 1}, {"alive": "1"}, {"alive": [1]}, {"alive": True}),
-    *({"ended": 1, "status": 0}, {"error": "x"}, {"alive": 10**400}),
+    *({"ended": 1, "status": 0}, {"error": "x"}, {"alive": 10**400}, {"alive": 1, "closed": []}),
 )
 
 
@@ -163,7 +163,7 @@ async def test_an_end_that_cannot_be_is_believed_of_nobody(copy: Copy, status: A
         with anyio.fail_after(10):
             await anyio.wait_readable(copy.end or -1)
         number = copy.hear()[0]["id"]
-        copy.say({"alive": number})
+        copy.say({"alive": number, "closed": []})
     made.pid = os.getpid()  # it is the copy that tells of the end
     copy.say({"ended": number, "status": status})
     assert "what nobody had asked for" in await refused(made)
@@ -181,8 +181,8 @@ async def test_who_is_woken_twice_is_no_copy_any_more(copy: Copy) -> None:
         with anyio.fail_after(10):
             await anyio.wait_readable(copy.end or -1)
         number = copy.hear()[0]["id"]
-        copy.say({"alive": number})
-        copy.say({"alive": number})
+        copy.say({"alive": number, "closed": []})
+        copy.say({"alive": number, "closed": []})
     assert "what nobody had asked for" in await refused(made)
     assert copy.gone == [made]
 
