@@ -146,6 +146,8 @@ class History(Sequence[Cell]):
         self._filed_bytes = 0
         self._statuses = bytearray()
         self._ended = 0
+        self.undone: set[int] = set()
+        """Cells of which the variables hold nothing any more, as was asked for."""
         self._emptied = 0
         """Files of cells up to this number have been removed."""
         self._begin = 0
@@ -201,6 +203,7 @@ class History(Sequence[Cell]):
             "statuses": list(self._statuses[:done]),
             "begin": self._begin,
             "emptied": min(self._emptied, done),
+            "undone": sorted(self.undone),
             "rows": self._rows.sizes,
             "live": {
                 str(number): [_STATUSES.index(cell.status), cell.log.disk_bytes, _row(cell)]
@@ -229,6 +232,7 @@ class History(Sequence[Cell]):
             if any(status >= len(_STATUSES) for status in statuses):
                 raise ValueError("it has a status that is none")
             self._begin, self._emptied = int(state["begin"]), int(state["emptied"])
+            self.undone = set(map(int, state.get("undone", ())))
         except (KeyError, IndexError, TypeError, OverflowError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         self._places, self._file_bytes, self._statuses = places, sizes, statuses

@@ -365,6 +365,7 @@ class SessionManager:
             family.root = root = branch
         else:
             gone = await branches.adopt(branch, root, origin)
+            root.cells.undone.update(gone)
             others.append(branch)
         branch.origin = None  # its folder stays
         with anyio.CancelScope(shield=True):

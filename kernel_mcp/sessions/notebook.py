@@ -7,7 +7,7 @@ does not fit is named in its place.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 
@@ -33,17 +33,22 @@ _JSON = re.compile(r"application/(.*\+)?json")
 _FULL = "the notebook is full"
 
 
-def notebook(cells: Sequence[Cell], most: int = FILE_BYTES) -> bytes:
-    """The notebook as an .ipynb file of at most `most` bytes; takes a moment, so use a thread."""
+def notebook(
+    cells: Sequence[Cell], most: int = FILE_BYTES, *, undone: Container[int] = ()
+) -> bytes:
+    """The notebook as an .ipynb file of at most `most` bytes; takes a moment, so use a thread.
+
+    Cells whose numbers are in `undone` have that as a tag: the variables hold nothing of them.
+    """
     written = BytesIO()
-    for piece in _pieces(cells, most):
+    for piece in _pieces(cells, most, undone):
         written.write(piece)
     return written.getvalue()
 
 
-def _pieces(cells: Sequence[Cell], most: int) -> Iterator[bytes]:
+def _pieces(cells: Sequence[Cell], most: int, undone: Container[int]) -> Iterator[bytes]:
     yield b'{"cells":[\n'
-    writer = _Writer(most - _END_BYTES)
+    writer = _Writer(most - _END_BYTES, undone)
     count, written = len(cells), 0
     for cell in islice(cells, count):
         pieces = writer.cell(cell)
@@ -70,7 +75,8 @@ def _left_out(first: int, last: int) -> bytes:
 class _Writer:
     """Writes cells within `most` bytes, of which outputs get half."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, undone: Container[int]) -> None:
+        self._undone = undone
         self._left = most
         self._outputs_left = most // 2
         self._values_left = JSON_VALUES
@@ -81,10 +87,11 @@ class _Writer:
         count = cell.execution_count
         outputs = self._outputs(cell, count)
         remarks = {"status": cell.status.value, "cause": outcome.cause if outcome else None}
+        tags = {"tags": ["undone"]} if cell.number in self._undone else {}
         head = {
             "id": f"cell-{cell.number}",
             "cell_type": "code",
-            "metadata": {"kernel-mcp": {k: v for k, v in remarks.items() if v}},
+            "metadata": {"kernel-mcp": {k: v for k, v in remarks.items() if v}, **tags},
             "execution_count": count,
         }
         pieces = [compact(head)[:-1], b',"source":', *string([cell.code]), b',"outputs":[']

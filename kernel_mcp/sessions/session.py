@@ -460,6 +460,7 @@ class Session:
         try:
             async with self._turn:
                 back = await self.lifecycle.undo(cells)
+            self.cells.undone.update(back.undone)
         finally:
             await self.disown()
         self.last_used = self._clock()

@@ -17,6 +17,7 @@ from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
 from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
+from kernel_mcp.sessions.lifecycle import cells_in_words
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
@@ -109,7 +110,9 @@ def register(box: Toolbox, services: Services) -> None:
         size = await anyio.to_thread.run_sync(export, limiter=one_notebook)
         count = len(found.cells)
         cells = f"{count} cell{'' if count == 1 else 's'}"
-        result = say(f"Wrote {cells} with their outputs to {path!r}.")
+        gone = found.cells.undone
+        which = f" {cells_in_words(sorted(gone)).capitalize()}: tagged `undone`." if gone else ""
+        result = say(f"Wrote {cells} with their outputs to {path!r}.{which}")
         uri = f"kernel://{found.handle}/notebook"
         link = ResourceLink(uri=uri, name=path, mime_type=NOTEBOOK_MIME, size=size)
         result.content.append(link)
@@ -132,7 +135,7 @@ def _opened(path: str, document: Document, part: _Part) -> FileContent:
 
 
 def _export(session: Session, path: str) -> int:
-    return _write(session, path, notebook(session.cells))
+    return _write(session, path, notebook(session.cells, undone=session.cells.undone))
 
 
 def _write(session: Session, path: str, content: str | bytes, encoding: str = "utf-8") -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anyio
 import pytest
 
@@ -29,6 +31,13 @@ async def test_undo_takes_back_cells_and_says_what_is_gone() -> None:
         back = (await agent.call("undo", cells=2)).data
         assert (back["state_as_of"], back["gone"]) == (2, [3, 5])
         assert await value(agent, "print(x)") == "2"
+        # the notebook has all cells, and says which of them the variables hold nothing of
+        told = (await agent.call("export_notebook")).text
+        assert "Cells 3–5: tagged `undone`" in told  # noqa: RUF001
+        book = json.loads(await value(agent, "print(open('notebook.ipynb').read())"))
+        tags = [each["metadata"].get("tags") for each in book["cells"]]
+        assert tags == [None, None, ["undone"], ["undone"], ["undone"], None][: len(tags)]
+        await agent.call("undo")
         assert "cells 1–2, 6 can be undone" in await agent.refused("undo", cells=9)  # noqa: RUF001
         assert "pass 1 or more" in await agent.refused("undo", cells=0)
 
