@@ -109,6 +109,7 @@ class Kept:
         if dump is not None:
             row = {**dump.row(), "lost": dict(sleep.lost), "copies": [*sleep.copies]}
             row["files"] = [*sleep.files]
+            sync(dump.path)
             saved = replace(saved, dump=dump.path.name, size=dump.size, variables=row)
         self.entry.commit(saved)
         self._live = True
@@ -255,7 +256,6 @@ async def write_here(kernel: Kernel, kept: Kept, *, most_bytes: int | None) -> S
             "saved before"
         )
     kept.late = 0
-    await anyio.to_thread.run_sync(sync, path)
     if most_bytes is not None and any(why.startswith(TOO_LARGE) for why in dump.lost.values()):
         raise HibernationError(TOO_LARGE)
     return _told(dump, {})
