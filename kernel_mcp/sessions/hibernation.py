@@ -49,6 +49,8 @@ START_ANEW = (
 )
 ENDED_WITH_KERNEL = "a file in a folder that ends with its kernel; files in the workspace stay"
 _RESULT = re.compile(r"Out\[\d+\]")
+_PLAIN = re.compile(r"[\w/\[\]@+~-][^\s()'\"\\,;:]*|(Out\[\d+\], )+…|[\d,]+ more")
+"""Names of variables, of results, of files, and what stands for many."""
 
 
 class Shelf(Protocol):
@@ -456,8 +458,7 @@ def described(names: Iterable[str], variables: Iterable[Mapping[str, Any]]) -> s
     shapes = {each["name"]: each["shape"] for each in variables if each.get("shape")}
     return _joined(
         [
-            one_line(name)
-            + (f" ({TIMES.join(map(rounded, shapes[name]))})" if name in shapes else "")
+            shown(name) + (f" ({TIMES.join(map(rounded, shapes[name]))})" if name in shapes else "")
             for name in names
         ]
     )
@@ -473,7 +474,13 @@ def rounded(count: int) -> str:
 
 def listing(names: Iterable[str]) -> str:
     """Names with commas, up to `LISTED_CHARS`; the others are counted."""
-    return _joined([one_line(name) for name in names])
+    return _joined([shown(name) for name in names])
+
+
+def shown(name: str) -> str:
+    """A name on one line; in quotes where it could be taken for the words around it."""
+    text = one_line(name)
+    return text if _PLAIN.fullmatch(text) else repr(text)
 
 
 def reasons(lost: Mapping[str, str]) -> str:
@@ -482,7 +489,17 @@ def reasons(lost: Mapping[str, str]) -> str:
     if len(results) > MAX_RESULTS:
         short = ", ".join([*results[:MAX_RESULTS], "…"])
         lost = {**{k: v for k, v in lost.items() if k not in results}, short: lost[results[0]]}
-    return _joined([f"{one_line(name)} ({one_line(reason)})" for name, reason in lost.items()])
+    return _joined([f"{shown(name)} ({_within(reason)})" for name, reason in lost.items()])
+
+
+def _within(reason: str) -> str:
+    """A reason for brackets, which it does not close."""
+    text, depth = one_line(reason), 0
+    for each in text:
+        depth += (each == "(") - (each == ")")
+        if depth < 0:
+            return repr(text)
+    return text
 
 
 def _joined(items: Sequence[str]) -> str:

@@ -199,12 +199,18 @@ class Keeping:
     def request(self, request: KernelRequest, saved: Saved) -> KernelRequest:
         """A request with what the session had asked for before, as far as that is permitted.
 
-        What `request` asks for itself stays. Raises KernelMcpError for packages that are not.
+        What `request` asks for itself stays. Raises KernelMcpError for packages that are not, and
+        for a Python that cannot have the variables.
         """
-        asked = saved.asked
+        asked, then = saved.asked, _minor(saved.python[0])
+        if saved.dump and request.python[:1].isdigit() and _minor(request.python) != then:
+            raise HibernationError(
+                f"its variables are those of Python {then}, and this session is to have "
+                f"{request.python}"
+            )
         python = request.python or str(asked.get("python") or "")
-        if not python and saved.dump and _minor(saved.python[0]) != _minor(self._own_python()):
-            python = _minor(saved.python[0])
+        if not python and saved.dump and then != _minor(self._own_python()):
+            python = then
         packages = request.packages
         if not packages and asked.get("packages"):
             packages = self._permits([str(each) for each in asked["packages"]])
@@ -249,9 +255,10 @@ class Keeping:
             return Claim(note=_held_back(saved, when, _OPENED.format("; ".join(wider)), entry.key))
         if saved.dump and saved.undone and not resume:
             return Claim(note=_held_back(saved, when, _UNDONE.format(saved.cell), entry.key))
+        if saved.dump and saved.python[1:] != (_IMPLEMENTATION, platform.machine()):
+            of = f"{saved.python[1]} on {saved.python[2]}"
+            return Claim(note=f"{UNUSED}: its variables are those of {of}")
         dump, failure = None, ""
-        if saved.dump and (saved.python[1:] != (_IMPLEMENTATION, platform.machine())):
-            failure = f"they are those of {saved.python[1]} on {saved.python[2]}"
         try:
             dump = entry.dump()
         except HibernationError as error:
@@ -279,6 +286,7 @@ class Keeping:
 
 
 _IMPLEMENTATION = "cpython"
+UNUSED = "What was kept of this session cannot be used, and stays as it is; this one is not kept"
 _FILES_STAY = "Its files and packages are there; its variables are not"
 _BRANCHES = (
     "Branches end with their server: those of this session are gone with their variables. Files "
@@ -337,11 +345,7 @@ def unlike(version: str, saved: Saved) -> str:
     """Why a kernel of this version may not load what was saved; empty where it may."""
     if not version or _minor(version) == _minor(saved.python[0]):
         return ""
-    return (
-        f"they were saved by Python {_minor(saved.python[0])} and cannot be read by {version}; "
-        f"a session of that Python has them: create_session(name=..., python="
-        f"{_minor(saved.python[0])!r})"
-    )
+    return f"they were saved by Python {_minor(saved.python[0])} and cannot be read by {version}"
 
 
 def changed(packages: Sequence[str], saved: Saved) -> str:

@@ -25,7 +25,7 @@ from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.history import ClosedRecords, History
-from kernel_mcp.sessions.keeping import HELD_HERE, UNKEPT, Claim, Keeping
+from kernel_mcp.sessions.keeping import HELD_HERE, UNKEPT, UNUSED, Claim, Keeping
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
 from kernel_mcp.sessions.quota import Capacity, SessionQuota
@@ -42,7 +42,6 @@ CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 """What a session can be called; `--workspace` may have a folder of that name."""
 HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}")
-UNUSED = "What was kept of this session cannot be used, and stays as it is; this one is not kept"
 MOST_ENDED = 500
 """Ended sessions that are kept for their owners' next call."""
 
@@ -197,6 +196,8 @@ class SessionManager:
                         request = self._keeping.request(request, claim.past.saved)
                         timeout_s = timeout_s or self._keeping.timeout_s(claim.past.saved)
                     except KernelMcpError as error:
+                        if claim.entry is not None:
+                            claim.entry.close()
                         claim = Claim(note=f"{UNUSED}: {error}")
                 if (entry := claim.entry) is not None:
                     kept = folder if self._folders.keep else entry.workspace

@@ -13,6 +13,9 @@ from kernel_mcp.sessions.hibernation import (
     MAKE_ROOM,
     START_ANEW,
     TRIALS,
+    described,
+    listing,
+    reasons,
 )
 from tests.unit.sessions.notebook import notebook
 
@@ -200,3 +203,14 @@ async def test_a_kernel_that_does_not_stop_saving_is_ended(
         assert await nb.hibernate(MAKE_ROOM)
         assert nb.source.living == 0
         assert "did not answer within" in (await nb.run("b = 1")).notices[0]
+
+
+def test_no_name_and_no_reason_is_taken_for_the_words_around_it() -> None:
+    assert (
+        listing(["df", "_", "größe", "Out[3]", "/tmp/a.txt"]) == "df, _, größe, Out[3], /tmp/a.txt"
+    )
+    assert listing(["x). Not back: all", "a\x1b[2J", "it's"]) == (
+        "'x). Not back: all', 'a\\\\x1b[2J', \"it's\""
+    )
+    assert reasons({"a": "holds (b)", "c": "d) and e (f"}) == "a (holds (b)), c ('d) and e (f')"
+    assert described(["n (9 G)"], [{"name": "n (9 G)", "shape": [7]}]) == "'n (9 G)' (7)"

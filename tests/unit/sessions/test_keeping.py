@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import HeaderSecret, Mount
-from kernel_mcp.errors import InstallError
+from kernel_mcp.errors import HibernationError, InstallError
 from kernel_mcp.kernels.factory import KernelRequest
 from kernel_mcp.sessions.keeping import (
     Keeping,
@@ -52,7 +53,7 @@ def kept(folder: Path, **given: Any) -> None:
     saved = claim.entry.saved
     assert saved is not None
     row = {name: getattr(saved, name) for name in Saved.__dataclass_fields__}
-    doors, python = before.doors(None), ("3.11.1", "cpython", __import__("platform").machine())
+    doors, python = before.doors(None), ("3.11.1", "cpython", platform.machine())
     claim.entry.commit(Saved.of({**row, "format": 1, "doors": doors, "python": python}))
     claim.entry.close()
 
@@ -199,3 +200,18 @@ def test_a_store_inside_the_working_folder_is_not_used(
     made, why = keeping_of(Settings(), tmp_path / "s", "bwrap", lambda names: ())
     assert made is not None
     assert made.folder == str(tmp_path / "work")
+
+
+def test_what_another_machine_or_python_saved_stays_for_it(tmp_path: Path) -> None:
+    saved = Saved("/p", "default", dump="x", python=("3.10.2", "cpython", "x86_64"))
+    with pytest.raises(HibernationError, match=r"those of Python 3.10, and .* have 3.12"):
+        keeping(tmp_path).request(KernelRequest("s", Path("/w"), "3.12"), saved)
+    kept(tmp_path)
+    (manifest,) = (tmp_path / "kept" / "k").glob("*/manifest.json")
+    text = manifest.read_text()
+    manifest.write_text(text.replace(f'"{platform.machine()}"', '"vax"'))
+    assert manifest.read_text() != text
+    claim = keeping(tmp_path).claim(Key("/project", "default"), fresh=False, resume=False)
+    assert claim.entry is None
+    assert "stays as it is" in claim.note
+    assert "cpython on vax" in claim.note
