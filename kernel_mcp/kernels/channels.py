@@ -158,6 +158,8 @@ Channel: TypeAlias = Literal["shell", "iopub", "control"]
 BURST_S = 0.003
 SHARE = 0.5
 """Part of the elapsed time that pays off debt: a flood gets a third of the loop."""
+LONGEST_READ_S = 1.0
+"""For what a dead kernel has sent."""
 AGAIN_S = 0.1
 """Seconds until the next attempt when the event loop refuses a reader."""
 CLOSED_GRACE_S = 0.5
@@ -251,15 +253,20 @@ class Channels:
         return "rest" in self._timers
 
     async def drained(self, timeout: float) -> None:
-        """Deliver what a dead kernel sent before, for at most `timeout` seconds."""
+        """Deliver what a dead kernel sent before, for at most `timeout` seconds.
+
+        What can be read at once is all; who has an end of it still, a child, is not waited for.
+        """
         if self.resting:
             self._timers.pop("rest").cancel()
             self._listen()
         self._debt = 0.0
+        began = perf_counter()
         for channel in list(self._lines):
             self._read(channel, rest=False)
-        with anyio.move_on_after(timeout):
-            await self._ended.wait()
+        if perf_counter() - began > LONGEST_READ_S:
+            with anyio.move_on_after(timeout):
+                await self._ended.wait()
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> None:
         """`loop.call_later`; `delay` in seconds."""
@@ -288,7 +295,8 @@ class Channels:
         began = perf_counter()
         self._debt = max(0.0, self._debt - (began - self._settled) * SHARE)
         self._settled = began
-        if not self._take(channel, began + BURST_S - self._debt if rest else began + 1.0):
+        longest = BURST_S - self._debt if rest else LONGEST_READ_S
+        if not self._take(channel, began + longest):
             return
         self._settled = perf_counter()
         self._debt += self._settled - began
