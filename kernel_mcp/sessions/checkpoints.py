@@ -122,8 +122,8 @@ class Checkpoints:
     ) -> Checkpoint | None:
         """Make a copy; None where there can be none. What is in the way is told once by name.
 
-        In a `hurry` older ones are looked at next time. Raises LaunchError instead when it was
-        `asked` for.
+        In a `hurry` what older ones share is looked at next time. Raises LaunchError instead when
+        it was `asked` for.
         """
         if not asked and (self._mode == "off" or kernel is self._useless):
             return None
@@ -148,8 +148,7 @@ class Checkpoints:
         self._as_of[made] = as_of
         self._work_s, self._stale = 0.0, False
         self._useless = None
-        if not hurry:  # some 10 ms for a gigabyte, each
-            await self._thin_out(kernel)
+        await self._thin_out(kernel, look=not hurry)
         return made
 
     def at(self, as_of: int) -> Checkpoint | None:
@@ -217,12 +216,17 @@ class Checkpoints:
         made, self._fork_s = await kernel.checkpoint()
         return made
 
-    async def _thin_out(self, kernel: Kernel) -> None:
-        """Give up copies that have ended, all but the last, and older ones that share little."""
+    async def _thin_out(self, kernel: Kernel, *, look: bool) -> None:
+        """Give up copies that have ended, all but the last, and older ones that share little.
+
+        The `look` at what they share takes some 10 ms for each gigabyte of each.
+        """
         former = list(self._as_of)[:-1]
         for number, each in enumerate(former):
             own = 1.0
             if each.usable and number > len(former) - MOST:
+                if not look:
+                    continue
                 with Barrier("looking at the memory of a checkpoint"):
                     alone, whole = await anyio.to_thread.run_sync(_memory, each.pid)
                     own = alone / whole

@@ -110,6 +110,19 @@ async def test_the_last_three_are_kept_while_they_share(own: dict[int, int]) -> 
     assert policy.at(3) is None
 
 
+async def test_in_a_hurry_the_last_three_are_kept_unseen(own: dict[int, int]) -> None:
+    policy, kernel, _ = made()
+    for cell in range(1, 6):
+        own[cell] = GIB
+        policy.worked(0.1)
+        await policy.take(kernel, cell, asked=True, hurry=True)
+        assert len(policy._as_of) <= checkpoints.MOST
+    assert [policy.state_of(each) for each in policy._as_of] == [3, 4, 5]
+    policy.worked(0.1)
+    await policy.take(kernel, 6)
+    assert [policy.state_of(each) for each in policy._as_of] == [6]
+
+
 async def test_what_is_saved_besides_is_not_called_lost(own: dict[int, int]) -> None:
     told: list[str] = []
     policy: Checkpoints = Checkpoints("always", lambda: 0.0, told.append, lambda: True)
