@@ -54,3 +54,38 @@ async def test_the_trail_of_a_session(tmp_path: Path) -> None:
     assert notebook_file["path"] == "notebook.ipynb"
     assert (kill["cell"], "code 3" in kill["cause"]) == (3, True)
     assert end["cells"] == 3
+
+
+async def test_the_trail_names_what_checkpoints_are_used_for(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    flags = ("--audit-log", str(path), "--allow", "*", "--warm", "0")
+    persist = ("--persist", "1G,1d", "--state-dir", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir(mode=0o700)
+    async with agent(*flags, *persist) as notebook:
+        kept = (await notebook.call("create_session", name="kept")).data["session"]
+        await notebook.run("x = 1", session=kept)
+        await notebook.run("x = 2", session=kept, checkpoint=True)
+        await notebook.run("import os; os.kill(os.getpid(), 9)", session=kept)
+        await notebook.run("y = 3", session=kept, checkpoint=True)
+        assert not (await notebook.call("undo", session=kept)).failed
+        begun = await notebook.call("branch", session=kept, n=2)
+        assert not begun.failed, begun.text
+        first = [line for line in lines(path) if line["event"] == "branch"][-1]["branches"]
+        assert len(first) == 2
+        assert not (await notebook.call("adopt", branch=first[0])).failed
+    found = [line for line in lines(path) if line.get("session") == kept]
+    told = {line["event"]: line for line in found}
+    assert told["checkpoint"]["cell"] >= 1
+    assert told["revival"]["cell"] == 1
+    assert told["kill"]["cell"] == 3
+    assert told["undo"]["cells"]
+    assert told["branch"]["branches"] == first
+    assert told["adopt"]["branch"] == first[0]
+    async with agent(*flags, *persist) as notebook:
+        again = await notebook.call("create_session", name="kept", resume=True)
+        assert not again.failed, again.text
+        assert (await notebook.run("print(x)", session=again.data["session"])).text.startswith("1")
+    (resumed,) = [line for line in lines(path) if line["event"] == "resume"]
+    assert resumed["session"] == again.data["session"]
+    assert resumed["saved"]
+    assert resumed["cells"] >= 1

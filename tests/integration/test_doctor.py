@@ -56,11 +56,16 @@ def states(backend: dict[str, Any]) -> dict[str, str]:
     return {check["name"]: check["state"] for check in backend["checks"]}
 
 
+def said(backend: dict[str, Any]) -> dict[str, str]:
+    return {check["name"]: check["found"] for check in backend["checks"]}
+
+
 def test_the_strongest_backend_holds_check_by_check() -> None:
     code, report = doctor("--sandbox", "bwrap")
     (backend,) = report["backends"]
     assert [check for check in backend["checks"] if check["state"] != "ok"] == []
     assert set(states(backend)) >= EVERYWHERE
+    assert "variables back in" in said(backend)["forked: a kernel that died comes back"]
     assert (code, report["holds"], report["used"]) == (0, True, "bwrap")
     assert {"kernel-mcp", "linux", "bubblewrap", "ipykernel"} <= set(report["versions"])
 
@@ -129,6 +134,7 @@ def test_landlock_holds_but_for_the_gaps_it_admits() -> None:
     found = states(backend)
     assert {found[name] for name in EVERYWHERE} == {"ok"}
     assert found["own namespaces"] == "gap"
+    assert said(backend)["a kernel that died comes back"].startswith("no: kernels are not forked")
     assert any("no process namespace" in gap for gap in backend["gaps"])
     assert (code, report["used"]) == (0, "landlock")
 

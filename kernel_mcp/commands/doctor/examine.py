@@ -16,10 +16,12 @@ import anyio
 
 from kernel_mcp import __version__
 from kernel_mcp.commands.doctor.trials import (
+    CHECKPOINTS,
     LIMITS,
     TRIALS,
     Trial,
     TrialKernel,
+    coming_back,
     killed_server,
     through_doors,
     through_proxy,
@@ -192,8 +194,12 @@ async def examine(
             variables = (*settings.environ, *network.variables.items())
             runner = partial(_TrialRunner, environment=environment, variables=variables)
             found += await runner(cold, runs.path, trials=trials).perform_all()
+            wanted = settings.checkpoints != "off"
+            if not (sandbox.forks and not settings.no_template and wanted):
+                found.append(Check(CHECKPOINTS, True, NO_TEMPLATE if wanted else OFF))
             if sandbox.forks and not settings.no_template:
                 folder = runs.path / "f"
+                again = (Trial(CHECKPOINTS, coming_back),) if wanted else ()
                 forking = TemplateLauncher(
                     sandbox,
                     runs,
@@ -202,10 +208,10 @@ async def examine(
                     resources=resources,
                     doors=doors,
                     network=network,
+                    checkpoints=wanted,
                 )
-                found += await _through_template(
-                    forking, environment, partial(runner, forking, folder, trials=trials)
-                )
+                forked = partial(runner, forking, folder, trials=(*trials, *again))
+                found += await _through_template(forking, environment, forked)
             orphan = partial(killed_server, name, environment, folder, options)
             found.append(await anyio.to_thread.run_sync(orphan))
     return Examination(name, checks=tuple(found), report=report)
@@ -266,6 +272,10 @@ async def _through_template(
     return [replace(check, name=f"forked: {check.name}") for check in found]
 
 
+OFF = "no: --checkpoints off"
+NO_TEMPLATE = (
+    "no: kernels are not forked from a template here, which takes bubblewrap and no --no-template"
+)
 _NO_START = "a server with these flags does not start in this sandbox"
 _FORKED_REMEDY = "start the server with --no-template, and report this as a defect"
 

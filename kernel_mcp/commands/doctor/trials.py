@@ -223,6 +223,32 @@ async def interrupt(target: TrialKernel) -> list[Check]:
     ]
 
 
+async def coming_back(target: TrialKernel) -> list[Check]:
+    """A kernel that dies, and the one that a checkpoint has in its place. Raises LaunchError."""
+    await target.run(target.cell("kept = 42"))
+    kernel, enclosure = target.kernel, target.kernel.handle.enclosure
+    assert enclosure is not None
+    made, _ = await kernel.checkpoint()
+    await target.run(target.cell("kept = 0\nimport os\nos.kill(os.getpid(), 9)"))
+    await kernel.dead.wait()
+    began = time.monotonic()
+    await enclosure.clear()
+    fresh = target.kernel = await kernel.wake(made)
+    took = time.monotonic() - began
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fresh.watch)
+            _, facts = await target.facts("tell(kept=kept)")
+            fresh.kill()
+    finally:
+        await fresh.aclose()
+    found = f"variables back in {took:.2f} s" if facts.get("kept") == 42 else "variables lost"
+    return [Check(CHECKPOINTS, facts.get("kept") == 42, found, "use --checkpoints off")]
+
+
+CHECKPOINTS = "a kernel that died comes back"
+
+
 async def memory(target: TrialKernel) -> list[Check]:
     """One process that allocates several times its budget."""
     cell, facts = await target.facts(_ONE_PROCESS)
