@@ -39,7 +39,7 @@ from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
-from kernel_mcp.linux.process import ENDING, end_soon, import_nothing_from, own_places
+from kernel_mcp.linux.process import ENDING, end_soon, import_nothing_from, own_places, stay
 from kernel_mcp.output.text import Masks
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
@@ -390,11 +390,15 @@ def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
 
 
 async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(*ENDING) as signals:
-        async for number in signals:
-            logger.info("stopping on %s", signal.Signals(number).name)
-            end_soon()
-            scope.cancel()
+    """Have the first signal end the server in order, and none after it cut the last saves short."""
+    try:
+        with anyio.open_signal_receiver(*ENDING) as signals:
+            async for number in signals:
+                logger.info("stopping on %s", signal.Signals(number).name)
+                end_soon()
+                scope.cancel()
+    finally:
+        stay()
 
 
 def _allow_many_files() -> None:

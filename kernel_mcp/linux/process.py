@@ -231,6 +231,12 @@ def end_soon() -> None:
     signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_S)
 
 
+def stay() -> None:
+    """Have no further one of `ENDING` end the process while it clears up; main thread only."""
+    for number in ENDING:
+        signal.signal(number, _stay)
+
+
 def end_in_order() -> None:
     """Have the first of `ENDING` raise SystemExit in the main thread: what it tries is cleared up.
 
@@ -242,8 +248,7 @@ def end_in_order() -> None:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    for other in ENDING:
-        signal.signal(other, _stay)
+    stay()
     end_soon()
     raise SystemExit(128 + number)
 

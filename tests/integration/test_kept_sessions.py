@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +118,39 @@ async def test_only_a_save_in_the_background_lets_all_others_go_first(place: Pla
     async with place.life() as third:
         answer = await third.run("now")
         assert answer.text.startswith("0"), answer.text
+
+
+SLOW = """
+import time
+class Slow:
+    def __reduce__(self):
+        open("begun", "w").close()
+        time.sleep(0.5)
+        return int, (7,)
+slow = Slow()
+"""
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, None], ids=["SIGINT", "end of input"])
+async def test_a_signal_while_the_server_ends_cuts_no_save_short(
+    place: Place, first: signal.Signals | None
+) -> None:
+    """Claude Code sends SIGINT, and SIGTERM a tenth of a second later."""
+
+    async def terminate(pid: int) -> None:
+        while not list(place.kept.glob("w/*/begun")):
+            await anyio.sleep(0.01)
+        os.kill(pid, signal.SIGTERM)
+
+    async with anyio.create_task_group() as tasks, place.life() as life:
+        await life.run("1")
+        await place.saved(1)  # the next save in the background is a minute away
+        await life.run(SLOW)
+        tasks.start_soon(terminate, life.pid)
+        if first is not None:
+            os.kill(life.pid, first)
+    async with place.life() as life:
+        assert (await life.run("slow")).text.startswith("7")
 
 
 async def test_what_was_undone_does_not_come_back_when_the_server_is_killed(place: Place) -> None:
