@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ MOST_MANIFEST_BYTES = 64 * MIB
 MOST_ENTRIES = 200_000
 """Files that are counted of one entry."""
 ID_CHARS = 32
+_ID = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 ENDING_S = 5.0
 """How long one waits for a server that is about to end: clients start the next one meanwhile."""
 LOOKING_S = 0.1
@@ -350,6 +352,8 @@ class SessionStore:
         except FileNotFoundError:
             return
         for folder in folders:
+            if not _ID.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+                continue  # nothing of a server's
             saved = None
             with contextlib.suppress(ValueError, OSError):
                 saved = _read(folder)

@@ -188,3 +188,13 @@ def test_variables_that_are_dropped_do_not_come_back(tmp_path: Path) -> None:
     assert again.saved is not None
     assert again.saved.cell == 9
     assert list(again.folder.glob("variables-*")) == []
+
+
+def test_what_no_server_has_put_there_is_no_session(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    opened(made).close()
+    (made.records / "evil\x1b[2J").mkdir()
+    (made.records / ("a" * 32)).write_text("")
+    (made.records / ("b" * 32)).symlink_to(tmp_path)
+    assert [each.id for each in made.entries()] == [KEY.id]
+    assert tmp_path.is_dir()
