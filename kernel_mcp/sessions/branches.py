@@ -68,13 +68,14 @@ class Family(Generic[S]):
     """A session and its branches, which have one sandbox, working folder and memory limit.
 
     They count as one: `last_used` is when any of them was. `root` is the session that keeps its
-    handle and outlives the server.
+    handle and outlives the server. While one is `adopting`, no other is.
     """
 
     last_used: float
     members: list[S] = field(default_factory=list)
     root: S | None = None
     ended: list[S] = field(default_factory=list)
+    adopting: bool = False
 
     def leave(self, session: S) -> list[S]:
         """Note its end; the sessions whose files nobody needs any more, all with the last one."""

@@ -360,10 +360,21 @@ class SessionManager:
                 "This is no branch: pass the handle of one that branch has given, or go on here "
                 "and close the branches with close_session."
             )
+        if family.adopting:
+            raise BranchError("Another branch is being adopted, and this one is closed with that.")
+        family.adopting = True
+        try:
+            return await self._adopt(branch, root, others)
+        finally:
+            family.adopting = False
+
+    async def _adopt(
+        self, branch: Session, root: Session | None, others: list[Session]
+    ) -> tuple[Session, list[int]]:
         gone: list[int] = []
         origin = branch.origin
         if root is None or origin is None:
-            family.root = root = branch
+            branch.family.root = root = branch
         else:
             gone = await branches.adopt(branch, root, origin)
             root.cells.undone.update(gone)

@@ -198,6 +198,25 @@ async def test_branches_that_sleep_are_branches_still() -> None:
         assert (row["state"], await value(agent, "print(x)")) == ("idle", "2")
 
 
+async def test_of_two_that_are_adopted_at_once_one_is_the_session() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run("x = 0")
+        handles = await branches(agent, 2)
+        for number, handle in enumerate(handles):
+            await agent.run(f"x = {number + 1}", session=handle)
+        answers: dict[str, Answer] = {}
+
+        async def adopt(handle: str) -> None:
+            answers[handle] = await agent.call("adopt", branch=handle)
+
+        async with anyio.create_task_group() as tasks:
+            for handle in handles:
+                tasks.start_soon(adopt, handle)
+        (winner,) = (number for number in range(2) if not answers[handles[number]].failed)
+        assert await value(agent, "print(x)") == str(winner + 1)
+        assert "adopted" in answers[handles[1 - winner]].text
+
+
 async def branches(agent: Agent, count: int, session: str = "") -> list[str]:
     made = (await agent.call("branch", n=count, session=session)).data
     return [each["session"] for each in made["branches"]]
