@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from kernel_specs.restricted.config import BootConfig
 
 SHARED_MEMORY = "/dev/shm"
+SEMAPHORES = f"{SHARED_MEMORY}/sem."
+"""How sem_open(3) begins the names of files that hold no data."""
 MAX_FILES = 100
 MAX_ENTRIES = 20_000
 MAX_PATH_CHARS = 200
@@ -413,7 +415,9 @@ def left_files(tmp: str) -> list[str]:
                 looked += 1
                 if len(found) == MAX_FILES or looked > MAX_ENTRIES:
                     return found
-                if _is_file(path) and len(path) <= MAX_PATH_CHARS:
+                if path.startswith(SEMAPHORES) or len(path) > MAX_PATH_CHARS:
+                    continue
+                if _is_file(path):
                     found.append(path)
     return found
 
