@@ -240,6 +240,21 @@ async def test_a_branch_that_is_ended_for_lack_of_memory_comes_back_and_the_othe
             assert answer.status == "ok", answer.text
 
 
+async def test_a_death_without_a_checkpoint_is_that_of_one_branch_and_told_as_its_own() -> None:
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        await agent.run("import os\nx = 1")
+        one, two = await branches(agent, 2)
+        await agent.run("os.kill(os.getppid(), 9)", session=one)  # what both come back from
+        dead = await agent.run("os.abort()", session=one)
+        assert "SIGABRT (Fatal Python error: Aborted)" in dead.text
+        assert "Lost: os, x." in dead.text
+        assert await value(agent, "print(x)", two) == "1"
+        dead = await agent.run("x = 2\nos.kill(os.getpid(), 9)", session=two)
+        assert "the kernel was killed by SIGKILL" in dead.text
+        assert "Aborted" not in dead.text
+        assert await value(agent, "print(x)") == "1"
+
+
 @pytest.mark.full
 async def test_three_branches_of_a_large_frame_are_changed_apart_and_one_is_adopted() -> None:
     """2.3 GB in huge pages, as numpy has them: no branch copies what it does not change."""
