@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import anyio
 
 from kernel_mcp.barriers import Barrier, Faults, surely
 from kernel_mcp.config.settings import Limits
+from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.limits.group import SHELL, KernelGroup
 from kernel_mcp.limits.groups import Membership
-from kernel_mcp.limits.meter import Gauge, Unmeasurable
+from kernel_mcp.limits.meter import Gauge, Unmeasurable, plainly
 from kernel_mcp.limits.quota import FolderQuota
 from kernel_mcp.linux.proc import ExitStatus, Usage, family
 from kernel_mcp.sandbox.base import SandboxCommand
@@ -65,6 +66,8 @@ class CpuPriority:
 
 RESTING_CPU_S = 0.01
 """CPU seconds since the last check below which a kernel counts as idle."""
+GROWTH = 16 * MIB
+"""Bytes that a checkpoint may have more than its kernel had when it was asked for."""
 MOST_PROCESSES = 10_000
 """Processes of a kernel that are looked at one by one without a control group."""
 
@@ -98,7 +101,7 @@ class KernelLimits:
         self._membership = membership
         self._forget = forget
         self._roots: list[int] = []
-        self._apart: frozenset[int] = frozenset()
+        self._apart: dict[int, int] = {}
         self._faults = Faults(session)
         self._gauge = Gauge(
             self.group, self._processes, budget=limits.memory_bytes, faults=self._faults
@@ -238,13 +241,14 @@ class KernelLimits:
         finally:
             self._looking = False
 
-    def make_room(self, size: int, apart: Iterable[int]) -> None:
+    def make_room(self, size: int, apart: Mapping[int, int]) -> None:
         """Allow `size` bytes more, where the machine has them: what checkpoints may come to hold.
 
-        That is never more than the kernel's own limit. `apart` are their processes, which count for
-        nothing where memory is read from /proc.
+        That is never more than the kernel's own limit. `apart` are their processes and the bytes
+        that they may hold: while they do no more, they count for nothing where memory is read from
+        /proc.
         """
-        self._apart = frozenset(apart)
+        self._apart = dict(apart)
         if self._membership is not None and (most := self.limits.memory_bytes):
             self._membership.make_room(most, min(size, most))
 
@@ -327,7 +331,14 @@ class KernelLimits:
         if self.group is not None:
             return self.group.processes()[:MOST_PROCESSES]
         found = family(self._roots)
-        return [pid for pid in found if pid not in self._apart][:MOST_PROCESSES]
+        return [pid for pid in found if not self._waits(pid)][:MOST_PROCESSES]
+
+    def _waits(self, pid: int) -> bool:
+        """Whether it is a checkpoint that holds no more than when it was made."""
+        if (size := self._apart.get(pid)) is None:
+            return False
+        held = plainly(pid)
+        return held.private + held.shared <= min(size, self.limits.memory_bytes or size) + GROWTH
 
 
 def _nothing() -> None:

@@ -354,7 +354,8 @@ class ForkedEnclosure:
         """Have the limit of memory leave room for what checkpoints hold."""
         waiting = [each for each in self.checkpoints if each.usable]
         self._limits.make_room(
-            max((each.size for each in waiting), default=0), [each.pid for each in waiting]
+            max((each.size for each in waiting), default=0),
+            {each.pid: each.size for each in waiting},
         )
 
     def _hold(self, pid: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -257,3 +259,16 @@ async def test_what_ends_because_the_machine_is_out_of_memory_is_not_said_to_be_
     )
     await limits.aclose()
     resources.close()
+
+
+async def test_a_checkpoint_that_goes_on_growing_counts(watched: Watched) -> None:
+    code = "import sys\nheld = bytearray(64 << 20)\nprint(flush=True)\nsys.stdin.read()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as copy:
+        assert copy.stdout is not None
+        copy.stdout.readline()
+        watched.limits.admit([copy.pid])
+        for held, counted in ((64 * MIB, False), (8 * MIB, True)):
+            watched.limits.make_room(held, {copy.pid: held})
+            assert (copy.pid in watched.limits._processes()) is counted
+        copy.kill()

@@ -154,7 +154,7 @@ async def test_checkpoints_have_room_besides_the_limit_and_no_more_than_that(
     stat = "total_rss {}\ntotal_shmem 0\n" if version == 1 else "anon {}\nshmem 0\n"
 
     async def allowed(size: int) -> int:
-        limits.make_room(size, [])
+        limits.make_room(size, {})
         limits.admit([])  # after which all is settled
         await limits.settled()
         return int(most.read_text())
