@@ -203,6 +203,8 @@ class ForkedEnclosure:
                 self.tail.close()
                 self._release()
                 await self._resources.aclose()
+            else:
+                self.tail.forget()  # its last words are those of no other
 
     async def place(self, kernel: KernelProcess) -> Checkpoint:
         """See `Enclosure`."""
