@@ -103,6 +103,7 @@ async def begin(session: Member, handles: Sequence[str]) -> list[tuple[Start, Or
         woken = _Woken()
         try:
             as_of = lifecycle.state_as_of or 0
+            lifecycle.checkpoints.stir()
             made = await lifecycle.checkpoints.take(kernel, as_of, asked=True, hurry=True)
             assert made is not None
             async with anyio.create_task_group() as tasks:

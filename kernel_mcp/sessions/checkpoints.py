@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +40,37 @@ PAUSE_S = 1.0
 """Without a cell, after which a copy is made of what has changed."""
 IDLE_S = 600.0
 """Without a cell, after which copies are given up."""
+RESTING = 4
+"""Sessions without a cell that keep copies which could be made anew in no time."""
 MOST = 3
 SHARED = 0.8
 """Part of its memory that an older copy has to share, or it is given up."""
 MEMORY = 0.5
 """Part of the free memory of the machine that a copy may come to hold."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Resting:
+    """Sessions without a cell that have copies: of many, those used last keep theirs.
+
+    A copy that waits takes some 3 MB, a tenth of a small kernel or more: both write to memory that
+    they had shared, if only to count references.
+    """
+
+    def __init__(self, most: int = RESTING) -> None:
+        self._most = most
+        self._known: OrderedDict[Checkpoints, Callable[[], None]] = OrderedDict()
+
+    def add(self, session: Checkpoints, give_up: Callable[[], None]) -> None:
+        """A session begins to rest; `give_up` is called when others have rested less long."""
+        self._known.pop(session, None)
+        self._known[session] = give_up
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)[1]()
+
+    def remove(self, session: Checkpoints) -> None:
+        """It is used again, or has no copies any more."""
+        self._known.pop(session, None)
 
 
 class Checkpoints:
@@ -58,15 +85,19 @@ class Checkpoints:
         clock: Callable[[], float],
         news: Callable[[str], object],
         saved: Callable[[], bool] = lambda: False,
+        resting: Resting | None = None,
     ) -> None:
         """`mode` is that of `--checkpoints`; `clock` in seconds.
 
-        `saved` says whether the variables are written in the background as well.
+        `saved` says whether the variables are written in the background as well. `resting` are all
+        sessions of the server.
         """
         self._mode = mode
         self._clock = clock
         self._news = news
         self._saved = saved
+        self._resting = resting or Resting()
+        self._given_up = False
         self._as_of: dict[Checkpoint, int] = {}
         self._work_s = 0.0
         self._fork_s = 0.0
@@ -92,12 +123,18 @@ class Checkpoints:
     async def pause(self, kernel: Kernel, as_of: int) -> None:
         """Use the time in which there is no cell."""
         if not self._stale:
-            self.drop_all(kernel)
+            self._give_up(kernel)
             return
         cost_s = await self._cost_s()
         if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
             await self.take(kernel, as_of)
         self._stale = False
+        if self._as_of and self._fork_s <= TRIFLE_S and self._mode != "always":
+            self._resting.add(self, partial(self._give_up, kernel))
+
+    def stir(self) -> None:
+        """The session is used: its copies are given up for no other."""
+        self._resting.remove(self)
 
     async def after(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy after a cell if that saves much work."""
@@ -110,8 +147,13 @@ class Checkpoints:
 
     async def ahead(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy before a cell that may take long, unless there is one of this moment."""
-        if self._stale:
+        if self._stale or self._given_up:
             await self.take(kernel, as_of)
+
+    @property
+    def owed(self) -> bool:
+        """Whether one was given up that costs next to nothing: it is made before the next cell."""
+        return self._given_up
 
     async def asked(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy because the agent wants one. Raises LaunchError."""
@@ -129,6 +171,7 @@ class Checkpoints:
             return None
         found = self.at(as_of)
         current = found is not None and self._as_of[found] == as_of
+        self._given_up = False
         if found is not None and current and not self._stale and not self._work_s:
             return found
         try:
@@ -205,8 +248,16 @@ class Checkpoints:
 
     def drop_all(self, kernel: Kernel) -> None:
         """Give all copies up."""
+        self._resting.remove(self)
+        self._given_up = False
         for each in list(self._as_of):
             self.drop(kernel, each)
+
+    def _give_up(self, kernel: Kernel) -> None:
+        """Do without copies of a session that rests; a dead kernel comes back from them."""
+        if kernel.exit is None and self._as_of:
+            self.drop_all(kernel)
+            self._given_up = self._fork_s <= TRIFLE_S
 
     async def _make(self, kernel: Kernel) -> Checkpoint:
         if kernel.handle.enclosure is None:

@@ -367,9 +367,10 @@ class KernelLifecycle:
 
     async def checkpoint_ahead(self, cell: Cell) -> None:
         """Make a copy before a cell where one is wanted; the cell is told if there can be none."""
-        if cell.ahead is Ahead.NO:
+        self.checkpoints.stir()
+        if cell.ahead is Ahead.NO and not self.checkpoints.owed:
             return
-        if cell.ahead is Ahead.LONG:
+        if cell.ahead is not Ahead.ASKED:
             await self.checkpoint(self.checkpoints.ahead)
             return
         try:
@@ -441,6 +442,7 @@ class KernelLifecycle:
 
         Raises UndoError, and LaunchError when the variables were lost over it.
         """
+        self.checkpoints.stir()
         await self.note_death()
         kernel, worked = self.kernel, self._worked
         if self.sleep is not None:
@@ -488,6 +490,7 @@ class KernelLifecycle:
         kernel, known = self.kernel, self.checkpoints
         if kernel is None or kernel.exit is None or kernel.handle.enclosure is None:
             return None
+        known.stir()
         failures: Counter[Checkpoint] = Counter()
         while True:
             found = known.newest if not_after is None else known.at(not_after)

@@ -24,6 +24,7 @@ from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.checkpoints import Resting
 from kernel_mcp.sessions.history import ClosedRecords, History
 from kernel_mcp.sessions.keeping import HELD_HERE, UNKEPT, UNUSED, Claim, Keeping
 from kernel_mcp.sessions.lifecycle import lost_names
@@ -99,6 +100,7 @@ class SessionManager:
         self._workspace = workspace
         self._clock = clock
         self._preparation = preparation
+        self._resting = Resting()
         self._keeping = keeping
         self._audit = audit or Audit()
         self._saver = Saver(clock, lambda: keeping.store.make_room() if keeping else None)
@@ -259,6 +261,7 @@ class SessionManager:
             kept=kept,
             saver=self._saver,
             checkpoints=self._settings.checkpoints,
+            resting=self._resting,
         )
         if kept is not None:
             await self._continue(session, kept, claim)
@@ -337,6 +340,7 @@ class SessionManager:
             journal=self._audit.journal(parent.owner, handle),
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
+            resting=self._resting,
         )
         session.installing = parent.installing
         session.join(parent.family, start, origin)

@@ -27,7 +27,7 @@ from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
 from kernel_mcp.sessions.branches import Family, Origin, Start
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
-from kernel_mcp.sessions.checkpoints import Checkpoints
+from kernel_mcp.sessions.checkpoints import Checkpoints, Resting
 from kernel_mcp.sessions.hibernation import Scratch, Sleep
 from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
 from kernel_mcp.sessions.lifecycle import KernelLifecycle, Return
@@ -87,6 +87,7 @@ class Session:
         kept: Kept | None = None,
         saver: Saver | None = None,
         checkpoints: str = "off",
+        resting: Resting | None = None,
     ) -> None:
         """`admit` reserves a kernel for a hibernated session. Times are seconds of `clock`.
 
@@ -127,7 +128,7 @@ class Session:
             ledger=self.ledger,
             journal=journal,
             checkpoints=Checkpoints(
-                checkpoints, clock, self.ledger.add, lambda: self.kept is not None
+                checkpoints, clock, self.ledger.add, lambda: self.kept is not None, resting
             ),
             on_death=self._look,
             last_save=self._last_save,

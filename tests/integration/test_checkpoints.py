@@ -10,6 +10,7 @@ import anyio
 import pytest
 from mcp.client import Client
 
+from kernel_mcp.sessions.checkpoints import RESTING
 from tests.integration.agent import Agent, Answer, command, notices
 from tests.integration.agent import agent as serving
 from tests.integration.memory import server_pid
@@ -25,11 +26,16 @@ def told(answer: Answer) -> str:
     return "\n".join(notices(answer))
 
 
-async def until_checkpoint(agent: Agent) -> None:
+async def checkpoints(agent: Agent, session: str = "") -> str:
+    """What `info` says of those of a session."""
+    return str((await agent.call("info", session=session)).data["checkpoints"])
+
+
+async def until_checkpoint(agent: Agent, session: str = "") -> None:
     """Pause as an agent does that thinks, until the pause was used."""
-    before = (await agent.call("info")).data["checkpoints"]
+    before = await checkpoints(agent, session)
     with anyio.fail_after(20):
-        while (await agent.call("info")).data["checkpoints"] == before:
+        while await checkpoints(agent, session) == before:
             await anyio.sleep(0.1)
 
 
@@ -95,6 +101,23 @@ async def test_a_kernel_that_dies_between_cells_comes_back() -> None:
         assert after.text.startswith("5")
         assert "exited with code 4 between cells. Variables are as after cell 1" in told(after)
         assert "run cell 2 again" in told(after)
+
+
+async def test_of_many_sessions_that_rest_the_last_keep_copies_and_the_others_get_new_ones() -> (
+    None
+):
+    async with serving("--allow", "*", "--warm", "0") as agent:
+        sessions = []
+        for number in range(RESTING + 1):
+            made = await agent.call("create_session")
+            sessions.append(made.data["session"])
+            await agent.run(f"x = {number}", session=sessions[-1])
+            await until_checkpoint(agent, sessions[-1])
+        found = [await checkpoints(agent, session) for session in sessions]
+        assert ["none now" in each for each in found] == [True, *[False] * RESTING]
+        dead = await agent.run("import os\nos._exit(1)", session=sessions[0])
+        assert dead.cell["state_as_of"] == 1
+        assert (await agent.run("x", session=sessions[0])).text == "0"
 
 
 DIES_ONCE = """

@@ -9,7 +9,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.sessions import checkpoints
-from kernel_mcp.sessions.checkpoints import IDLE_S, PAUSE_S, Checkpoints
+from kernel_mcp.sessions.checkpoints import IDLE_S, PAUSE_S, Checkpoints, Resting
 from kernel_mcp.sessions.lifecycle import Return, cells_in_words
 
 pytestmark = [pytest.mark.anyio]
@@ -32,13 +32,14 @@ class Copied:
         self.made: list[Any] = []
         self.dropped: list[Any] = []
         self.failure: LaunchError | None = None
+        self.fork_s = 0.004
         self.handle = SimpleNamespace(pid=1, enclosure=SimpleNamespace(drop=self.dropped.append))
 
     async def checkpoint(self) -> tuple[Any, float]:
         if self.failure is not None:
             raise self.failure
         self.made.append(Copy(len(self.made) + 1))
-        return self.made[-1], 0.004
+        return self.made[-1], self.fork_s
 
 
 @pytest.fixture
@@ -179,3 +180,58 @@ def test_a_return_says_what_stands_and_what_to_run_again() -> None:
     assert "as after cell 12; run cells 13–14 again" in text  # noqa: RUF001
     assert "Gone with that: x." in text
     assert Return(3, (), ()).loss("it died") is None
+
+
+async def rest(policy: Checkpoints, kernel: Any, cell: int = 1) -> None:
+    policy.worked(0.1)
+    await policy.pause(kernel, cell)
+
+
+async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int, int]) -> None:
+    resting = Resting(2)
+    policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(3)]
+    kernels: list[Any] = [Copied() for _ in policies]
+    for policy, kernel in zip(policies, kernels, strict=True):
+        await rest(policy, kernel)
+    assert [each.newest is not None for each in policies] == [False, True, True]
+    first, second, _ = policies
+    assert first.owed
+    await first.ahead(kernels[0], 1)
+    assert first.newest is not None
+    assert not first.owed
+    second.stir()  # it is used
+    await rest(first, kernels[0], 2)
+    await rest(Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied())
+    assert [each.newest is not None for each in policies] == [True, True, False]
+
+
+async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
+    own: dict[int, int],
+) -> None:
+    resting = Resting(1)
+    policy, kernel = Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied()
+    await rest(policy, kernel)
+    kernel.exit = "it is dead"  # type: ignore[assignment]
+    await rest(Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied())
+    assert policy.newest is not None
+
+
+async def test_copies_that_cost_much_or_are_wanted_always_stay(own: dict[int, int]) -> None:
+    resting = Resting(0)
+    asked, kernel = Checkpoints("always", lambda: 0.0, print, resting=resting), Copied()
+    await rest(asked, kernel)
+    assert asked.newest is not None
+    large, kernel = Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied()
+    kernel.fork_s = 0.2
+    await rest(large, kernel)
+    assert large.newest is not None
+
+
+async def test_after_a_long_rest_one_is_made_before_the_next_cell(own: dict[int, int]) -> None:
+    policy, kernel, _ = made()
+    await rest(policy, kernel)
+    await policy.pause(kernel, 1)
+    assert policy.newest is None
+    assert policy.owed
+    await policy.ahead(kernel, 1)
+    assert len(kernel.made) == 2
