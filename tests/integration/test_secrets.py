@@ -91,10 +91,16 @@ def ask(path, headers=None, host={NAME!r}, data=None):
 PRELUDE += """
 import re
 VALUES = re.compile(rb"tok-7f3a91c2[e]")
+def content(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:  # what code cannot open tells it nothing
+        return b""
 def sought(glob):
     files = [*glob("/proc/[0-9]*/environ"), *glob("/proc/[0-9]*/cmdline"), *glob("/run/kernel/*")]
-    files = [each for each in files if os.path.isfile(each) and os.access(each, os.R_OK)]
-    found = [each for each in files if VALUES.search(open(each, "rb").read())]
+    assert sum(bool(content(each)) for each in files) > 2
+    found = [each for each in files if VALUES.search(content(each))]
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
         for line in maps:
             start, end = (int(part, 16) for part in line.split()[0].split("-"))
