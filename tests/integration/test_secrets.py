@@ -99,7 +99,7 @@ def content(path):
         return b""
 def sought(glob):
     files = [*glob("/proc/[0-9]*/environ"), *glob("/proc/[0-9]*/cmdline"), *glob("/run/kernel/*")]
-    assert sum(bool(content(each)) for each in files) > 2
+    assert any(content(each) for each in files)
     found = [each for each in files if VALUES.search(content(each))]
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb") as memory:
         for line in maps:
