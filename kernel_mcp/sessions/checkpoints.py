@@ -40,7 +40,7 @@ PAUSE_S = 1.0
 """Without a cell, after which a copy is made of what has changed."""
 IDLE_S = 600.0
 """Without a cell, after which copies are given up."""
-RESTING = 4
+RESTING = 2
 """Sessions without a cell that keep copies which could be made anew in no time."""
 MOST = 3
 SHARED = 0.8

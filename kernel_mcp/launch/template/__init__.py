@@ -148,10 +148,6 @@ class TemplateLauncher:
         self._supervisors[environment] = TemplateSupervisor(
             self._sandbox, self._shared, environment, preload
         )
-        if self._checkpoints and preload:  # which may take seconds
-            self._first[environment] = TemplateSupervisor(
-                self._sandbox, self._shared, environment, ()
-            )
 
     def template(self, environment: KernelEnvironment) -> TemplateProcess | None:
         """The template that can fork kernels of `environment` now, if there is one."""
@@ -207,11 +203,25 @@ class TemplateLauncher:
     async def _loading(
         self, environment: KernelEnvironment, supervisor: TemplateSupervisor
     ) -> TemplateSupervisor:
-        """The first of its templates to be ready: a cold kernel would never have a checkpoint."""
-        first = self._first.get(environment, supervisor)
+        """The first of its templates to be ready: a cold kernel would never have a checkpoint.
+
+        What is preloaded may take seconds: whoever comes before that has one without.
+        """
+        first = self._first.get(environment)
+        if first is None and supervisor.loading and supervisor.preload:
+            first = TemplateSupervisor(self._sandbox, self._shared, environment, ())
+            self._first[environment] = first
         with anyio.move_on_after(LOAD_S):
-            await first.ready()
-        return first if supervisor.template is None else supervisor
+            async with anyio.create_task_group() as tasks:
+
+                async def wait(one: TemplateSupervisor) -> None:
+                    await one.ready()
+                    tasks.cancel_scope.cancel()
+
+                for each in (supervisor, first):
+                    if each is not None:
+                        tasks.start_soon(wait, each)
+        return supervisor if first is None or supervisor.template is not None else first
 
     def _loaded(self, environment: KernelEnvironment) -> None:
         """Give up the template that was there first, once the other is loaded."""

@@ -273,6 +273,12 @@ class TemplateSupervisor:
         return current if current is not None and current.usable else None
 
     @property
+    def loading(self) -> bool:
+        """Whether it will be able to fork."""
+        current = self._current
+        return current is not None and current.alive and not current.usable
+
+    @property
     def busy(self) -> bool:
         """Whether any template of it runs."""
         return bool(self._all)
