@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from kernel_mcp.barriers import Barrier
+from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.kernels.factory import KernelRequest
@@ -204,6 +204,9 @@ class Saveable(Protocol):
         HibernationError, OSError.
         """
 
+    def unsaved(self, reason: str) -> None:
+        """The last save has failed for a reason; an empty one: it has not."""
+
 
 async def write_forked(
     kernel: Kernel,
@@ -353,9 +356,9 @@ class Saver:
                         self._saved(session, began, await session.save())
                     except HibernationError as error:
                         logger.info("session %s could not be kept: %s", handle, error)
-                        self._fail(handle, began)
+                        self._fail(session, began, str(error))
                 if barrier.failure is not None:
-                    self._fail(handle, began)
+                    self._fail(session, began, reason_of(barrier.failure))
                 with Barrier("making room for kept sessions"):
                     await anyio.to_thread.run_sync(self._after)
         finally:
@@ -367,13 +370,16 @@ class Saver:
         if written is None:  # it has come into use
             self._not_before[handle] = self._clock() + IDLE_S
             return
+        session.unsaved("")
         self._failures.pop(handle, None)
         self._hurried.discard(handle)
         self._not_before[handle] = began + pause_after(written)
         if not session.changed:
             self._waiting.pop(handle, None)
 
-    def _fail(self, handle: str, began: float) -> None:
+    def _fail(self, session: Saveable, began: float, reason: str) -> None:
+        handle = session.handle
+        session.unsaved(reason)
         count = self._failures[handle] = self._failures.get(handle, 0) + 1
         self._not_before[handle] = began + min(RETRY_S * 2 ** (count - 1), RETRY_MOST_S)
 

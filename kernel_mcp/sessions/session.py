@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 
+AGAIN = (
+    "It is tried again; until then, what cells have done since the last save ends with the server, "
+    "and with a kernel that has no checkpoint"
+)
+
+
 class Preparation(Protocol):
     """What is done for some cells before they run: installations written into them."""
 
@@ -111,6 +117,8 @@ class Session:
         self.family: Family[Session] = Family(self.created, [self], self)
         self.origin: Origin | None = None
         self.keep_record = False
+        self.trouble = ""
+        """Why the last save in the background has failed; empty when it has not."""
         self.forgotten = False
         """Whether what is kept of it goes with its end."""
         self.spared_until = 0.0
@@ -404,6 +412,12 @@ class Session:
                     with anyio.CancelScope(shield=True), Barrier("tidying a store", self.handle):
                         await anyio.to_thread.run_sync(kept.entry.tidy)
         return None
+
+    def unsaved(self, reason: str) -> None:
+        """The last save in the background has failed for a reason; an empty one: it has not."""
+        if reason and not self.trouble:
+            self.ledger.add(f"This session could not be saved in the background: {reason}. {AGAIN}")
+        self.trouble = reason
 
     async def _written(self, kept: Kept, kernel: Kernel, most_bytes: int | None) -> Sleep | None:
         try:

@@ -349,7 +349,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         sandbox_found=found,
         checkpoints=session.lifecycle.checkpoints.words(session.kernel),
         audit_log=services.audit.state,
-        kept=services.kept,
+        kept=services.kept + (f"; not saved now: {session.trouble}" if session.trouble else ""),
         limits=LimitsModel(
             memory_mb=limits.memory_bytes // MIB,
             cpu_s=limits.cpu_seconds,

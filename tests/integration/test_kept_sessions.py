@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -346,3 +347,33 @@ async def test_a_kernel_without_checkpoints_that_dies_comes_back_as_it_was_saved
         await server.run("os = 5")
         answer = await server.run("import os; os._exit(1)")
         assert "All variables, imports and definitions of this session are lost" in answer.text
+
+
+@pytest.fixture
+def full(place: Place) -> Iterator[Path]:
+    """A small disk for what is kept."""
+    if os.geteuid() != 0:
+        pytest.skip("takes root, to mount a small disk")
+    folder = place.root / "s"
+    folder.mkdir(mode=0o700)
+    words = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "tmpfs", str(folder)]
+    subprocess.run(words, check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_save_that_finds_no_room_on_the_disk_is_told(place: Place, full: Path) -> None:
+    async with place.life() as first:
+        await first.run("large = __import__('os').urandom(40_000_000)")
+        with anyio.fail_after(30):
+            while "not saved now" not in (shown := await first.call("info")).data["kept"]:
+                await anyio.sleep(0.1)
+        assert "could not be saved in the background: there is no space left" in shown.text
+        assert notices(await first.run("1")) == []
+        first.kill()
+    async with place.life() as second:
+        answer = await second.run("'large' in globals()")
+        assert answer.text.startswith("False")
+        assert "Cells 1" in notices(answer)[0]

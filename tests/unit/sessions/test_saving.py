@@ -135,7 +135,11 @@ class Changing:
         self.saves: list[int | None] = []
         self.written: int | None = 10
         self.failure: Exception | None = None
+        self.told: list[str] = []
         self.done = anyio.Event()
+
+    def unsaved(self, reason: str) -> None:
+        self.told.append(reason)
 
     async def save(self, *, most_bytes: int | None = None) -> int | None:
         self.saves.append(most_bytes)
@@ -186,6 +190,11 @@ async def test_a_session_that_cannot_be_saved_is_tried_again_ever_later(
             clock.now += pause
             saver.touch(Changing("other", clock))
             saver.forget(Changing("other", clock))
+        assert all(session.told)
+        session.failure = None
+        with anyio.fail_after(30):
+            while session.told[-1]:
+                await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
 
 
