@@ -153,6 +153,7 @@ class Session:
         self._returned = False
         """Whether its variables are as before cells that may have been saved."""
         self._shelving = anyio.Lock()
+        self._disowning = anyio.Lock()
         self._saving: anyio.CancelScope | None = None
         self._clock = clock
         self._turn = self.turn = anyio.Lock()
@@ -492,14 +493,17 @@ class Session:
 
         A kernel that was killed over it may have been replaced before.
         """
-        if not self._returned or self.kept is None:
+        if self.kept is None:
             return
-        self._returned = False
-        self._give_up_saving()
         with anyio.CancelScope(shield=True), Barrier("noting what was undone", self.handle):
-            async with self._shelving:
-                if await self.kept.disown() and self._saver is not None:
-                    self._saver.touch(self, at_once=True)
+            async with self._disowning:  # who comes second waits until it has been noted
+                if not self._returned:
+                    return
+                self._returned = False
+                self._give_up_saving()
+                async with self._shelving:
+                    if await self.kept.disown() and self._saver is not None:
+                        self._saver.touch(self, at_once=True)
 
     def _note_return(self) -> None:
         self._returned = True

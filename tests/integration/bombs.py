@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 HUNGRY_CHILDREN = """
-import os
+import os, time
 for _ in range(4):
     if os.fork() == 0:
         held = []
         try:
             while len(held) < 40:
                 held.append(b"x" * 10_000_000)
-            import time
+        except MemoryError:
+            pass
+        try:
             time.sleep(5)
         finally:
             os._exit(0)

@@ -205,6 +205,7 @@ async def test_one_of_two_servers_in_a_folder_has_the_session_and_the_other_says
 ) -> None:
     async with place.life() as first, place.life() as second:
         assert notices(await first.run("a = 1")) == []
+        await place.saved(1)
         (notice,) = notices(await second.run("a = 2"))
         assert "Another server that runs in this folder" in notice
         assert notices(await second.run("a")) == []

@@ -303,6 +303,37 @@ async def test_a_session_that_went_back_is_saved_at_once(tmp_path: Path) -> None
         assert second.variables == {"a": "1", "c": "3"}
 
 
+async def test_whoever_asks_second_waits_until_it_is_noted_that_a_session_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server(tmp_path, orderly=False) as first:
+        await first.run("a = 1")
+        await first.save()
+        session = first.manager.sessions[0]
+        assert session.kept is not None
+        begun, go_on, told = anyio.Event(), anyio.Event(), []
+
+        async def disown() -> bool:
+            begun.set()
+            await go_on.wait()
+            told.append("noted")
+            return False
+
+        async def second() -> None:
+            await session.disown()
+            told.append("answered")
+
+        monkeypatch.setattr(session.kept, "disown", disown)
+        session._note_return()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.disown)
+            await begun.wait()
+            tasks.start_soon(second)
+            await anyio.wait_all_tasks_blocked()
+            go_on.set()
+        assert told == ["noted", "answered"]
+
+
 async def test_a_session_that_could_not_hibernate_whole_keeps_the_cells_since(
     tmp_path: Path,
 ) -> None:
