@@ -24,7 +24,9 @@ from kernel_mcp.config.values import (
     Mount,
     Narrows,
     Persist,
+    Quotas,
     Variable,
+    address,
     among,
     characters,
     choice,
@@ -52,6 +54,7 @@ from kernel_mcp.config.values import (
     persist,
     places,
     python,
+    quotas,
     size,
     some_of,
     switch,
@@ -72,6 +75,7 @@ TOOL_GROUPS = ("core", "packages", "files", "branches")
 CHECKPOINTS = ("off", "auto", "always")
 """From the one with the fewest copies of kernels."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 _IMPORTS = "What code may import"
 _INSTALLS = "What agents may install"
@@ -80,6 +84,7 @@ _TIMES = "How long things take"
 _DOORS = "What code sees of your world"
 _PLACES = "Where things live"
 _SERVER = "Running the server"
+_HTTP = "Serving over HTTP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +438,60 @@ class Settings:
     log_level: str = _flag(
         "log-level", choice(*LOG_LEVELS), _SERVER, "|".join(LOG_LEVELS), "warning",
         "what goes to stderr",
+    )
+    log_format: str = _flag(
+        "log-format", choice(*LOG_FORMATS), _SERVER, "|".join(LOG_FORMATS), "text",
+        "lines of the log: `json` has an object each, with the ids of request and session",
+    )
+    http: tuple[str, int] | None = _flag(
+        "http", address, _HTTP, "HOST:PORT", "stdin and stdout",
+        "serve streamable HTTP at `/mcp` instead, with a token that is made at the start and "
+        "printed unless `--tokens` or `--issuer` say who may call",
+        value=None,
+    )
+    tokens: Path | None = _flag(
+        "tokens", path, _HTTP, "FILE", "none",
+        "principals and the hashes of their tokens, which `kernel-mcp token add` writes; read "
+        "again when it changes",
+        value=None,
+    )
+    issuer: str = _flag(
+        "issuer", url, _HTTP, "URL", "none",
+        "take access tokens (JWT) of this OAuth 2.1 authorization server; `--public-url` is their "
+        "audience",
+        value="",
+    )
+    no_auth: bool = _flag(
+        "no-auth", switch, _HTTP, "", "off",
+        "serve everyone who connects: on loopback alone, and without mounts, network, devices, "
+        "variables and secrets",
+    )
+    public_url: str = _flag(
+        "public-url", url, _HTTP, "URL", "that of `--http`",
+        "where clients reach the server, such as behind a proxy: its host is allowed, links and "
+        "metadata begin with it",
+        value="",
+    )
+    proxies: tuple[str, ...] = _flag(
+        "trusted-proxy", hosts, _HTTP, "ADDRESSES", "none",
+        "believe `X-Forwarded-For` and `X-Forwarded-Proto` of these proxies: addresses or "
+        "networks; a comma list, repeatable",
+        value=(),
+    )
+    quotas: Quotas = _flag(
+        "quota", quotas, _HTTP, "NAME=N,...", "those of the server",
+        "what one principal may use: `sessions`, `asleep`, `memory`, `disk`, `cpu` (processors), "
+        "`cells` at once, `rate` (calls a second), `body` (bytes of requests at once); a row of "
+        "`--tokens` has its own",
+        value=Quotas(),
+    )
+    sse: bool = _flag(
+        "sse", switch, _HTTP, "", "off",
+        "also serve the old HTTP+SSE transport at `/sse`, whose messages have at most 1 MiB",
+    )
+    drain_s: float = _flag(
+        "drain", duration, _HTTP, "TIME", "20s",
+        "after SIGTERM calls that run are answered for this long, then told that the server stops",
     )
     file: Path | None = None
     refusal: Refusal | None = None

@@ -9,8 +9,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -158,6 +158,74 @@ def share(given: object) -> Share:
     if cpus < LEAST_CPUS:
         raise ValueError("expected processors such as 1.5, or a time such as 30s")
     return Share(cpus=cpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """What one principal may use; None is that of the server, 0 lifts a limit.
+
+    sessions  sessions with a kernel at once
+    asleep    hibernated sessions
+    memory    bytes of all its kernels together
+    disk      bytes of all its workspaces and added packages together
+    cpu       processors of all its kernels together
+    cells     cells that run or wait at once
+    rate      calls a second, with as many at once
+    body      bytes of its requests that are being read at once
+    """
+
+    sessions: int | None = None
+    asleep: int | None = None
+    memory: int | None = None
+    disk: int | None = None
+    cpu: float | None = None
+    cells: int | None = None
+    rate: float | None = None
+    body: int | None = None
+
+    def over(self, others: Quotas) -> Quotas:
+        """These, with `others` where they say nothing."""
+        names = [entry.name for entry in fields(self)]
+        own = {name: getattr(self, name) for name in names}
+        return Quotas(
+            **{name: getattr(others, name) if own[name] is None else own[name] for name in names}
+        )
+
+
+def quotas(given: object) -> Quotas:
+    """`sessions=4,memory=8G,cpu=1.5` or a table of these. Raises ValueError."""
+    readers: dict[str, Callable[[object], Any]] = {
+        "sessions": count,
+        "asleep": count,
+        "memory": size,
+        "disk": size,
+        "cpu": number,
+        "cells": count,
+        "rate": number,
+        "body": size,
+    }
+    pairs = (
+        [(str(name), value) for name, value in given.items()]
+        if isinstance(given, Mapping)
+        else [part.strip().partition("=")[::2] for part in str(given).split(",") if part.strip()]
+    )
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name.strip() not in readers:
+            raise ValueError(f"{name.strip()!r} is no quota; there are {', '.join(readers)}")
+        found[name.strip()] = readers[name.strip()](value)
+    return Quotas(**found)
+
+
+def address(given: object) -> tuple[str, int]:
+    """`HOST:PORT`, `[::1]:PORT` or a port of 127.0.0.1. Raises ValueError."""
+    host, _, port = str(given).strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("expected HOST:PORT, such as 127.0.0.1:8000")
+    if ":" in host and not str(given).strip().startswith("["):
+        raise ValueError("an IPv6 address takes brackets, such as [::1]:8000")
+    return host, int(port)
 
 
 def characters(given: object) -> int:

@@ -20,6 +20,7 @@ from kernel_mcp.barriers import Barrier, reason_of, surely
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.errors import BranchError, InputError, KernelMcpError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.identity import LOCAL, Principal
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions import branches
@@ -52,11 +53,14 @@ class Caller:
     """Who is calling: the owner of sessions, and where their default session is looked up.
 
     `default` is empty when this caller has no default session, as over HTTP without a session id.
-    `reply` is the answer that the call will have.
+    `client` tells clients of one principal apart, as far as that is known. `reply` is the answer
+    that the call will have.
     """
 
-    principal: str = "local"
+    principal: str = LOCAL
     default: str = "default"
+    who: Principal = field(default_factory=Principal, compare=False)
+    client: str = field(default="", compare=False)
     reply: Reply = field(default_factory=Reply, compare=False)
 
 

@@ -1,0 +1,61 @@
+"""Who calls: principals, what they may do, and what proves that a request is one of theirs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kernel_mcp.config.values import Quotas
+from kernel_mcp.errors import KernelMcpError
+
+RUN = "kernel:run"
+"""The scope that every call takes."""
+INSTALL = "kernel:install"
+"""The scope that adding packages takes."""
+SCOPES = (RUN, INSTALL)
+
+LOCAL = "local"
+"""The principal of stdin and stdout, and of a server that knows no others."""
+
+PRINCIPAL = re.compile(r"(?!\.+$)[A-Za-z0-9._@-]{1,64}")
+"""What a principal may be called; `--workspace` may have a folder of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """One who calls. Sessions, files and cells belong to a principal.
+
+    name    its name, unique among all of a server: that of its row, or made of issuer and subject
+    scopes  what its token is good for
+    quotas  its own, where they differ from `--quota`
+    doors   what it may use of the server's doors: `mount:GUEST`, `env:NAME`, `secret:NAME`,
+            `device:PATH`, `network`; `*` for all
+    """
+
+    name: str = LOCAL
+    scopes: frozenset[str] = frozenset(SCOPES)
+    quotas: Quotas = field(default_factory=Quotas)
+    doors: tuple[str, ...] = ("*",)
+
+
+def folder_name(principal: str) -> str:
+    """The folder of a principal: its name where that can be one, else a hash of it."""
+    if PRINCIPAL.fullmatch(principal):
+        return principal
+    return "p-" + hashlib.sha256(principal.encode()).hexdigest()[:24]
+
+
+class Unauthenticated(KernelMcpError):
+    """A token is missing or proves nothing; the text says no more than that."""
+
+
+class Verifier(Protocol):
+    """Knows whose a token is."""
+
+    async def verify(self, token: str) -> Principal:
+        """The principal of a token. Raises Unauthenticated."""
+
+    async def aclose(self) -> None:
+        """Let go of what it holds."""
