@@ -19,7 +19,7 @@ from benchmarks.processes import children
 from benchmarks.results import BenchmarkError
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.sandbox.select import proven_sandbox
-from kernel_mcp.server import Parts, build_mcp, parts
+from kernel_mcp.server import Parts, StdioCallers, build_mcp, parts
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import Caller
@@ -169,5 +169,5 @@ async def in_process(
 @asynccontextmanager
 async def in_memory(server: DirectServer) -> AsyncIterator[McpServer]:
     """An MCP client of parts in this process, without any transport."""
-    async with Client(build_mcp(server.built, Outbox())) as client:
+    async with Client(build_mcp(server.built, StdioCallers(Outbox()))) as client:
         yield McpServer(client)

@@ -18,6 +18,7 @@ KernelMcpError
 ├── SessionLimitReached        the quota of sessions is used up
 ├── InstallError               packages could not be added to the session
 ├── HibernationError           a session's variables could not be saved or brought back
+├── ServerStops                a call was given up because the server ends
 └── ServerFailure              the system refused the server something that it needs
 
 The text of an error is read by a language model or an operator: what happened, why, what to do
@@ -115,6 +116,10 @@ class InstallError(KernelMcpError):
 
 class HibernationError(KernelMcpError):
     """A session could not be saved to disk or restored from it."""
+
+
+class ServerStops(KernelMcpError):
+    """The server ends, and the call with it."""
 
 
 class ServerFailure(KernelMcpError):

@@ -49,15 +49,16 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.keeping import keeping_of, kept_in_words
-from kernel_mcp.sessions.losses import Outbox
-from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.losses import Outbox, Reply
+from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import (
-    Post,
+    AnyContext,
+    Callers,
     Services,
     Toolbox,
     branches,
@@ -302,10 +303,21 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
     return settings.warm if remapped else 0
 
 
-def build_mcp(services: Services, post: Post) -> ResourceServer:
-    """The MCP server with all tools and resources; `post` delivers its answers."""
+class StdioCallers:
+    """The one client of stdin and stdout."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    def of(self, context: AnyContext) -> Caller:
+        """See `Callers`."""
+        return Caller(reply=Reply(self._outbox.expect(context.request_id)))
+
+
+def build_mcp(services: Services, callers: Callers) -> ResourceServer:
+    """The MCP server with all tools and resources, for `callers`."""
     factory = services.factory
-    box = Toolbox(services.manager, post)
+    box = Toolbox(services.manager, callers)
     for group, topics in TOPICS.items():
         if group in services.settings.tools:
             for topic in topics:
@@ -313,6 +325,7 @@ def build_mcp(services: Services, post: Post) -> ResourceServer:
     return ResourceServer(
         "kernel-mcp",
         manager=services.manager,
+        caller=callers.of,
         tools=box.tools,
         files="files" in services.settings.tools,
         remarks=lambda: factory.remarks,
@@ -328,7 +341,7 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
     async with parts(settings, sandbox) as built:
         outbox = Outbox()
-        mcp = build_mcp(built, outbox)
+        mcp = build_mcp(built, StdioCallers(outbox))
         greeted = anyio.Event()
         mcp.middleware.append(_tell_when_answered(greeted))
         mcp.middleware.append(_tell_when_given_up(outbox))

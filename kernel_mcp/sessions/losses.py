@@ -93,15 +93,20 @@ class Outbox:
 
     def written(self, message: JSONRPCMessage) -> None:
         """Confirm the receipt of an answer that was written in full."""
-        if not isinstance(message, (JSONRPCResponse, JSONRPCError)):
-            return
-        receipt = self._open.pop(str(message.id), None)
-        if receipt is None or isinstance(message, JSONRPCError):
+        if isinstance(message, JSONRPCResponse):
+            self.delivered(message.id)
+        elif isinstance(message, JSONRPCError):
+            self._open.pop(str(message.id), None)
+
+    def delivered(self, request: RequestId | None) -> None:
+        """Confirm the receipt of the answer to `request`."""
+        receipt = self._open.pop(str(request), None)
+        if receipt is None:
             return
         receipt.confirm()
-        self._recent.pop(str(message.id), None)
+        self._recent.pop(str(request), None)
         if receipt.revocable:
-            self._recent[str(message.id)] = receipt
+            self._recent[str(request)] = receipt
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
 

@@ -36,7 +36,6 @@ from kernel_mcp.packages.requirements import ScriptReader, listed
 from kernel_mcp.policy import profile_entries, profile_in_force
 from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.audit import Audit
-from kernel_mcp.sessions.losses import Receipt, Reply, RequestId
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Clock, Session
 from kernel_mcp.tools.arguments import CheckedTool
@@ -272,11 +271,11 @@ class Services:
     kept: str
 
 
-class Post(Protocol):
-    """A transport's word on which answers have been delivered."""
+class Callers(Protocol):
+    """A transport's word on who makes a call, and on which answers have been delivered."""
 
-    def expect(self, request: RequestId | None) -> Receipt:
-        """The receipt of the answer to a request that has come in."""
+    def of(self, context: AnyContext) -> Caller:
+        """Who makes the call with this context; `reply` knows of the delivery of its answer."""
 
 
 def progress_of(ctx: AnyContext) -> ProgressCallback | None:
@@ -296,12 +295,12 @@ def progress_of(ctx: AnyContext) -> ProgressCallback | None:
 
 
 class Toolbox:
-    """Collects `tools` and finishes their answers; `post` tells which are delivered."""
+    """Collects `tools` and finishes their answers to `callers`."""
 
-    def __init__(self, manager: SessionManager, post: Post) -> None:
+    def __init__(self, manager: SessionManager, callers: Callers) -> None:
         self.tools: list[Tool] = []
         self._manager = manager
-        self._post = post
+        self._known = callers
         self._callers: dict[int, Caller] = {}
 
     def caller(self, ctx: AnyContext) -> Caller:
@@ -336,7 +335,7 @@ class Toolbox:
 
     def _not_called(self, result: CallToolResult, ctx: AnyContext, handle: str) -> BaseModel:
         """Finish the answer of a call whose arguments were not those of its tool."""
-        caller = Caller(reply=Reply(self._post.expect(ctx.request_id)))
+        caller = self._known.of(ctx)
         session = self._manager.find(caller, handle)
         return finished(result, session, caller.reply, about=False)
 
@@ -349,7 +348,7 @@ class Toolbox:
         @functools.wraps(tool)
         async def call(*args: P.args, **kwargs: P.kwargs) -> BaseModel:
             ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
-            caller = self._callers[id(ctx)] = Caller(reply=Reply(self._post.expect(ctx.request_id)))
+            caller = self._callers[id(ctx)] = self._known.of(ctx)
             try:
                 result = await tool(*args, **kwargs)
             except KernelMcpError as error:

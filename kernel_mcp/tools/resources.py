@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
 
 from kernel_mcp.barriers import explained, log_failure
-from kernel_mcp.errors import InputError, SessionNotFound
+from kernel_mcp.errors import InputError, ServerStops, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.render import apart, mime_types
 from kernel_mcp.output.terminal import clean
@@ -35,6 +35,11 @@ from kernel_mcp.tools.results import masked, masked_document, refusal, with_rema
 
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
+
+STOPS = (
+    "The server is stopping, so this call was given up before its end. Call again when the server "
+    "is back; what it keeps of the session is there then (see info)."
+)
 
 _URI = re.compile(
     r"kernel://(?P<session>[^/]+)/"
@@ -129,15 +134,16 @@ class ResourceServer(MCPServer[Any]):
         self,
         *args: Any,
         manager: SessionManager,
+        caller: Callable[[Context[Any, Any]], Caller],
         tools: Sequence[Tool],
         files: bool = True,
         remarks: Callable[[], Sequence[str]] = tuple,
         masks: Masks | None = None,
         **kwargs: Any,
     ) -> None:
-        """Without `files` cells are the only resources. Every answer of a tool has `remarks`.
+        """`caller` says who makes a call. Without `files` cells are the only resources.
 
-        No answer and no text has what `masks` hide.
+        Every answer of a tool has `remarks`. No answer and no text has what `masks` hide.
         """
         self.masks = masks or Masks()
         self._remarks = remarks
@@ -145,6 +151,8 @@ class ResourceServer(MCPServer[Any]):
         super().__init__(*args, tools=list(tools), request_state_security=state, **kwargs)
         self._names = tuple(tool.name for tool in tools)
         self._documents = Documents(manager, files=files)
+        self._caller = caller
+        self._running: set[anyio.CancelScope] = set()
         self._more = "; read_file reads on in pages" if files else ""
 
     async def call_tool(
@@ -153,12 +161,25 @@ class ResourceServer(MCPServer[Any]):
         """The answer of a tool."""
         answer: CallToolResult | InputRequiredResult = refusal(no_such_tool(name, self._names))
         if name in self._names:
-            answer = await super().call_tool(name, arguments, context)
+            with anyio.CancelScope() as scope:
+                self._running.add(scope)
+                try:
+                    answer = await super().call_tool(name, arguments, context)
+                finally:
+                    self._running.discard(scope)
+            if scope.cancelled_caught:
+                answer = refusal(ServerStops(STOPS))
         if isinstance(answer, CallToolResult):
             answer = with_remarks(answer, self._remarks())
             if self.masks:
                 answer = masked(answer, self.masks)
         return answer
+
+    def end_calls(self) -> int:
+        """Have every call that runs be answered: the server stops. How many there were."""
+        for scope in self._running:
+            scope.cancel()
+        return len(self._running)
 
     async def get_prompt(self, name: str, *_: Any, **__: Any) -> NoReturn:
         """There are no prompts. Raises MCPError."""
@@ -176,7 +197,8 @@ class ResourceServer(MCPServer[Any]):
     ) -> Iterable[ReadResourceContents]:
         """Read a resource. Raises ResourceError."""
         try:
-            content, mime = await self._read(str(uri))
+            assert context is not None  # the SDK has one for each request
+            content, mime = await self._read(self._caller(context), str(uri))
             if isinstance(content, str) and mime != NOTEBOOK_MIME:
                 content = guarded_lines(content)
             if isinstance(content, str):
@@ -193,8 +215,8 @@ class ResourceServer(MCPServer[Any]):
             raise ResourceError(guarded(str(explained(error, "reading a resource")))) from error
         return [ReadResourceContents(content=content, mime_type=mime)]
 
-    async def _read(self, uri: str) -> tuple[str | bytes, str]:
-        document = await self._documents.find(Caller(), uri)
+    async def _read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
+        document = await self._documents.find(caller, uri)
         if document.text is None:
             return document.data, document.mime
         if document.pages:

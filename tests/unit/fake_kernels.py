@@ -27,7 +27,8 @@ from kernel_mcp.output.items import Failure, Stream
 from kernel_mcp.policy import Policy
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.keeping import Keeping
-from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.session import Preparation, Session
 from kernel_mcp.sessions.storage import SessionFolders
@@ -328,10 +329,10 @@ class FakeStore:
 
 
 class Handed:
-    """A post whose answers are with the client at once."""
+    """Callers of one client, whose answers are with it at once."""
 
-    def expect(self, request: object) -> Handed:
-        return self
+    def of(self, context: object) -> Caller:
+        return Caller(reply=Reply(self))
 
     def then(
         self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None

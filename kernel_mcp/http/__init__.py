@@ -1,0 +1,1 @@
+"""MCP over HTTP: who may call, what they may send, and an end in order."""

@@ -1,0 +1,132 @@
+"""Connections of clients: how many there may be, how long one may be silent, which answers arrived.
+
+uvicorn speaks HTTP; here stands what it leaves open: a bound on connections, and the end of those
+on which no whole request comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SILENT_S = 75.0
+"""A connection without a whole request for this long is closed: longer than proxies keep theirs."""
+HEAD_S = 20.0
+"""The same for one on which a request has begun, or that is new."""
+CHECK_S = 5.0
+
+
+class Connection:
+    """One connection; `unread` takes back the answer that was sent last on it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.unread: Callable[[], None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the client was there when the loop looked last."""
+        return not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Cut the connection."""
+        self._transport.abort()
+
+
+class Connections:
+    """All connections of a server, at most `most`: one more, and the longest silent one goes."""
+
+    def __init__(self, most: int, now: Callable[[], float]) -> None:
+        self._most = most
+        self._now = now
+        self._silent: OrderedDict[Protocol, float] = OrderedDict()
+        """Those on which no request is being answered, the longest silent first."""
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Open ones."""
+        return self._count
+
+    def opened(self, protocol: Protocol) -> None:
+        """A client has connected."""
+        self._count += 1
+        self._silent[protocol] = self._now()
+        if self._count > self._most:
+            longest, _ = self._silent.popitem(last=False)
+            longest.cut()
+
+    def closed(self, protocol: Protocol) -> None:
+        """A connection has ended."""
+        self._count -= 1
+        self._silent.pop(protocol, None)
+
+    def busy(self, protocol: Protocol) -> None:
+        """A whole head has come in."""
+        self._silent.pop(protocol, None)
+
+    def silent(self, protocol: Protocol) -> None:
+        """A request has been answered."""
+        self._silent[protocol] = self._now()
+
+    def sweep(self) -> None:
+        """Cut those that have been silent for too long."""
+        now = self._now()
+        late = [each for each, since in self._silent.items() if now - since > each.patience_s]
+        for each in late:
+            self._silent.pop(each, None)
+            each.cut()
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 on one connection, which `connections` of the application's state know of."""
+
+    patience_s = HEAD_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self._all: Connections = self.app_state["connections"]
+        self._here = Connection(transport)
+        self.app_state = {**self.app_state, "connection": self._here}
+        self._all.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended; by a reset when the client had not read all."""
+        super().connection_lost(exc)
+        self._all.closed(self)
+        if exc is not None and self._here.unread is not None:
+            self._here.unread()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come in."""
+        before = self.cycle
+        self.patience_s = HEAD_S
+        super().data_received(data)
+        if self.cycle is not before:
+            self._all.busy(self)
+
+    def on_response_complete(self) -> None:
+        """The answer to a request has been sent."""
+        before = self.cycle
+        self._all.silent(self)
+        self.patience_s = SILENT_S
+        super().on_response_complete()
+        if self.cycle is not before:  # the next one had come in already
+            self._all.busy(self)
+
+    def cut(self) -> None:
+        """End the connection."""
+        self.transport.abort()
+
+
+def state_of(scope: Any) -> dict[str, Any]:
+    """What is known of a request: its connection, its principal, the delivery of its answer."""
+    found: dict[str, Any] = scope["state"]
+    return found
