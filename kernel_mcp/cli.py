@@ -20,7 +20,8 @@ EXIT_USAGE = 2
 
 _ABOUT = """\
 An MCP server whose sessions are IPython kernels in a sandbox: variables, files and plots
-stay between calls. It speaks MCP over stdin and stdout; an MCP client starts it.
+stay between calls. It speaks MCP over stdin and stdout, where an MCP client starts it, or over
+HTTP (--http).
 """
 
 _EPILOG = """\
@@ -28,6 +29,7 @@ examples:
   kernel-mcp --allow numpy,pandas,matplotlib
   kernel-mcp --allow 'pandas>=2,<3' --memory 4G --timeout 30m
   kernel-mcp --python 3.12 --workspace ~/notebooks
+  kernel-mcp --http 127.0.0.1:8000 --allow numpy,pandas
   claude mcp add notebook -- kernel-mcp --allow numpy,pandas --allow-install '*'
 
 times are 30, 30s, 5m or 2h; sizes are 512M or 2G; 0 lifts a limit of a session.
@@ -87,7 +89,7 @@ def _serve(argv: Sequence[str]) -> int:
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    if sys.stdin.isatty():
+    if settings.http is None and sys.stdin.isatty():
         print(_WAITING, file=sys.stderr)
     from kernel_mcp.linux import process
     from kernel_mcp.sandbox.base import ContainerOptions

@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.host_folders import shown_folders, usable_devices
+from kernel_mcp.identity import OneToken
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import mark_of
 from kernel_mcp.launch.cold import LocalLauncher
@@ -358,6 +359,68 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
             tasks.cancel_scope.cancel()
 
 
+async def run_http(settings: Settings, sandbox: Sandbox) -> None:
+    """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
+    from kernel_mcp.http.callers import HttpCallers
+    from kernel_mcp.http.gate import Addresses, Gate
+    from kernel_mcp.http.serving import announce, application, bound, serving, url_of
+    from kernel_mcp.http.sessions import McpSessions, OldTransport
+
+    assert settings.http is not None
+    listening = bound(settings.http)
+    url = url_of(settings, listening)
+    made = OneToken()
+    verifier = None if settings.no_auth else made
+    async with parts(settings, sandbox) as built:
+        mcp = build_mcp(built, HttpCallers(authenticated=verifier is not None))
+        lowlevel = mcp._lowlevel_server
+        ended = built.manager.forget_default
+        mcp_sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
+        mcp.middleware.append(_tell_when_cancelled(mcp_sessions.outbox))
+        old = OldTransport(lowlevel, ended=ended) if settings.sse else None
+        gate = Gate(
+            application([], mcp_sessions, old),
+            addresses=Addresses.of(settings.http[0], settings.public_url),
+            verifier=verifier,
+            quotas=settings.quotas,
+            clock=time.monotonic,
+            outbox_of=mcp_sessions.outbox,
+        )
+        begun = anyio.Event()
+        begun.set()
+        async with (
+            anyio.create_task_group() as tasks,
+            mcp_sessions.run(),
+            serving(gate, settings, listening, mcp.end_calls) as drain,
+        ):
+            tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
+            tasks.start_soon(_warm_up, built, begun)
+            tasks.start_soon(_stay_within_bounds, built)
+            announce(url, settings, made.token if verifier is made else "")
+            with anyio.open_signal_receiver(*ENDING) as signals:
+                async for number in signals:
+                    logger.info("stopping on %s", signal.Signals(number).name)
+                    break
+                await drain()
+                end_soon()
+            stay()
+            tasks.cancel_scope.cancel()
+
+
+def _tell_when_cancelled(outbox_of: Callable[[str], Outbox | None]) -> ServerMiddleware[Any]:
+    """Has notices of answers that a client of the handshake era had given up pending again."""
+
+    async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
+        if ctx.method == "notifications/cancelled" and ctx.request is not None:
+            request = (ctx.params or {}).get("requestId")
+            outbox = outbox_of(ctx.request.headers.get("mcp-session-id", ""))
+            if outbox is not None and isinstance(request, (str, int)):
+                outbox.given_up(request)
+        return await call_next(ctx)
+
+    return pass_on
+
+
 async def _stay_within_bounds(built: Parts) -> None:
     memory = OwnMemory()
     try:
@@ -464,7 +527,8 @@ def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
     sys.setswitchinterval(SWITCH_S)
     with Barrier("serving") as barrier:
         try:
-            anyio.run(run_stdio, settings, sandbox.result())
+            run = run_http if settings.http is not None else run_stdio
+            anyio.run(run, settings, sandbox.result())
         except KernelMcpError as error:
             print(f"kernel-mcp: {error}", file=sys.stderr)
             return 1

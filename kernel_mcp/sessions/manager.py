@@ -490,6 +490,10 @@ class SessionManager:
                     default.ledger.add(text, ended.loss)
         return default
 
+    def forget_default(self, principal: str, default: str) -> None:
+        """Have no call find a default session there any more; it is open, and has its handle."""
+        self._defaults.pop((principal, default), None)
+
     def find(self, caller: Caller, session: str) -> Session | None:
         """The session that `resolve` would find, if there is one."""
         session = session or self._defaults.get((caller.principal, caller.default), "")

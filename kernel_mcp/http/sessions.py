@@ -1,0 +1,153 @@
+"""MCP sessions of the handshake era and of HTTP+SSE: how many, and what ends with them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
+from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
+from mcp.server.lowlevel.server import Server
+from mcp.server.sse import SseServerTransport
+from mcp.server.streamable_http import StreamableHTTPServerTransport
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.message import SessionMessage
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.http.callers import SESSION_HEADER
+from kernel_mcp.http.connections import state_of
+from kernel_mcp.http.delivery import Later
+from kernel_mcp.http.gate import MOST_BODY, respond
+from kernel_mcp.sessions.losses import Outbox
+
+logger = logging.getLogger(__name__)
+
+MOST_SESSIONS = 2000
+"""MCP sessions of all principals; each takes some 60 KiB (measured)."""
+MOST_OF_ONE = 500
+"""MCP sessions of one principal."""
+LEAST_IDLE_S = 30 * 60.0
+MOST_IDLE_S = 24 * 3600.0
+"""Bounds of the time after which an idle MCP session ends; between them it is that of sessions."""
+
+_UNKNOWN = (
+    "There is no such MCP session: the server was started anew, or has ended it. Send `initialize` "
+    "again; sessions of kernels stay and are found by their handles and names."
+)
+
+
+class McpSessions(StreamableHTTPSessionManager):
+    """The SDK's MCP sessions, each with an outbox, with bounds for each principal.
+
+    `ended` hears the id of each that ends.
+    """
+
+    def __init__(
+        self, app: Server[Any], *, idle_s: float, ended: Callable[[str, str], None]
+    ) -> None:
+        super().__init__(
+            app,
+            session_idle_timeout=min(max(idle_s, LEAST_IDLE_S), MOST_IDLE_S)
+            if math.isfinite(idle_s)
+            else MOST_IDLE_S,
+            max_request_body_size=MOST_BODY,
+            max_sessions=MOST_SESSIONS,
+        )
+        self._ended = ended
+        self._outboxes: dict[str, Outbox] = {}
+
+    def outbox(self, session: str) -> Outbox | None:
+        """The outbox of an MCP session; None where there is no such session."""
+        if session not in self._server_instances:
+            return None
+        return self._outboxes.setdefault(session, Outbox())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI application."""
+        name = SESSION_HEADER.encode()
+        session = next((v.decode("latin-1") for k, v in scope["headers"] if k == name), None)
+        if session is not None and session not in self._server_instances:
+            await respond(send, 404, _UNKNOWN, {})
+            return
+        await self.handle_request(scope, receive, send)
+
+    def _admit_session(
+        self, requestor: AuthorizationContext | None
+    ) -> StreamableHTTPServerTransport | None:
+        own = sum(owner == requestor for owner in self._session_owners.values())
+        if own >= MOST_OF_ONE:
+            logger.warning("a principal has %d MCP sessions and gets no more", own)
+            return None
+        return super()._admit_session(requestor)
+
+    async def _discard_session(
+        self, session_id: str, transport: StreamableHTTPServerTransport
+    ) -> None:
+        owner = self._session_owners.get(session_id)
+        await super()._discard_session(session_id, transport)
+        self._outboxes.pop(session_id, None)
+        with Barrier("ending an MCP session"):
+            self._ended(owner["client_id"] if owner is not None else "", session_id)
+
+
+class OldTransport:
+    """HTTP+SSE: answers come as events of one GET, requests by POST to `messages`."""
+
+    path = "/sse"
+    messages = "/messages/"
+
+    def __init__(self, app: Server[Any], *, ended: Callable[[str, str], None]) -> None:
+        self._app = app
+        self._ended = ended
+        self._sse = SseServerTransport(self.messages, max_request_body_size=MOST_BODY)
+        self._outboxes: dict[str, Outbox] = {}
+
+    async def connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one client until it hangs up."""
+        if scope["method"] != "GET":
+            await Response(status_code=405, headers={"Allow": "GET"})(scope, receive, send)
+            return
+        if len(self._outboxes) >= MOST_OF_ONE:
+            await respond(send, 503, "Too many clients of HTTP+SSE are connected.", {})
+            return
+        outbox, known = Outbox(), set(self._sse._read_stream_writers)
+        async with AsyncExitStack() as stack:
+            read, write = await stack.enter_async_context(
+                self._sse.connect_sse(scope, receive, send)
+            )
+            (session,) = [each.hex for each in self._sse._read_stream_writers if each not in known]
+            self._outboxes[session] = outbox
+            stack.callback(self._gone, session, scope)
+            answers, given = anyio.create_memory_object_stream[SessionMessage]()
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            tasks.start_soon(_pass_on, given, write, outbox)
+            await self._app.run(read, answers, self._app.create_initialization_options())
+            tasks.cancel_scope.cancel()
+
+    def _gone(self, session: str, scope: Scope) -> None:
+        del self._outboxes[session]
+        self._ended(state_of(scope)["principal"].name, session)
+
+    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take a message of a client that is connected."""
+        query = scope["query_string"].decode("latin-1")
+        session = query.partition("session_id=")[2].partition("&")[0]
+        outbox = self._outboxes.get(session)
+        if outbox is not None:
+            state_of(scope)["delivery"] = Later(outbox)
+        await self._sse.handle_post_message(scope, receive, send)
+
+
+async def _pass_on(
+    given: MemoryObjectReceiveStream[SessionMessage], write: Any, outbox: Outbox
+) -> None:
+    async with given, write:
+        async for said in given:
+            await write.send(said)
+            outbox.written(said.message)
