@@ -175,7 +175,14 @@ def _discovered(cwd: Path, own: Mapping[str, Any]) -> tuple[dict[str, Any], Refu
     """
     for name in (CONFIG_NAME, "pyproject.toml"):
         file = cwd / name
-        if file.is_file() and (table := _table(file)) is not None:
+        try:
+            found = file.is_file()
+        except PermissionError as reason:
+            raise ConfigError(
+                f"cannot look for {file}: {reason.strerror}; start the server in a folder that its "
+                "user may enter"
+            ) from reason
+        if found and (table := _table(file)) is not None:
             return _narrowing(table, file, _settings(own))
     return {}, None
 

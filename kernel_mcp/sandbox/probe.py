@@ -42,6 +42,8 @@ def run_confined(
         workspace, sockets = Path(folder, "workspace"), Path(folder, "sockets")
         identity = sandbox.identity()
         try:
+            if identity is not None:  # it passes on its way to the two
+                Path(folder).chmod(0o711)
             for made in (workspace, sockets):
                 made.mkdir(mode=0o700)
                 if identity is not None:

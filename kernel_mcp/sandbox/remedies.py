@@ -27,6 +27,10 @@ _OPTIONS = {
     "--security-opt systempaths=unconfined",
 }
 """With these an ordinary user can make namespaces in a container; root takes far more rights."""
+_NARROWER = (
+    "docs/deploy.md has a seccomp profile that permits less than `unconfined`, and the options of "
+    "Kubernetes."
+)
 _SYSTEMD = Path("/run/systemd/system")
 _UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
 _OSRELEASE = Path("/proc/sys/kernel/osrelease")
@@ -43,7 +47,13 @@ _APPARMOR_PROFILE = (
 
 
 def container() -> str:
-    """`podman` or `docker` when this process runs in a container of theirs, else empty."""
+    """`podman` or `docker` when this process runs in a container of theirs, else empty.
+
+    podman hides its mark where the root file system is read-only, and sets a variable.
+    """
+    named = os.environ.get("container", "")  # noqa: SIM112
+    if named in _MARKS:
+        return named
     return next((engine for engine, mark in _MARKS.items() if mark.exists()), "")
 
 
@@ -123,12 +133,12 @@ def _remedy(stderr: str) -> str:
             "sudo sysctl -w user.max_user_namespaces=15000."
         )
     if engine := container():
-        return f"Start the container with {_OPTIONS[engine]}."
+        return f"Start the container with {_OPTIONS[engine]}. {_NARROWER}"
     if any(word in stderr for word in ("namespace", "ermission", "ermitted")):
         options = "; ".join(f"with {engine}: {words}" for engine, words in _OPTIONS.items())
         return (
             "What this runs in forbids new namespaces. A service of systemd must not have "
-            f"RestrictNamespaces=; a container has to be started, {options}."
+            f"RestrictNamespaces=; a container has to be started, {options}. {_NARROWER}"
         )
     return "Try the same as another user or update bubblewrap."
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from kernel_mcp.errors import ConfigError, SandboxUnavailable
+from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
 from kernel_mcp.linux.folders import SCRATCH, Identity, scratch_folder
 from kernel_mcp.linux.process import tie_to_server
 from kernel_mcp.sandbox.base import (
@@ -199,6 +199,8 @@ def _try(
         prove(sandbox)
     except SandboxUnavailable as refusal:
         return refusal
+    except LaunchError as refusal:  # the folders of this machine stand in its way
+        return SandboxUnavailable(str(refusal))
     return sandbox
 
 

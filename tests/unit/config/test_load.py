@@ -55,6 +55,19 @@ def test_a_file_of_its_own_is_preferred_to_pyproject(tmp_path: Path) -> None:
     assert load({}, {}, tmp_path).limits.pids == 7
 
 
+def test_a_current_folder_that_may_not_be_entered_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(
+        ConfigError, match=r"kernel-mcp\.toml: Permission denied; start the server in"
+    ):
+        load({}, {}, tmp_path)
+
+
 def test_a_named_file_replaces_the_found_one(tmp_path: Path) -> None:
     (tmp_path / "kernel-mcp.toml").write_text("pids = 7\n")
     (tmp_path / "other.toml").write_text("max-sessions = 3\n")

@@ -59,6 +59,17 @@ def test_a_container_is_told_how_it_has_to_be_started(
     assert "start the container with --memory" in remedies.for_cgroups()
 
 
+def test_a_container_with_a_read_only_root_is_known_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remedies, "_MARKS", {"podman": Path("/nowhere")})
+    assert remedies.container() == ""
+    monkeypatch.setenv("container", "podman")
+    assert remedies.container() == "podman"
+    monkeypatch.setenv("container", "oci")
+    assert remedies.container() == ""
+
+
 def test_where_no_container_is_recognised_all_ways_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

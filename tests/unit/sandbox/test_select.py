@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import ConfigError, LaunchError, SandboxUnavailable
-from kernel_mcp.sandbox.base import Sandbox, SandboxRequest
+from kernel_mcp.linux.folders import Identity
+from kernel_mcp.sandbox.base import Sandbox, SandboxCommand, SandboxRequest
 from kernel_mcp.sandbox.landlock import landlock_available
+from kernel_mcp.sandbox.probe import run_confined
 from kernel_mcp.sandbox.select import NoSandbox, proven_sandbox, select_sandbox
 
 NEEDS_LANDLOCK = pytest.mark.skipif(
@@ -109,6 +113,36 @@ def test_why_the_strongest_failed_is_told_where_a_weaker_one_fails_too(
     with pytest.raises(SandboxUnavailable) as refusal:
         select_sandbox("bwrap", "landlock", prove=refuse)
     assert str(refusal.value).startswith("bwrap: bubblewrap is not installed")
+
+
+@NEEDS_LANDLOCK
+def test_why_the_strongest_failed_is_told_where_the_weaker_one_is_in_the_way_of_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(sandbox: Sandbox) -> None:
+        raise LaunchError("kernels may not enter this folder")
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxUnavailable, match="bubblewrap is not installed") as refusal:
+        select_sandbox("auto", prove=refuse)
+    assert "may not enter" not in str(refusal.value)
+    with pytest.raises(SandboxUnavailable, match="landlock: kernels may not enter this folder"):
+        select_sandbox("bwrap", "landlock", prove=refuse)
+
+
+def test_folders_of_a_proof_can_be_entered_by_the_user_of_the_kernel() -> None:
+    seen: list[int] = []
+
+    class Watched(NoSandbox):
+        def identity(self, workspace: Path | None = None) -> Identity | None:
+            return Identity(os.geteuid(), os.getegid())
+
+        def command(self, request: SandboxRequest, identity: Identity | None) -> SandboxCommand:
+            seen.append(stat.S_IMODE(request.workspace.parent.stat().st_mode))
+            return super().command(request, identity)
+
+    assert run_confined(Watched(), ["/bin/true"]).returncode == 0
+    assert seen == [0o711]
 
 
 @NEEDS_LANDLOCK
