@@ -69,6 +69,7 @@ def log_failure(error: Exception, doing: str, session: str = "") -> None:
         reason_of(error),
         f" (at {_place(cause)})" if refused and not expected else "",
         exc_info=None if expected or refused else error,
+        extra={"session": session},
     )
 
 
@@ -244,4 +245,5 @@ class Faults:
     def _tell(self, what: str, text: str) -> None:
         if what not in self._told:
             self._told.add(what)
-            logger.warning("the %s of session %s %s", what, self.session, text)
+            extra = {"session": self.session}
+            logger.warning("the %s of session %s %s", what, self.session, text, extra=extra)

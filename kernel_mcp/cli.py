@@ -6,7 +6,6 @@ Imports are deferred: `--help` and `--version` answer without the MCP SDK.
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from kernel_mcp.config.load import read_settings, settings_parser
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.linux.process import plain_signals
+from kernel_mcp.telemetry.logs import log_to_stderr
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -84,11 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(argv: Sequence[str]) -> int:
     epilog = f"{_EPILOG}\n{_COMMANDS_HELP}"
     settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog, list(_COMMANDS)), argv)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to_stderr(settings.log_level, settings.log_format)
     if settings.http is None and sys.stdin.isatty():
         print(_WAITING, file=sys.stderr)
     from kernel_mcp.linux import process

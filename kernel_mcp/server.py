@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -40,6 +41,7 @@ from kernel_mcp.launch.readiness import Inspector
 from kernel_mcp.launch.rundir import RunDirectory
 from kernel_mcp.launch.template import TemplateLauncher
 from kernel_mcp.limits.manager import ResourceManager
+from kernel_mcp.linux.proc import resident_bytes
 from kernel_mcp.linux.process import ENDING, end_soon, import_nothing_from, own_places, stay
 from kernel_mcp.output.text import Masks
 from kernel_mcp.packages.installer import Installer
@@ -52,11 +54,14 @@ from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.keeping import keeping_of, kept_in_words
 from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.stdio import stdio_streams
+from kernel_mcp.telemetry import Levels, Meters, Readiness
+from kernel_mcp.telemetry.logs import Lines
 from kernel_mcp.tools import (
     AnyContext,
     Callers,
@@ -96,6 +101,28 @@ class Parts(Services):
     """The parts of a running server."""
 
     pool: WarmPool
+    readiness: Readiness
+    templates: TemplateLauncher | None
+
+    async def levels(self, calls: int) -> Levels:
+        """What the server has now, with so many calls that are being answered."""
+        sessions = self.manager.sessions
+        used = resident = 0
+        with Barrier("measuring the server"):
+            resident = resident_bytes()
+        for session in sessions:
+            kernel = session.kernel
+            if kernel is not None and kernel.exit is None:
+                with Barrier("measuring a kernel", session.handle):
+                    used += (await kernel.handle.limits.used()).memory_bytes
+        return Levels(
+            sessions=Counter(each.state for each in sessions),
+            templates=Counter(self.templates.states if self.templates is not None else ()),
+            spares=self.pool.ready,
+            calls=calls,
+            server_bytes=resident,
+            kernels_bytes=used,
+        )
 
 
 @asynccontextmanager
@@ -103,7 +130,8 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
     """Build all parts; close them in reverse order. Raises KernelMcpError."""
     async with AsyncExitStack() as stack:
         masks = Masks(settings.hidden)
-        audit = _audit(settings, sandbox, masks)
+        meters = _meters(settings)
+        audit = Measured(_audit(settings, sandbox, masks), meters)
         stack.callback(audit.close)
         stack.callback(audit.note, "server_end", {})
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
@@ -248,6 +276,9 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             doors=doors,
             network=network,
             kept=kept_in_words(keeping, unkept),
+            meters=meters,
+            readiness=Readiness(),
+            templates=templates,
             pool=pool,
         )
 
@@ -276,9 +307,31 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
         "secrets": list(map(str, settings.secrets)),
         "devices": list(map(str, settings.devices)),
         "variables": [each.name for each in settings.variables],
+        "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
+        "callers": callers_in_words(settings),
     }
     audit.note("server_start", facts)
     return audit
+
+
+def callers_in_words(settings: Settings) -> str:
+    """How the server knows who calls, for the audit trail."""
+    if settings.http is None:
+        return "one client on stdin and stdout"
+    if settings.no_auth:
+        return "everyone on this machine, as one"
+    ways = {"tokens": settings.tokens, "issuer": settings.issuer}
+    known = [name for name, there in ways.items() if there]
+    return " and ".join(known) or "one token, made at the start"
+
+
+def _meters(settings: Settings) -> Meters:
+    """Those that `/metrics` shows; on stdin and stdout nobody could ask for them."""
+    if settings.http is None:
+        return Meters()
+    from kernel_mcp.http.operations import meters_of_http
+
+    return meters_of_http()
 
 
 def _capacity(settings: Settings) -> Capacity:
@@ -318,7 +371,7 @@ class StdioCallers:
 def build_mcp(services: Services, callers: Callers) -> ResourceServer:
     """The MCP server with all tools and resources, for `callers`."""
     factory = services.factory
-    box = Toolbox(services.manager, callers)
+    box = Toolbox(services.manager, callers, services.meters)
     for group, topics in TOPICS.items():
         if group in services.settings.tools:
             for topic in topics:
@@ -363,8 +416,10 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
     """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
     from kernel_mcp.http.callers import HttpCallers
     from kernel_mcp.http.gate import Addresses, Gate
+    from kernel_mcp.http.operations import routes
     from kernel_mcp.http.serving import announce, application, bound, serving, url_of
     from kernel_mcp.http.sessions import McpSessions, OldTransport
+    from kernel_mcp.http.watching import Watched
 
     assert settings.http is not None
     listening = bound(settings.http)
@@ -378,13 +433,21 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
         mcp_sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
         mcp.middleware.append(_tell_when_cancelled(mcp_sessions.outbox))
         old = OldTransport(lowlevel, ended=ended) if settings.sse else None
+        watched = Watched(built.audit.note, built.meters)
+        operations = routes(
+            built.readiness,
+            lambda: gate.draining,
+            built.meters,
+            lambda: built.levels(gate.calls),
+        )
         gate = Gate(
-            application([], mcp_sessions, old),
+            application(operations, mcp_sessions, old),
             addresses=Addresses.of(settings.http[0], settings.public_url),
             verifier=verifier,
             quotas=settings.quotas,
             clock=time.monotonic,
             outbox_of=mcp_sessions.outbox,
+            watch=watched,
         )
         begun = anyio.Event()
         begun.set()
@@ -394,6 +457,7 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
             serving(gate, settings, listening, mcp.end_calls) as drain,
         ):
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
+            tasks.start_soon(watched.run)
             tasks.start_soon(_warm_up, built, begun)
             tasks.start_soon(_stay_within_bounds, built)
             announce(url, settings, made.token if verifier is made else "")
@@ -439,9 +503,11 @@ async def _warm_up(built: Parts, greeted: anyio.Event) -> None:
     for pause_s in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
         with Barrier("preparing for kernels") as barrier:
             await built.factory.warm_up()
+            built.readiness.ready = True
             await built.pool.fill()
         if barrier.failure is None:
             return
+        built.readiness.reason = "preparing for kernels has failed; the log says why"
         await anyio.sleep(pause_s)
 
 
@@ -483,24 +549,12 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class _Masked(logging.Formatter):
-    """Writes records as another does, without what masks hide."""
-
-    def __init__(self, other: logging.Formatter | None, masks: Masks) -> None:
-        super().__init__()
-        self._other = other or logging.Formatter()
-        self._masks = masks
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The text of a record."""
-        return self._masks.masked(self._other.format(record))
-
-
 def _mask_log(settings: Settings) -> None:
     """Keep values of variables out of the log, and say which stay in outputs."""
     if masks := Masks(settings.hidden):
         for handler in logging.getLogger().handlers:
-            handler.setFormatter(_Masked(handler.formatter, masks))
+            if isinstance(handler.formatter, Lines):
+                handler.formatter.hide = masks.anywhere
     for each in settings.variables:
         if each.short:
             logger.warning(

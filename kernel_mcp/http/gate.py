@@ -24,7 +24,7 @@ from kernel_mcp.config.values import KIB, MIB, Quotas, format_bytes
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.delivery import Delivery
-from kernel_mcp.identity import RUN, Principal, Unauthenticated, Verifier
+from kernel_mcp.identity import METRICS, OPERATOR, RUN, Principal, Unauthenticated, Verifier
 from kernel_mcp.sessions.losses import Outbox
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ MOST_PRINCIPALS = 10_000
 """Principals whose rates are known."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 MCP = "/mcp"
+METRICS_PATH = "/metrics"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _METADATA = "/.well-known/oauth-protected-resource"
 
@@ -206,7 +207,8 @@ class Gate:
         if self.draining:
             raise Refused(503, "draining", _STOPPING, {"retry-after": "5"})
         state = state_of(scope)
-        who = state["principal"] = await self._who(headers.get(b"authorization", ""))
+        needed = METRICS if path == METRICS_PATH else RUN
+        who = state["principal"] = await self._who(headers.get(b"authorization", ""), needed)
         usage = self._usage_of(who)
         if usage.user is None:
             token = AccessToken(token="", client_id=who.name, scopes=sorted(who.scopes))
@@ -266,30 +268,30 @@ class Gate:
         if not self._calls:
             self._idle.set()
 
-    async def _who(self, authorization: str) -> Principal:
-        """The principal of a request. Raises Refused."""
+    async def _who(self, authorization: str, needed: str) -> Principal:
+        """The principal of a request, who has the scope that it needs. Raises Refused."""
         if self._verifier is None:
-            return Principal(doors=())
+            return Principal(scopes=OPERATOR, doors=())
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise Refused(
-                401, "unauthenticated", _NO_TOKEN, {"www-authenticate": self._challenge("", RUN)}
+                401, "unauthenticated", _NO_TOKEN, {"www-authenticate": self._challenge("", needed)}
             )
         try:
             who = await self._verifier.verify(token.strip())
         except Unauthenticated as error:
-            challenge = self._challenge("invalid_token", RUN)
+            challenge = self._challenge("invalid_token", needed)
             raise Refused(
                 401, "unauthenticated", str(error), {"www-authenticate": challenge}
             ) from None
         except KernelMcpError as error:
             raise Refused(503, "verifier", str(error), {"retry-after": "10"}) from None
-        if RUN not in who.scopes:
-            challenge = self._challenge("insufficient_scope", RUN)
+        if needed not in who.scopes:
+            challenge = self._challenge("insufficient_scope", needed)
             raise Refused(
                 403,
                 "forbidden",
-                f"This token lacks the scope {RUN}. Ask for one that has it.",
+                f"This token lacks the scope {needed}. Ask for one that has it.",
                 {"www-authenticate": challenge},
             )
         return who

@@ -17,6 +17,10 @@ RUN = "kernel:run"
 INSTALL = "kernel:install"
 """The scope that adding packages takes."""
 SCOPES = (RUN, INSTALL)
+"""Those of a principal of whom nothing else is said."""
+METRICS = "kernel:metrics"
+"""The scope of operators, who may see what the whole server does. It runs no code."""
+OPERATOR = frozenset((*SCOPES, METRICS))
 
 LOCAL = "local"
 """The principal of stdin and stdout, and of a server that knows no others."""
@@ -68,7 +72,7 @@ class OneToken:
 
     def __init__(self) -> None:
         self.token = new_token()
-        self._principal = Principal()
+        self._principal = Principal(scopes=OPERATOR)
 
     async def verify(self, token: str) -> Principal:
         """See `Verifier`."""

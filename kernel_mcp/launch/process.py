@@ -306,6 +306,7 @@ class KernelProcess:
     lifeline    what it is sent places to wait at over; None where it takes none
     enclosure   its sandbox, where there can be checkpoints of it
     closed      files that it has open no more than its checkpoint had, as it says: hostile data
+    kind        how it was started: cold, forked, or pooled when it had waited in reserve
     boundary    how it was started, and what the server has found of its boundary, for people
     limits      what it may use
     way         to the network
@@ -326,7 +327,9 @@ class KernelProcess:
         lifeline: socket.socket | None = None,
         enclosure: Enclosure | None = None,
         closed: object = None,
+        kind: str = "cold",
     ) -> None:
+        self.kind = kind
         self.channels = channels
         self.closed = closed
         self.lifeline = lifeline

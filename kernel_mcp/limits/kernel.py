@@ -159,6 +159,10 @@ class KernelLimits:
         """Usage of all processes; the last measured values where /proc or cgroups fail."""
         return self._gauge.usage()
 
+    async def used(self) -> Usage:
+        """As `usage`, in a thread where many processes have to be read."""
+        return await self._gauge.used()
+
     async def survey(self) -> None:
         """Measure the folders of a kernel that has run no code since they were filled."""
         self._known = await self._look(processes=False)

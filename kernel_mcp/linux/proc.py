@@ -214,6 +214,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _MEMORY = (b"RssAnon:", b"RssShmem:")
 MAX_PROCESSES = 10_000
 
+
+def resident_bytes() -> int:
+    """Memory of this process, shared pages included. Raises OSError."""
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 Process = tuple[int, int]
 """Process id and the time of its start: ids are used again."""
 

@@ -30,6 +30,7 @@ from kernel_mcp.packages.result import Outcome, Present, principal
 from kernel_mcp.packages.verify import try_imports, verify_live
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.telemetry.spans import Span
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -71,9 +72,10 @@ class Installer:
         """
         names = [str(each) for each in packages]
         try:
-            outcome = await self._install(session, packages, progress)
+            with Span("install", session=session.handle, packages=len(names)):
+                outcome = await self._install(session, packages, progress)
         except KernelMcpError as error:
-            session.journal.installed(names, str(error))
+            session.journal.installed(names, str(error), done=False)
             raise
         session.journal.installed(names, outcome.summary())
         return outcome

@@ -71,6 +71,12 @@ class Journal:
     def died(self, cause: str) -> None:
         """The kernel has died between cells."""
 
+    def started(self, kind: str, seconds: float) -> None:
+        """The session has got a kernel after so long: pooled, forked, cold."""
+
+    def not_started(self) -> None:
+        """The session has got none."""
+
     def checkpointed(self, cell: int) -> None:
         """A copy of the kernel waits, with the variables as after that cell."""
 
@@ -95,7 +101,7 @@ class Journal:
     def resumed(self, saved: float, cells: int) -> None:
         """It continues one of an earlier server, saved at `saved` seconds since 1970."""
 
-    def installed(self, packages: Iterable[str], outcome: str) -> None:
+    def installed(self, packages: Iterable[str], outcome: str, *, done: bool = True) -> None:
         """Packages were added to the session, or could not be: `outcome` is ok or the reason."""
 
     def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
@@ -240,7 +246,7 @@ class _SessionJournal(Journal):
     def resumed(self, saved: float, cells: int) -> None:
         self._note("resume", saved=_moment(saved), cells=cells)
 
-    def installed(self, packages: Iterable[str], outcome: str) -> None:
+    def installed(self, packages: Iterable[str], outcome: str, *, done: bool = True) -> None:
         self._note("install", packages=_texts(packages), outcome=_short(outcome))
 
     def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:

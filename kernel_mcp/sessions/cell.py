@@ -16,6 +16,7 @@ from kernel_mcp.output.items import Event, Failure, Stream
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.policy.missing import missing, missing_in_words
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
+from kernel_mcp.telemetry.origin import NOWHERE
 
 
 class Status(str, Enum):
@@ -96,6 +97,7 @@ class Cell:
     `ahead` says whether a checkpoint is wanted before it, `back` where the session went back to
     when it was killed.
     `missing` is what it wanted and was not there, as `policy.missing` names it.
+    `origin` is the request that it came with.
     `plain` is the code without the installations it began with, `installed` what came of those.
     """
 
@@ -128,6 +130,7 @@ class Cell:
         self.missing = ""
         self.ahead = Ahead.NO
         self.back = ""
+        self.origin = NOWHERE
         self._scope: anyio.CancelScope | None = None
         self._changes = 0
         self._changed: anyio.Event | None = None

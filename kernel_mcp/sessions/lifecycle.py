@@ -36,6 +36,7 @@ from kernel_mcp.sessions.hibernation import (
     nothing_back,
 )
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
+from kernel_mcp.telemetry.spans import Span
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -294,7 +295,7 @@ class KernelLifecycle:
         Raises HibernationError when something would be lost and it is not `forced`, KernelMcpError
         or OSError when the server cannot save; the kernel then stays.
         """
-        with anyio.CancelScope() as scope:
+        with Span("hibernate", session=self.request.session) as span, anyio.CancelScope() as scope:
             self._hibernating = scope
             told = False
             try:
@@ -310,6 +311,7 @@ class KernelLifecycle:
                 if not told and self.kernel is not None:
                     self._miss(self.kernel)
         if scope.cancel_called:
+            span.note(outcome="needed")
             await self._hibernation.end(used=True)
             return False
         if sleep.gone or sleep.failure:
@@ -560,13 +562,17 @@ class KernelLifecycle:
     async def _begin(self, progress: ProgressCallback) -> Kernel:
         if self.sleep is None:
             return await self._start(self.request, progress)
+        with Span("wake", session=self.request.session):
+            return await self._bring_back(self.sleep, progress)
+
+    async def _bring_back(self, sleep: Sleep, progress: ProgressCallback) -> Kernel:
         await progress("Bringing the hibernated session back")
         kernel = await self._start(self.request, progress)
         try:
             waking = await self._hibernation.bring_back(kernel)
         except HibernationError as error:
             await kernel.aclose()
-            kernel, waking = await self._bring_back_some(self.sleep, str(error), progress)
+            kernel, waking = await self._bring_back_some(sleep, str(error), progress)
         except BaseException:
             await kernel.aclose()
             raise
@@ -607,7 +613,7 @@ class KernelLifecycle:
         for text in restore(request):
             self.ledger.add(text)
         self._missed = False
-        kernel = await self._source.start(request, progress)
+        kernel = await self._launch(request, progress)
         kernel.handle.way.open(request.network, self._journal.connected)
         if self._folder:
             try:
@@ -617,6 +623,19 @@ class KernelLifecycle:
                 raise
         assert self._tasks is not None
         self._tasks.start_soon(self._watch, kernel)
+        return kernel
+
+    async def _launch(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
+        began = time.monotonic()
+        with Span("launch", session=request.session) as span:
+            try:
+                kernel = await self._source.start(request, progress)
+            except Exception:
+                self._journal.not_started()
+                raise
+            kind = kernel.handle.kind
+            span.note(kind=kind)
+        self._journal.started(kind, time.monotonic() - began)
         return kernel
 
     async def _watch(self, kernel: Kernel) -> None:

@@ -200,6 +200,7 @@ class WarmPool:
                     await self._drop(spare)
             if fits:
                 spare.kernel.handle.limits.session = request.session
+                spare.kernel.handle.kind = "pooled"
                 return spare.kernel
         return await self._source.start(request, progress)
 

@@ -25,6 +25,7 @@ from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
 from kernel_mcp.sessions.losses import Ledger, Notice
+from kernel_mcp.telemetry.spans import Span, Within
 
 RECORD_BYTES = 512 * MIB
 """Most bytes of one session's record on disk; the oldest outputs are removed first."""
@@ -219,8 +220,9 @@ class CellRunner:
         """Do what a cell needs before it runs; it ends where that fails or is stopped."""
         handle, scope = self._lifecycle.request.session, anyio.CancelScope()
         cell.phase, cell.state_as_of = Phase.INSTALL, self._lifecycle.state_as_of
+        doing = f"installing for cell {cell.number}"
         try:
-            with Barrier(f"installing for cell {cell.number}", handle) as barrier, scope:
+            with Within(cell.origin), Barrier(doing, handle) as barrier, scope:
                 cell.watch_stop(scope)
                 try:
                     await work(cell)
@@ -237,6 +239,14 @@ class CellRunner:
 
     async def run(self, cell: Cell) -> None:
         """Run `cell` until it has an outcome. Raises nothing but a cancellation."""
+        handle = self._lifecycle.request.session
+        with Within(cell.origin), Span("cell", session=handle, cell=cell.number) as span:
+            try:
+                await self._run_to_outcome(cell)
+            finally:
+                span.ended(cell.status.value, well=cell.status is Status.OK)
+
+    async def _run_to_outcome(self, cell: Cell) -> None:
         try:
             with Barrier(f"running cell {cell.number}", self._lifecycle.request.session) as barrier:
                 await self._run(cell)

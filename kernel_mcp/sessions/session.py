@@ -36,6 +36,7 @@ from kernel_mcp.sessions.runner import CellQueue, CellRunner
 from kernel_mcp.sessions.saver import Kept, Saver, write_forked, write_here
 from kernel_mcp.sessions.saving import UnfitToFork
 from kernel_mcp.sessions.snapshot import counted, descriptions
+from kernel_mcp.telemetry.spans import Within, caught, of_session
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
@@ -225,6 +226,10 @@ class Session:
 
     async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Run queued cells until the session is closed, then end the kernel."""
+        with Within(of_session(self.handle, self.owner)):  # not that of the call which opened it
+            await self._serve(task_status)
+
+    async def _serve(self, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 self.lifecycle.watch_in(tasks)
@@ -264,6 +269,7 @@ class Session:
         self._touched = True
         cell = self.queue.add(code, timeout_s)
         cell.since = self.ledger.number
+        cell.origin = caught(self.handle, self.owner)
         if checkpoint:
             cell.ahead = Ahead.ASKED
         elif timeout_s > self.timeout_s:

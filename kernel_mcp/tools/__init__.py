@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, Protocol, cast
@@ -38,6 +39,9 @@ from kernel_mcp.sandbox.base import Sandbox, SandboxReport
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.telemetry import Meters
+from kernel_mcp.telemetry.origin import in_session, of_call
+from kernel_mcp.telemetry.spans import Within
 from kernel_mcp.tools.arguments import CheckedTool
 from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.tools.results import finished, refusal
@@ -269,6 +273,7 @@ class Services:
     doors: Doors
     network: Network
     kept: str
+    meters: Meters
 
 
 class Callers(Protocol):
@@ -297,8 +302,9 @@ def progress_of(ctx: AnyContext) -> ProgressCallback | None:
 class Toolbox:
     """Collects `tools` and finishes their answers to `callers`."""
 
-    def __init__(self, manager: SessionManager, callers: Callers) -> None:
+    def __init__(self, manager: SessionManager, callers: Callers, meters: Meters) -> None:
         self.tools: list[Tool] = []
+        self._meters = meters
         self._manager = manager
         self._known = callers
         self._callers: dict[int, Caller] = {}
@@ -310,7 +316,9 @@ class Toolbox:
     async def resolve(self, ctx: AnyContext, handle: str) -> tuple[Caller, Session]:
         """Who makes that call, and the session it is about. Raises SessionNotFound."""
         caller = self._callers[id(ctx)]
-        return caller, await self._manager.resolve(caller, handle)
+        session = await self._manager.resolve(caller, handle)
+        in_session(session.handle)
+        return caller, session
 
     def tool(
         self,
@@ -349,8 +357,11 @@ class Toolbox:
         async def call(*args: P.args, **kwargs: P.kwargs) -> BaseModel:
             ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
             caller = self._callers[id(ctx)] = self._known.of(ctx)
+            began = time.perf_counter()
+            origin = of_call(ctx.request_id, caller.principal)
             try:
-                result = await tool(*args, **kwargs)
+                with Within(origin):
+                    result = await tool(*args, **kwargs)
             except KernelMcpError as error:
                 result = refusal(error)
             except MCPError:
@@ -361,6 +372,7 @@ class Toolbox:
                 result = refusal(explained(error, doing))
             finally:
                 del self._callers[id(ctx)]
+                self._meters.call(tool.__name__, time.perf_counter() - began)
             session = self._manager.find(caller, handle)
             return finished(result, session, caller.reply, about=about)
 

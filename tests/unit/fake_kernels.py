@@ -40,6 +40,7 @@ class FakeKernel:
     """Runs `name = value`, `say text`, `raise text`, and, until it is interrupted, `wait`."""
 
     boundary = ("the kernel is a fake",)
+    kind = "cold"
     environment = KernelEnvironment(Path("python"), ())
     policy = Policy(frozenset(), allow_all=True)
 

@@ -17,6 +17,7 @@ PACKAGES = ("kernel_mcp", "kernel_specs")
 ROOMS = (
     ("errors",),
     ("barriers",),
+    ("telemetry",),
     ("linux",),
     ("config",),
     ("identity",),

@@ -223,6 +223,14 @@ class TemplateLauncher:
                         tasks.start_soon(wait, each)
         return supervisor if first is None or supervisor.template is not None else first
 
+    @property
+    def states(self) -> list[str]:
+        """Of each environment's template: ready, loading, failed."""
+        return [
+            "ready" if each.template is not None else "loading" if each.loading else "failed"
+            for each in self._supervisors.values()
+        ]
+
     def _loaded(self, environment: KernelEnvironment) -> None:
         """Give up the template that was there first, once the other is loaded."""
         if (first := self._first.pop(environment, None)) is not None:
@@ -341,6 +349,7 @@ class TemplateLauncher:
                 way=way,
                 resources=AsyncExitStack(),
                 lifeline=lifeline,
+                kind="forked",
                 enclosure=enclosure if self._checkpoints else None,
             )
             enclosure.join(kernel, own.pop_all())

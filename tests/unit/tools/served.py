@@ -29,6 +29,7 @@ from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.telemetry import Meters
 from kernel_mcp.tools import Services
 from tests.integration.agent import Agent, Answer
 from tests.unit.fake_kernels import FakeClock, FakeSource, FakeStore, Handed, new_manager
@@ -138,6 +139,7 @@ async def served(
         clock=clock,
         doors=Doors(),
         network=Network(),
+        meters=Meters(),
     )
     async with manager.running(), Client(build_mcp(services, Handed()), mode="legacy") as client:
         yield Served(Agent(client), manager, source, store, installer, clock)

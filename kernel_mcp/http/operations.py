@@ -1,0 +1,56 @@
+"""What operators ask an HTTP server: whether it lives, whether it can work, what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from kernel_mcp.http.gate import METRICS_PATH
+from kernel_mcp.telemetry import Levels, Meters, Readiness
+
+UNINSTALLED = (
+    "Metrics take prometheus-client, which is not installed: pip install 'kernel-mcp[http]', then "
+    "start the server again."
+)
+_FRESH = {"cache-control": "no-store"}
+
+
+def meters_of_http() -> Meters:
+    """Those that `/metrics` shows; ones that count nothing without prometheus-client."""
+    try:
+        from kernel_mcp.telemetry.metrics import Metrics
+    except ModuleNotFoundError:
+        return Meters()
+    return Metrics()
+
+
+def routes(
+    readiness: Readiness,
+    draining: Callable[[], bool],
+    meters: Meters,
+    levels: Callable[[], Awaitable[Levels]],
+) -> list[Route]:
+    """`/healthz`, `/readyz` and `/metrics`; the gate asks for a token for the last."""
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n", headers=_FRESH)
+
+    async def readyz(_: Request) -> Response:
+        reason = "draining" if draining() else "" if readiness.ready else readiness.reason
+        return PlainTextResponse(f"{reason or 'ok'}\n", 503 if reason else 200, headers=_FRESH)
+
+    async def metrics(request: Request) -> Response:
+        found = meters.text(await levels(), request.headers.get("accept", ""))
+        if found is None:
+            return JSONResponse({"error": UNINSTALLED}, 501, _FRESH)
+        text, kind = found
+        return Response(text, headers={**_FRESH, "content-type": kind})
+
+    return [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route(METRICS_PATH, metrics),
+    ]

@@ -1,0 +1,123 @@
+"""Meters for Prometheus, in a registry of their own. No label has what a caller has written."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
+from kernel_mcp.telemetry import Levels, Meters
+
+PREFIX = "kernel_mcp"
+
+MOMENTS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
+"""Bounds of the buckets for calls, starts and cells."""
+
+STATES = ("new", "idle", "busy", "hibernated")
+TEMPLATES = ("ready", "loading", "failed")
+OUTCOMES = ("ok", "error", "interrupted", "timeout", "killed")
+CAUSES = ("memory", "time", "cpu", "disk", "asked", "lost")
+KINDS = ("pooled", "forked", "cold")
+
+
+class Metrics(Meters):
+    """Meters that `text` shows. Used on the event loop's thread.
+
+    A series that is there from the start shows its first event as a rise from 0.
+    """
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, about: str, label: str = "") -> Counter:
+            labels = [label] if label else []
+            return Counter(name, about, labels, namespace=PREFIX, registry=registry)
+
+        def histogram(name: str, about: str, label: str) -> Histogram:
+            return Histogram(
+                name, about, [label], namespace=PREFIX, registry=registry, buckets=MOMENTS_S
+            )
+
+        def gauge(name: str, about: str, label: str = "") -> Gauge:
+            labels = [label] if label else []
+            return Gauge(name, about, labels, namespace=PREFIX, registry=registry)
+
+        self._cells = counter("cells", "Cells that have ended", "outcome")
+        self._running = histogram("cell_seconds", "How long cells ran", "outcome")
+        self._kills = counter("kills", "Kernels that were lost", "cause")
+        self._starts = histogram("kernel_start_seconds", "Until a session had a kernel", "kind")
+        self._failed = counter("kernel_start_failures", "Sessions that got no kernel")
+        self._sleeps = counter("hibernations", "Sessions hibernated and back", "way")
+        self._installs = counter("installs", "Installations of packages", "outcome")
+        self._calls = histogram("tool_call_seconds", "Until a tool had answered", "tool")
+        self._refusals = counter("refusals", "What was refused", "reason")
+        self._received = counter("received_bytes", "Bytes of requests' bodies")
+        self._sent = counter("sent_bytes", "Bytes of answers' bodies")
+        self._sessions = gauge("sessions", "Sessions", "state")
+        self._templates = gauge("templates", "Processes that kernels are forked from", "state")
+        self._spares = gauge("spare_kernels", "Kernels in reserve")
+        self._in_flight = gauge("calls_in_flight", "Calls that are being answered")
+        self._server = gauge("server_memory_bytes", "Resident memory of the server")
+        self._kernels = gauge("kernels_memory_bytes", "Memory of all kernels")
+        self._cell_of = {
+            each: (self._cells.labels(each), self._running.labels(each)) for each in OUTCOMES
+        }
+        self._call_of: dict[str, Histogram] = {}
+        for cause in CAUSES:
+            self._kills.labels(cause)
+        for kind in KINDS:
+            self._starts.labels(kind)
+
+    def cell(self, outcome: str, seconds: float) -> None:
+        """See `Meters`."""
+        count, running = self._cell_of[outcome]
+        count.inc()
+        running.observe(seconds)
+
+    def kill(self, cause: str) -> None:
+        """See `Meters`."""
+        self._kills.labels(cause).inc()
+
+    def start(self, kind: str, seconds: float) -> None:
+        """See `Meters`."""
+        self._starts.labels(kind).observe(seconds)
+
+    def failed_start(self) -> None:
+        """See `Meters`."""
+        self._failed.inc()
+
+    def hibernation(self, way: str) -> None:
+        """See `Meters`."""
+        self._sleeps.labels(way).inc()
+
+    def install(self, outcome: str) -> None:
+        """See `Meters`."""
+        self._installs.labels(outcome).inc()
+
+    def call(self, tool: str, seconds: float) -> None:
+        """See `Meters`."""
+        series = self._call_of.get(tool)
+        if series is None:
+            series = self._call_of[tool] = self._calls.labels(tool)
+        series.observe(seconds)
+
+    def refusal(self, reason: str) -> None:
+        """See `Meters`."""
+        self._refusals.labels(reason).inc()
+
+    def moved(self, received: int, sent: int) -> None:
+        """See `Meters`."""
+        self._received.inc(received)
+        self._sent.inc(sent)
+
+    def text(self, levels: Levels, accept: str = "") -> tuple[bytes, str]:
+        """See `Meters`."""
+        for state in STATES:
+            self._sessions.labels(state).set(levels.sessions.get(state, 0))
+        for state in TEMPLATES:
+            self._templates.labels(state).set(levels.templates.get(state, 0))
+        self._spares.set(levels.spares)
+        self._in_flight.set(levels.calls)
+        self._server.set(levels.server_bytes)
+        self._kernels.set(levels.kernels_bytes)
+        encode, kind = choose_encoder(accept)
+        return encode(self._registry), kind

@@ -1,0 +1,96 @@
+"""Lines of the log: one JSON object each, whose request they are part of, and no token."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import pytest
+
+from kernel_mcp.output.text import Masks
+from kernel_mcp.telemetry.logs import JsonLines, TextLines, formatter
+from kernel_mcp.telemetry.origin import NOWHERE, Origin, in_session, of_call
+from kernel_mcp.telemetry.spans import Within
+
+TOKEN = "kmcp_" + "Ab3-_" * 8
+
+
+def record(message: str, *args: object, **more: Any) -> logging.LogRecord:
+    made = logging.LogRecord("kernel_mcp.http", logging.WARNING, "f.py", 1, message, args, None)
+    made.created = 1893585600.005  # 2030-01-02 12:00
+    vars(made).update(more)
+    return made
+
+
+def line(made: logging.LogRecord, lines: JsonLines | None = None) -> dict[str, Any]:
+    text = (lines or JsonLines()).format(made)
+    assert "\n" not in text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_a_line_is_an_object_with_what_is_known() -> None:
+    assert line(record("%s sessions\nare there", 3)) == {
+        "time": "2030-01-02T12:00:00.005Z",
+        "level": "warning",
+        "logger": "kernel_mcp.http",
+        "message": "3 sessions\nare there",
+    }
+
+
+def test_a_line_names_request_session_and_principal() -> None:
+    with Within(Origin("h1")), Within(of_call(7, "ada")):
+        in_session("s-1")
+        found = line(record("hello"))
+        assert (found["request"], found["session"], found["principal"]) == ("h1/7", "s-1", "ada")
+    assert "request" not in line(record("hello"))
+
+
+def test_a_record_knows_its_session_better() -> None:
+    with Within(Origin("1", "s-1", "ada")):
+        assert line(record("hello", session="s-2"))["session"] == "s-2"
+        assert line(record("hello", session=""))["session"] == "s-1"
+
+
+def test_an_exception_is_text_in_one_field() -> None:
+    try:
+        raise ValueError("no\nway")
+    except ValueError:
+        made = record("it failed")
+        made.exc_info = sys.exc_info()
+    found = line(made)
+    assert found["message"] == "it failed"
+    assert found["exception"].startswith("Traceback")
+    assert found["exception"].endswith("ValueError: no\nway")
+
+
+def test_values_are_masked_before_json_writes_them_in_other_letters() -> None:
+    value = 'a"value\\of\nlength'
+    lines = JsonLines()
+    lines.hide = Masks([("SECRET", value)]).anywhere
+    found = line(record("it is %s", value), lines)
+    assert "value" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [TOKEN, f"Authorization: Bearer {TOKEN}", "bearer eyJhbGciOi.eyJpc3MiOi.c2lnbmF0dXJl"],
+    ids=["own", "header", "jwt"],
+)
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_line_has_a_token(text: str, log_format: str) -> None:
+    written = formatter(log_format).format(record("got %s from %r", text, {"x": text}))
+    assert TOKEN not in written
+    assert "eyJhbG" not in written
+    assert "[token]" in written
+
+
+def test_text_is_for_people() -> None:
+    written = TextLines("%(levelname)s %(name)s: %(message)s").format(record("hello"))
+    assert written == "WARNING kernel_mcp.http: hello"
+
+
+def test_outside_of_requests_there_is_no_origin() -> None:
+    assert Origin() == NOWHERE

@@ -1,0 +1,98 @@
+"""Meters for Prometheus: what is counted, and labels that nobody can make more of."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kernel_mcp.telemetry import Levels, Meters
+from kernel_mcp.telemetry.metrics import CAUSES, KINDS, OUTCOMES, Metrics
+
+
+def series(metrics: Metrics, levels: Levels | None = None) -> dict[str, float]:
+    """The value of each series by its name and labels."""
+    text, _ = metrics.text(levels or Levels())
+    return {
+        f"{each.name}{''.join(f' {value}' for value in each.labels.values())}": each.value
+        for family in text_string_to_metric_families(text.decode())
+        for each in family.samples
+    }
+
+
+def test_cells_are_counted_by_outcome_and_timed() -> None:
+    metrics = Metrics()
+    for outcome in OUTCOMES:
+        metrics.cell(outcome, 0.3)
+    metrics.cell("ok", 0.3)
+    found = series(metrics)
+    assert found["kernel_mcp_cells_total ok"] == 2
+    assert found["kernel_mcp_cells_total killed"] == 1
+    assert found["kernel_mcp_cell_seconds_bucket 0.5 ok"] == 2
+    assert found["kernel_mcp_cell_seconds_bucket 0.25 ok"] == 0
+
+
+def test_what_has_not_happened_is_zero() -> None:
+    found = series(Metrics())
+    assert all(found[f"kernel_mcp_kills_total {cause}"] == 0 for cause in CAUSES)
+    assert all(found[f"kernel_mcp_kernel_start_seconds_count {kind}"] == 0 for kind in KINDS)
+
+
+def test_every_event_has_its_series() -> None:
+    metrics = Metrics()
+    metrics.kill("memory")
+    metrics.start("forked", 0.01)
+    metrics.failed_start()
+    metrics.hibernation("woke")
+    metrics.install("failed")
+    metrics.call("execute", 0.002)
+    metrics.refusal("policy")
+    metrics.moved(10, 2000)
+    found = series(metrics)
+    assert found["kernel_mcp_kills_total memory"] == 1
+    assert found["kernel_mcp_kernel_start_seconds_count forked"] == 1
+    assert found["kernel_mcp_kernel_start_failures_total"] == 1
+    assert found["kernel_mcp_hibernations_total woke"] == 1
+    assert found["kernel_mcp_installs_total failed"] == 1
+    assert found["kernel_mcp_tool_call_seconds_bucket 0.005 execute"] == 1
+    assert found["kernel_mcp_refusals_total policy"] == 1
+    assert found["kernel_mcp_received_bytes_total"] == 10
+    assert found["kernel_mcp_sent_bytes_total"] == 2000
+
+
+def test_levels_are_those_of_the_moment() -> None:
+    metrics = Metrics()
+    series(metrics, Levels(sessions={"busy": 4}))
+    levels = Levels({"idle": 3}, {"ready": 1}, spares=2, calls=5, server_bytes=6, kernels_bytes=7)
+    found = series(metrics, levels)
+    assert found["kernel_mcp_sessions busy"] == 0
+    assert found["kernel_mcp_sessions idle"] == 3
+    assert found["kernel_mcp_templates ready"] == 1
+    assert found["kernel_mcp_spare_kernels"] == 2
+    assert found["kernel_mcp_calls_in_flight"] == 5
+    assert found["kernel_mcp_server_memory_bytes"] == 6
+    assert found["kernel_mcp_kernels_memory_bytes"] == 7
+
+
+def test_two_servers_share_nothing() -> None:
+    first, second = Metrics(), Metrics()
+    first.refusal("rate")
+    assert "kernel_mcp_refusals_total rate" not in series(second)
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", "text/plain"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics"),
+    ],
+    ids=["text", "openmetrics"],
+)
+def test_the_format_is_the_one_that_is_accepted(accept: str, kind: str) -> None:
+    _, found = Metrics().text(Levels(), accept)
+    assert found.startswith(kind)
+
+
+def test_meters_that_count_nothing_show_nothing() -> None:
+    meters = Meters()
+    meters.cell("ok", 1.0)
+    assert meters.text(Levels()) is None
