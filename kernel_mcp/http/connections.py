@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -39,13 +39,22 @@ class Connection:
         self._transport.abort()
 
 
+class Wire(Protocol):
+    """What carries requests; `patience_s` is how long it may be silent."""
+
+    patience_s: float
+
+    def cut(self) -> None:
+        """End it."""
+
+
 class Connections:
     """All connections of a server, at most `most`: one more, and the longest silent one goes."""
 
     def __init__(self, most: int, now: Callable[[], float]) -> None:
         self._most = most
         self._now = now
-        self._silent: OrderedDict[Protocol, float] = OrderedDict()
+        self._silent: OrderedDict[Wire, float] = OrderedDict()
         """Those on which no request is being answered, the longest silent first."""
         self._count = 0
 
@@ -54,26 +63,26 @@ class Connections:
         """Open ones."""
         return self._count
 
-    def opened(self, protocol: Protocol) -> None:
+    def opened(self, wire: Wire) -> None:
         """A client has connected."""
         self._count += 1
-        self._silent[protocol] = self._now()
+        self._silent[wire] = self._now()
         if self._count > self._most:
             longest, _ = self._silent.popitem(last=False)
             longest.cut()
 
-    def closed(self, protocol: Protocol) -> None:
+    def closed(self, wire: Wire) -> None:
         """A connection has ended."""
         self._count -= 1
-        self._silent.pop(protocol, None)
+        self._silent.pop(wire, None)
 
-    def busy(self, protocol: Protocol) -> None:
+    def busy(self, wire: Wire) -> None:
         """A whole head has come in."""
-        self._silent.pop(protocol, None)
+        self._silent.pop(wire, None)
 
-    def silent(self, protocol: Protocol) -> None:
+    def silent(self, wire: Wire) -> None:
         """A request has been answered."""
-        self._silent[protocol] = self._now()
+        self._silent[wire] = self._now()
 
     def sweep(self) -> None:
         """Cut those that have been silent for too long."""
@@ -84,10 +93,10 @@ class Connections:
             each.cut()
 
 
-class Protocol(H11Protocol):
+class HttpProtocol(H11Protocol):
     """HTTP/1.1 on one connection, which `connections` of the application's state know of."""
 
-    patience_s = HEAD_S
+    patience_s: float = HEAD_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.http.connections import CHECK_S, SILENT_S, Connections, Protocol
+from kernel_mcp.http.connections import CHECK_S, SILENT_S, Connections, HttpProtocol
 from kernel_mcp.http.gate import MCP, Gate
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ async def serving(
 
     config = uvicorn.Config(
         with_connections,
-        http=Protocol,
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

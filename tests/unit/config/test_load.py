@@ -110,6 +110,16 @@ def test_a_path_in_a_flag_is_relative_to_the_current_folder(tmp_path: Path) -> N
 
 
 OPERATORS_ALONE = {
+    "http": '"0.0.0.0:8000"',
+    "tokens": '"tokens"',
+    "issuer": '"https://login.example"',
+    "no-auth": "true",
+    "public-url": '"https://notebook.example"',
+    "trusted-proxy": '"10.0.0.1"',
+    "quota": '"sessions=2"',
+    "sse": "true",
+    "drain": '"1s"',
+    "log-format": '"json"',
     "mount": '["/srv"]',
     "env": '["SECRET=x"]',
     "device": '["/dev/null"]',

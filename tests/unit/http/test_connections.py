@@ -1,0 +1,59 @@
+"""How many connections there may be, and how long one may be silent."""
+
+from __future__ import annotations
+
+from kernel_mcp.http.connections import HEAD_S, SILENT_S, Connections
+from tests.unit.fake_kernels import FakeClock
+
+
+class Wire:
+    """A connection that notes when it is cut."""
+
+    patience_s: float = HEAD_S
+
+    def __init__(self, connections: Connections) -> None:
+        self._all = connections
+        self.cuts = 0
+        self._all.opened(self)
+
+    def cut(self) -> None:
+        self.cuts += 1
+        self._all.closed(self)
+
+
+def test_one_connection_too_many_ends_the_longest_silent_one() -> None:
+    clock = FakeClock()
+    connections = Connections(3, clock)
+    first, second, third = (Wire(connections) for _ in range(3))
+    connections.busy(first)
+    fourth = Wire(connections)
+    assert [each.cuts for each in (first, second, third, fourth)] == [0, 1, 0, 0]
+    assert connections.count == 3
+
+
+def test_when_all_are_busy_the_new_one_goes() -> None:
+    connections = Connections(2, FakeClock())
+    wires = [Wire(connections) for _ in range(2)]
+    for each in wires:
+        connections.busy(each)
+    late = Wire(connections)
+    assert late.cuts == 1
+    assert [each.cuts for each in wires] == [0, 0]
+
+
+def test_silence_ends_a_connection_but_no_answer_that_takes_long() -> None:
+    clock = FakeClock()
+    connections = Connections(10, clock)
+    new, idle, busy = (Wire(connections) for _ in range(3))
+    idle.patience_s = SILENT_S
+    connections.busy(busy)
+    clock.now += HEAD_S + 1
+    connections.sweep()
+    assert [each.cuts for each in (new, idle, busy)] == [1, 0, 0]
+    clock.now += SILENT_S
+    connections.sweep()
+    assert [each.cuts for each in (new, idle, busy)] == [1, 1, 0]
+    connections.silent(busy)
+    clock.now += SILENT_S + 1
+    connections.sweep()
+    assert busy.cuts == 1

@@ -1,0 +1,327 @@
+"""What is refused before anything else sees a request, and what is passed on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from kernel_mcp.config.values import KIB, MIB, Quotas
+from kernel_mcp.errors import ServerFailure
+from kernel_mcp.http.gate import MOST_BODY, PRINCIPAL_BODY, Addresses, Gate, respond_json
+from kernel_mcp.identity import INSTALL, RUN, Principal, Unauthenticated
+from tests.unit.fake_kernels import FakeClock
+from tests.unit.http.asgi import PEER, ask
+
+pytestmark = pytest.mark.anyio
+
+ANNA = {"authorization": "Bearer anna"}
+
+
+class Doorbell:
+    """Knows three tokens, hears refusals."""
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[str, str, str]] = []
+        self.bytes = (0, 0)
+
+    async def verify(self, token: str) -> Principal:
+        if token == "down":
+            raise ServerFailure("the issuer does not answer")
+        scopes = {"anna": {RUN, INSTALL}, "ben": {RUN}, "eve": {INSTALL}}.get(token)
+        if scopes is None:
+            raise Unauthenticated("not valid")
+        return Principal(token, frozenset(scopes), Quotas(), ())
+
+    async def aclose(self) -> None:
+        pass
+
+    def refused(self, reason: str, peer: str, principal: str) -> None:
+        self.refusals.append((reason, peer, principal))
+
+    def moved(self, received: int, sent: int) -> None:
+        self.bytes = (self.bytes[0] + received, self.bytes[1] + sent)
+
+
+class Behind:
+    """Answers with who called and what came."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+        self.hold: anyio.Event | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.reached += 1
+        message = await receive()
+        if self.hold is not None and scope["method"] == "POST":
+            await self.hold.wait()
+        who = scope["state"].get("principal")
+        found = {"who": who.name if who else "", "length": len(message.get("body", b""))}
+        await respond_json(send, 200, found)
+
+
+def made(bell: Doorbell | None = None, **changes: Any) -> tuple[Gate, Behind]:
+    behind = Behind()
+    options: dict[str, Any] = {
+        "addresses": Addresses.of("127.0.0.1", ""),
+        "verifier": bell,
+        "quotas": Quotas(),
+        "clock": FakeClock(),
+        "outbox_of": lambda _: None,
+        "watch": bell,
+        **changes,
+    }
+    return Gate(behind, **options), behind
+
+
+async def test_a_call_with_a_token_reaches_what_is_behind_with_its_principal() -> None:
+    bell = Doorbell()
+    gate, _ = made(bell)
+    answer = await ask(gate, headers=ANNA, body=[b"ab", b"cd"])
+    assert answer.status == 200
+    assert answer.json == {"who": "anna", "length": 4}
+    assert bell.bytes == (4, len(answer.body))
+    assert bell.refusals == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "Bearer", "Bearer ", "Basic anna", "anna", "bearer wrong", "Bearer annaanna", "Bearer é"],
+)
+async def test_a_wrong_token_gets_no_further(given: str) -> None:
+    bell = Doorbell()
+    gate, behind = made(bell)
+    answer = await ask(gate, headers={"authorization": given} if given else {})
+    assert answer.status == 401
+    assert behind.reached == 0
+    challenge = answer.headers["www-authenticate"]
+    assert challenge.startswith("Bearer realm=")
+    assert 'scope="kernel:run"' in challenge
+    assert bell.refusals == [("unauthenticated", PEER, "")]
+
+
+async def test_the_scheme_of_a_token_may_have_any_case() -> None:
+    gate, _ = made(Doorbell())
+    assert (await ask(gate, headers={"authorization": "bEARER anna"})).status == 200
+
+
+async def test_a_token_without_the_scope_is_told_which_one_it_lacks() -> None:
+    bell = Doorbell()
+    gate, behind = made(bell)
+    answer = await ask(gate, headers={"authorization": "Bearer eve"})
+    assert answer.status == 403
+    assert 'error="insufficient_scope", scope="kernel:run"' in answer.headers["www-authenticate"]
+    assert RUN in answer.json["error"]
+    assert behind.reached == 0
+    assert bell.refusals == [("forbidden", PEER, "")]
+
+
+async def test_tokens_that_cannot_be_checked_now_are_not_called_wrong() -> None:
+    gate, _ = made(Doorbell())
+    answer = await ask(gate, headers={"authorization": "Bearer down"})
+    assert answer.status == 503
+    assert "does not answer" in answer.json["error"]
+    assert "www-authenticate" not in answer.headers
+
+
+async def test_without_a_verifier_everyone_is_the_same_principal_without_doors() -> None:
+    gate, _ = made(None)
+    state: dict[str, Any] = {}
+    assert (await ask(gate, state=state)).json["who"] == "local"
+    assert state["principal"].doors == ()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("LocalHost", 200),
+        ("[::1]:9", 200),
+        ("localhost.", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("127.0.0.1:8000.evil.example", 421),
+        ("", 421),
+    ],
+)
+async def test_a_request_has_to_name_this_host(host: str, status: int) -> None:
+    gate, _ = made(Doorbell())
+    assert (await ask(gate, headers={**ANNA, "host": host})).status == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:3000", 200),
+        ("http://127.0.0.1", 200),
+        ("http://evil.example", 403),
+        ("https://localhost.evil.example", 403),
+        ("null", 403),
+    ],
+)
+async def test_pages_of_other_origins_may_not_call(origin: str, status: int) -> None:
+    gate, _ = made(Doorbell())
+    assert (await ask(gate, headers={**ANNA, "origin": origin})).status == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("notebook.example", 200), ("NOTEBOOK.example", 200), ("127.0.0.1:8000", 421)],
+)
+async def test_the_public_url_names_the_host(host: str, status: int) -> None:
+    addresses = Addresses.of("10.0.0.1", "https://notebook.example")
+    gate, _ = made(Doorbell(), addresses=addresses)
+    headers = {**ANNA, "host": host, "origin": "https://notebook.example"}
+    assert (await ask(gate, headers=headers)).status == status
+
+
+async def test_a_server_for_every_address_takes_every_host() -> None:
+    gate, _ = made(Doorbell(), addresses=Addresses.of("0.0.0.0", ""))
+    assert (await ask(gate, headers={**ANNA, "host": "box.lan:8000"})).status == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_probes_need_no_token(path: str) -> None:
+    gate, behind = made(Doorbell())
+    assert (await ask(gate, "GET", path, headers={"host": "10.1.2.3"})).status == 200
+    assert behind.reached == 1
+
+
+@pytest.mark.parametrize("suffix", ["", "/mcp"])
+async def test_the_metadata_is_at_both_addresses(suffix: str) -> None:
+    document = {"resource": "https://notebook.example/mcp"}
+    where = "https://notebook.example/.well-known/oauth-protected-resource/mcp"
+    gate, _ = made(Doorbell(), metadata=document, metadata_url=where)
+    path = "/.well-known/oauth-protected-resource" + suffix
+    assert (await ask(gate, "GET", path)).json == document
+    challenge = (await ask(gate)).headers["www-authenticate"]
+    assert f'resource_metadata="{where}"' in challenge
+
+
+@pytest.mark.parametrize("name", ["authorization", "host", "content-length"])
+async def test_a_header_that_decides_may_not_come_twice(name: str) -> None:
+    gate, behind = made(Doorbell())
+    scope_headers = {**ANNA, name.upper(): "x"}
+    given = {"host": "localhost", "content-length": "2", **ANNA}
+
+    async def twice(scope: Scope, receive: Receive, send: Send) -> None:
+        pairs = [(k.encode(), v.encode()) for k, v in given.items()]
+        scope["headers"] = [*pairs, (name.encode(), b"Bearer ben")]
+        await gate(scope, receive, send)
+
+    assert (await ask(twice, headers=scope_headers)).status == 400
+    assert behind.reached == 0
+
+
+async def test_a_body_that_is_too_long_is_refused_with_the_way_that_takes_it() -> None:
+    gate, behind = made(Doorbell())
+    length = str(MOST_BODY + 1)
+    declared = await ask(gate, headers={**ANNA, "content-length": length})
+    streamed = await ask(gate, headers=ANNA, body=[b"x" * MIB] * 5)
+    for answer in (declared, streamed):
+        assert answer.status == 413
+        assert "/sessions/HANDLE/files/PATH" in answer.json["error"]
+        assert answer.headers["connection"] == "close"
+    assert behind.reached == 0
+
+
+async def test_a_body_without_end_is_refused_after_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kernel_mcp.http.gate.BODY_S", 0.01)
+    gate, behind = made(Doorbell())
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await gate(scope, anyio.sleep_forever, send)  # type: ignore[arg-type]
+
+    answer = await ask(endless, headers=ANNA)
+    assert answer.status == 408
+    assert behind.reached == 0
+    assert gate.calls == 0
+
+
+async def test_a_client_that_goes_in_its_body_leaves_nothing_behind() -> None:
+    gate, behind = made(Doorbell())
+    assert (await ask(gate, headers=ANNA, body=[b"{"], stays=False)).status == 408
+    assert behind.reached == 0
+    assert gate.calls == 0
+
+
+async def test_the_bytes_of_one_principal_are_bounded_and_those_of_another_are_not() -> None:
+    gate, behind = made(Doorbell())
+    behind.hold = anyio.Event()
+    full = [b"x" * (MOST_BODY // 4)] * 4
+    async with anyio.create_task_group() as tasks:
+        for _ in range(PRINCIPAL_BODY // MOST_BODY):
+            tasks.start_soon(lambda: ask(gate, headers=ANNA, body=full))
+        with anyio.fail_after(30):
+            while behind.reached < PRINCIPAL_BODY // MOST_BODY:
+                await anyio.lowlevel.checkpoint()
+        refused = await ask(gate, headers=ANNA, body=[b"x"])
+        assert refused.status == 429
+        assert refused.headers["retry-after"] == "1"
+        behind.hold.set()
+        other = await ask(gate, headers={"authorization": "Bearer ben"}, body=full)
+        assert other.status == 200
+    assert (await ask(gate, headers=ANNA, body=full)).status == 200
+
+
+async def test_a_quota_of_bytes_bounds_one_body_too() -> None:
+    gate, _ = made(Doorbell(), quotas=Quotas(body=2 * KIB))
+    assert (await ask(gate, headers=ANNA, body=[b"x" * KIB])).status == 200
+    assert (await ask(gate, headers=ANNA, body=[b"x" * 3 * KIB])).status == 413
+
+
+async def test_more_calls_a_second_than_the_quota_wait_and_those_of_others_do_not() -> None:
+    clock, bell = FakeClock(), Doorbell()
+    gate, behind = made(bell, quotas=Quotas(rate=2), clock=clock)
+    assert [(await ask(gate, headers=ANNA)).status for _ in range(3)] == [200, 200, 429]
+    assert (await ask(gate, headers={"authorization": "Bearer ben"})).status == 200
+    refused = await ask(gate, headers=ANNA)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert bell.refusals[-1] == ("rate", PEER, "anna")
+    clock.now += 0.5
+    assert (await ask(gate, headers=ANNA)).status == 200
+    assert (await ask(gate, headers=ANNA)).status == 429
+    clock.now += 60
+    assert [(await ask(gate, headers=ANNA)).status for _ in range(3)] == [200, 200, 429]
+    assert behind.reached == 6
+
+
+async def test_a_server_that_stops_takes_no_more_and_waits_for_what_runs() -> None:
+    gate, behind = made(Doorbell())
+    behind.hold = anyio.Event()
+    answers = []
+
+    async def call() -> None:
+        answers.append(await ask(gate, headers=ANNA))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        while not behind.reached:
+            await anyio.lowlevel.checkpoint()
+        gate.draining = True
+        refused = await ask(gate, headers=ANNA)
+        assert refused.status == 503
+        assert refused.headers["connection"] == "close"
+        assert (await ask(gate, "GET", "/healthz")).status == 200
+        assert gate.calls == 1
+        behind.hold.set()
+        await gate.drained()
+    assert [each.status for each in answers] == [200]
+
+
+async def test_listeners_are_no_calls_to_wait_for() -> None:
+    gate, behind = made(Doorbell())
+    behind.hold = anyio.Event()
+    headers = {**ANNA, "mcp-method": "subscriptions/listen"}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: ask(gate, headers=headers))
+        while not behind.reached:
+            await anyio.lowlevel.checkpoint()
+        assert gate.calls == 0
+        await gate.drained()
+        behind.hold.set()
+    assert gate.calls == 0
