@@ -55,6 +55,11 @@ other commands:
   kernel-mcp sessions forget NAME
                             remove what is kept of one
   kernel-mcp image build    make the image that the kernels of --sandbox container run in
+  kernel-mcp token add NAME
+                            print a new token of NAME for a server with --http and --tokens
+  kernel-mcp token list     who has a token, and what for
+  kernel-mcp token revoke NAME
+                            have all tokens of NAME refused from now on
 """
 
 
@@ -127,10 +132,17 @@ def _image(argv: Sequence[str]) -> int:
     return run_image(argv)
 
 
+def _token(argv: Sequence[str]) -> int:
+    from kernel_mcp.commands.token import run_token
+
+    return run_token(argv)
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": _serve,
     "doctor": _doctor,
     "env": _env,
     "sessions": _sessions,
     "image": _image,
+    "token": _token,
 }

@@ -57,11 +57,15 @@ class Unauthenticated(KernelMcpError):
     """A token is missing or proves nothing; the text says no more than that."""
 
 
+class VerifierUnavailable(KernelMcpError):
+    """Nobody can say now whose a token is; the same token may be good in a moment."""
+
+
 class Verifier(Protocol):
     """Knows whose a token is."""
 
     async def verify(self, token: str) -> Principal:
-        """The principal of a token. Raises Unauthenticated."""
+        """The principal of a token. Raises Unauthenticated, VerifierUnavailable."""
 
     async def aclose(self) -> None:
         """Let go of what it holds."""
@@ -76,7 +80,7 @@ class OneToken:
 
     async def verify(self, token: str) -> Principal:
         """See `Verifier`."""
-        if not hmac.compare_digest(token.encode(), self.token.encode()):
+        if not hmac.compare_digest(digest(token), digest(self.token)):
             raise Unauthenticated(INVALID)
         return self._principal
 
@@ -87,6 +91,15 @@ class OneToken:
 INVALID = "The token is not valid here: it is wrong, was revoked, or has expired."
 
 
+def digest(token: str) -> bytes:
+    """What is kept and compared of a token: SHA-256."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+
+
+TOKEN_PREFIX = "kmcp_"
+"""What our own tokens begin with, so that those who search for lost secrets find them."""
+
+
 def new_token() -> str:
     """A token of 256 random bits."""
-    return "kmcp_" + secrets.token_urlsafe(32)
+    return TOKEN_PREFIX + secrets.token_urlsafe(32)

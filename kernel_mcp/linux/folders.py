@@ -53,12 +53,12 @@ def own_folder(path: Path, *, mode: int = 0o755) -> Path:
     Raises PermissionError when another user made it or could replace it, OSError.
     """
     path = path.absolute()
-    _require_unshared(path)
+    require_unshared(path)
     if not path.is_dir():
         for folder in (*reversed(path.parents), path):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(mode=mode if folder == path else 0o755)
-        _require_unshared(path)
+        require_unshared(path)
     found = path.stat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(f"{path} exists and is not a folder of this user (see `ls -ld`)")
@@ -134,7 +134,8 @@ def try_lock(fd: int) -> int | None:
     return fd
 
 
-def _require_unshared(path: Path) -> None:
+def require_unshared(path: Path) -> None:
+    """Raises PermissionError when another user could replace `path`, OSError."""
     reason = _danger(path, MOST_LINKS)
     if reason:
         raise PermissionError(f"other users could replace {path}: {reason}")
@@ -142,7 +143,7 @@ def _require_unshared(path: Path) -> None:
 
 def _danger(path: Path, links: int, *, whole: bool = False) -> str:
     """What lets another user redirect `path`, or with `whole` write to it; empty for nothing."""
-    trusted = _trusted_users()
+    trusted = trusted_users()
     place = Path(path.anchor)
     parts = ["", *path.parts[1:]]
     for number, part in enumerate(parts, start=1):
@@ -191,8 +192,11 @@ def _of_one(group: int) -> bool:
     )
 
 
-def _trusted_users() -> frozenset[int]:
-    """Root, this user, and in a user namespace the overflow id, which stands for root outside."""
+def trusted_users() -> frozenset[int]:
+    """Whose files the server believes: root's and this user's.
+
+    In a user namespace also those of the overflow id, which stands for root outside.
+    """
     users = {0, os.geteuid()}
     if Path("/proc/self/uid_map").read_text().split() != _WHOLE_MACHINE:
         users.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))

@@ -1,0 +1,192 @@
+"""Principals of a tokens file: whose a token is, also after the file has changed."""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import logging
+import os
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import anyio
+
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.identity import INVALID, Principal, Unauthenticated, digest
+from kernel_mcp.identity.rows import MOST_BYTES, Row, parse
+from kernel_mcp.linux.folders import require_unshared, trusted_users
+
+logger = logging.getLogger(__name__)
+
+UNSETTLED_NS = 100_000_000
+"""A file that was written so shortly before it was read may have changed since, unseen: file
+systems keep times by the tick, of at most 10 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What tells two versions of a file apart without reading them."""
+
+    device: int = -1
+    inode: int = -1
+    size: int = -1
+    modified_ns: int = -1
+    mode: int = -1
+    owner: int = -1
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Version:
+        """That of a file."""
+        return cls(
+            found.st_dev,
+            found.st_ino,
+            found.st_size,
+            found.st_mtime_ns,
+            found.st_mode,
+            found.st_uid,
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether a change after this moment has another version."""
+        return not 0 <= time.time_ns() - self.modified_ns < UNSETTLED_NS
+
+
+NO_FILE = Version()
+
+
+def read_tokens(path: Path) -> tuple[tuple[Row, ...], Version]:
+    """The rows of a file, and which version of it they are. Raises ConfigError, OSError.
+
+    No other user may write to it or replace it.
+    """
+    try:
+        require_unshared(path)
+    except PermissionError as error:
+        raise ConfigError(str(error)) from None
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as opened:
+        return read_open(opened, path)
+
+
+def read_open(opened: BinaryIO, path: Path) -> tuple[tuple[Row, ...], Version]:
+    """As `read_tokens`, of a file that is open at its beginning. Raises ConfigError, OSError."""
+    found = os.fstat(opened.fileno())
+    version = Version.of(found)
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path} is no file")
+    if found.st_uid not in trusted_users():
+        raise ConfigError(
+            f"{path} belongs to user {found.st_uid}, who could let anyone in; it has to be a file "
+            "of this user or of root"
+        )
+    if mode & 0o022:
+        raise ConfigError(
+            f"others may write to {path} (mode {mode:04o}) and so let anyone in; close it with "
+            f"`chmod go-w {path}`"
+        )
+    return parse(opened.read(MOST_BYTES + 1), str(path)), version
+
+
+class TokenFile:
+    """Knows the principals of a file, which is read again at the next call when it has changed.
+
+    A version with an error in it changes nothing and is logged; without the file nobody may call.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read it. Raises ConfigError."""
+        self._path = path
+        self._turn = anyio.Lock()
+        self._said = ""
+        self._rows: tuple[Row, ...] = ()
+        self._version: Version | None = None
+        try:
+            self._take(*read_tokens(path))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"--tokens {path}: there is no such file; `kernel-mcp token add NAME --tokens "
+                f"{path}` makes it"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"--tokens {path}: {error.strerror}") from error
+        except ConfigError as error:
+            raise ConfigError(f"--tokens: {error}") from None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Those in force."""
+        return self._rows
+
+    async def verify(self, token: str) -> Principal:
+        """See `Verifier`."""
+        await self.refresh()
+        wanted = digest(token)
+        found = None
+        for row in self._rows:  # all of them: how long it takes says nothing about any
+            if hmac.compare_digest(row.digest, wanted):
+                found = row
+        if found is None:
+            raise Unauthenticated(INVALID)
+        return Principal(found.principal, found.scopes, found.quotas, found.doors)
+
+    async def claimed(self, claims: Mapping[str, Any]) -> Row | None:
+        """The first row for a claim that an access token holds."""
+        await self.refresh()
+        return next((row for row in self._rows if row.claim and row.claim.holds(claims)), None)
+
+    async def aclose(self) -> None:
+        """See `Verifier`."""
+
+    async def refresh(self) -> None:
+        """Have the rows of the file as it is now."""
+        if self._seen() == self._version:
+            return
+        async with self._turn:
+            if self._seen() != self._version:
+                await anyio.to_thread.run_sync(self._read_again)
+
+    def _seen(self) -> Version | None:
+        """The version there is now; None where that cannot be said."""
+        try:
+            return Version.of(self._path.stat())
+        except OSError as error:
+            return NO_FILE if error.errno in (errno.ENOENT, errno.ENOTDIR) else None
+
+    def _read_again(self) -> None:
+        seen = self._seen()
+        try:
+            self._take(*read_tokens(self._path))
+        except (FileNotFoundError, NotADirectoryError):
+            self._rows, self._version = (), NO_FILE
+            self._say(logging.ERROR, f"{self._path} is gone: nobody may call until it is back")
+        except (ConfigError, OSError) as error:
+            self._version = seen if seen is not None and seen.settled else None
+            self._say(
+                logging.ERROR, f"the tokens stay as they were, their file is of no use: {error}"
+            )
+
+    def _take(self, rows: tuple[Row, ...], version: Version) -> None:
+        self._rows = rows
+        self._version = version if version.settled else None
+        if not rows:
+            self._say(
+                logging.WARNING, f"{self._path} has no rows: nobody may call (kernel-mcp token add)"
+            )
+        elif version.mode & 0o044:
+            self._say(
+                logging.WARNING,
+                f"others may read {self._path}, which has names and hashes: `chmod go-r` it",
+            )
+        else:
+            self._say(logging.INFO, f"{self._path} was read: {len(rows)} rows")
+
+    def _say(self, level: int, text: str) -> None:
+        """Log what is not what was logged last."""
+        if text != self._said:
+            self._said = text
+            logger.log(level, "%s", text)
