@@ -14,7 +14,7 @@ from kernel_mcp.config.load import HELP, OTHERS, settings_from, settings_parser
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Quotas, format_bytes, quotas
 from kernel_mcp.errors import ConfigError, KernelMcpError
-from kernel_mcp.identity import SCOPES, editing
+from kernel_mcp.identity import EVERY_SCOPE, SCOPES, editing
 from kernel_mcp.identity.rows import DOORS_ARE, Row
 
 _USAGE = "token: expected one of add, list, revoke; see kernel-mcp token --help"
@@ -58,7 +58,10 @@ def run_token(argv: Sequence[str]) -> int:
     if command == "add":
         parser.add_argument("principal", metavar="NAME", help="of the principal")
         parser.add_argument(
-            "--scope", action="append", metavar="SCOPES", help="what for (default: all scopes)"
+            "--scope",
+            action="append",
+            metavar="SCOPES",
+            help=f"what for: {', '.join(EVERY_SCOPE)} (default: {', '.join(SCOPES)})",
         )
         parser.add_argument(
             "--door",
@@ -110,7 +113,7 @@ def _list(path: Path) -> int:
         words = [
             row.principal or "(by subject)",
             f"claim {row.claim}" if row.claim else row.digest.hex()[:8],
-            ",".join(each for each in SCOPES if each in row.scopes) or "no scope",
+            ",".join(each for each in EVERY_SCOPE if each in row.scopes) or "no scope",
             f"quotas {_quotas_in_words(row.quotas)}",
             f"doors {','.join(row.doors) or 'none'}",
             f"added {row.added or 'by hand'}",

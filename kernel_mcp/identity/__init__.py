@@ -20,7 +20,8 @@ SCOPES = (RUN, INSTALL)
 """Those of a principal of whom nothing else is said."""
 METRICS = "kernel:metrics"
 """The scope of operators, who may see what the whole server does. It runs no code."""
-OPERATOR = frozenset((*SCOPES, METRICS))
+EVERY_SCOPE = (*SCOPES, METRICS)
+OPERATOR = frozenset(EVERY_SCOPE)
 
 LOCAL = "local"
 """The principal of stdin and stdout, and of a server that knows no others."""

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from kernel_mcp.config.values import quotas
 from kernel_mcp.errors import ConfigError, KernelMcpError
-from kernel_mcp.identity import SCOPES, digest, new_token
+from kernel_mcp.identity import EVERY_SCOPE, SCOPES, digest, new_token
 from kernel_mcp.identity.rows import Row, doors_named, parse, principal_named, scopes_named
 from kernel_mcp.identity.tokens import read_open
 from kernel_mcp.linux.folders import require_unshared
@@ -50,7 +50,7 @@ def add(
         row: dict[str, Any] = {
             "principal": principal,
             "sha256": digest(token).hex(),
-            "scopes": [each for each in SCOPES if each in (scopes or SCOPES)],
+            "scopes": [each for each in EVERY_SCOPE if each in (scopes or SCOPES)],
         }
         known = _table_of(
             content, next((each for each in rows if each.principal == principal), None)

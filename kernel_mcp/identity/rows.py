@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from kernel_mcp.config.values import KIB, MIB, Quotas, quotas
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.identity import PRINCIPAL, SCOPES
+from kernel_mcp.identity import EVERY_SCOPE, PRINCIPAL, SCOPES
 
 MOST_BYTES = 4 * MIB
 """Of a tokens file."""
@@ -122,7 +122,7 @@ def parse_row(line: bytes, number: int) -> Row:
         principal=principal,
         digest=digest,
         claim=claim,
-        scopes=scopes_named(_texts(table, "scopes", SCOPES)),
+        scopes=scopes_named(_texts(table, "scopes", EVERY_SCOPE if claim else SCOPES)),
         quotas=own,
         doors=doors_named(_texts(table, "doors", ())),
         added=added,
@@ -144,8 +144,8 @@ def principal_named(given: object) -> str:
 
 def scopes_named(given: Sequence[str]) -> frozenset[str]:
     """Scopes. Raises ValueError."""
-    if unknown := [each for each in given if each not in SCOPES]:
-        raise ValueError(f"{unknown[0][:40]!r} is no scope; there are {', '.join(SCOPES)}")
+    if unknown := [each for each in given if each not in EVERY_SCOPE]:
+        raise ValueError(f"{unknown[0][:40]!r} is no scope; there are {', '.join(EVERY_SCOPE)}")
     return frozenset(given)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernel_mcp.config.values import GIB, Quotas
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.identity import INSTALL, RUN, digest
+from kernel_mcp.identity import INSTALL, OPERATOR, RUN, digest
 from kernel_mcp.identity.rows import MOST_BYTES, MOST_LINE, MOST_ROWS, Claim, Row, parse
 
 
@@ -61,6 +61,7 @@ def test_a_claim_needs_no_principal_and_empty_lines_count() -> None:
     found = parse(b"\n" + lines({"claim": "groups=a=b"}) + b"\n \n" + lines(row()), "file")
     assert [(each.line, each.principal) for each in found] == [(2, ""), (5, "alice")]
     assert found[0].claim == Claim("groups", "a=b")
+    assert found[0].scopes == OPERATOR  # it takes nothing from those of the token
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ import pytest
 
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import ConfigError
-from kernel_mcp.identity import RUN, OneToken, Principal, Unauthenticated, digest, new_token, tokens
+from kernel_mcp.identity import (
+    OPERATOR,
+    RUN,
+    OneToken,
+    Principal,
+    Unauthenticated,
+    digest,
+    new_token,
+    tokens,
+)
 from kernel_mcp.identity.tokens import TokenFile
 
 pytestmark = pytest.mark.anyio
@@ -191,7 +200,7 @@ def test_what_is_no_file_of_tokens_is_said_at_the_start(
 
 async def test_the_token_that_a_server_makes_is_of_the_one_at_its_side() -> None:
     made = OneToken()
-    assert await made.verify(made.token) == Principal("local")
+    assert await made.verify(made.token) == Principal("local", OPERATOR)
     for wrong in ("", made.token[:-1], made.token + "\udc80", OneToken().token):
         with pytest.raises(Unauthenticated):
             await made.verify(wrong)
