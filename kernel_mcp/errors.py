@@ -87,7 +87,11 @@ class InputError(KernelMcpError):
 
 
 class WorkspaceError(InputError):
-    """A file operation in a workspace was refused or failed."""
+    """A file operation in a workspace was refused or failed; `code` is an errno, or 0."""
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class SessionNotFound(KernelMcpError):

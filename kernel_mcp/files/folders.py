@@ -23,7 +23,7 @@ from kernel_mcp.output.text import one_line
 
 MAX_LISTED = 1000
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _entered(folder: int, name: str, owner: tuple[int, int], opener: Opener | No
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o755, dir_fd=folder)
     fd = open_beneath(folder, (name,), FOLDER, opener=opener)
-    _give(fd, owner)
+    give(fd, owner)
     return fd
 
 
@@ -115,28 +115,39 @@ def owner_of(fd: int) -> tuple[int, int]:
     return info.st_uid, info.st_gid
 
 
-def _give(fd: int, owner: tuple[int, int]) -> None:
+def give(fd: int, owner: tuple[int, int]) -> None:
+    """Make a file or folder that of `owner`. Raises OSError."""
     if owner_of(fd) != owner:
         os.fchown(fd, *owner)
 
 
-def replace_file(folder: int, name: str, data: bytes, owner: tuple[int, int]) -> None:
-    """Write a temporary file and put it in the place of `name`. Raises OSError."""
-    mode = 0o644
+def temporary_name() -> str:
+    """A name that nothing has."""
+    return f".{secrets.token_hex(8)}.tmp"
+
+
+def mode_for(folder: int, name: str) -> int:
+    """The mode of what replaces `name`. Raises OSError, EISDIR for a folder."""
     with contextlib.suppress(FileNotFoundError):
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(info.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if stat.S_ISREG(info.st_mode):
-            mode = stat.S_IMODE(info.st_mode) & 0o777 | 0o600
-    temporary = f".{secrets.token_hex(8)}.tmp"
-    fd = os.open(temporary, _CREATE, 0o600, dir_fd=folder)
+            return stat.S_IMODE(info.st_mode) & 0o777 | 0o600
+    return 0o644
+
+
+def replace_file(folder: int, name: str, data: bytes, owner: tuple[int, int]) -> None:
+    """Write a temporary file and put it in the place of `name`. Raises OSError."""
+    mode = mode_for(folder, name)
+    temporary = temporary_name()
+    fd = os.open(temporary, CREATE, 0o600, dir_fd=folder)
     try:
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-            _give(fd, owner)
+            give(fd, owner)
             os.fchmod(fd, mode)
         finally:
             os.close(fd)
@@ -161,7 +172,8 @@ def not_found(path: str, folder: str, missing: str, listing: Listing) -> Workspa
     more = len(names) + listing.omitted - _SHOWN
     shown = ", ".join(map(repr, names[:_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
     where = f"The folder {folder!r}" if folder else "The workspace"
-    return WorkspaceError(text + (f"{where} holds {shown}." if names else f"{where} is empty."))
+    text += f"{where} holds {shown}." if names else f"{where} is empty."
+    return WorkspaceError(text, errno.ENOENT)
 
 
 def not_utf8(path: str, encoding: str) -> WorkspaceError:
@@ -176,9 +188,10 @@ def not_utf8(path: str, encoding: str) -> WorkspaceError:
 def not_regular(path: str, mode: int) -> WorkspaceError:
     """The error for what is no regular file."""
     if stat.S_ISDIR(mode):
-        return WorkspaceError(f"{path!r} is a folder. Use list_files to see what it holds.")
+        text = f"{path!r} is a folder. Use list_files to see what it holds."
+        return WorkspaceError(text, errno.EISDIR)
     kind = "named pipe" if stat.S_ISFIFO(mode) else "device or socket"
-    return WorkspaceError(f"{path!r} is a {kind}, not a regular file.")
+    return WorkspaceError(f"{path!r} is a {kind}, not a regular file.", errno.EACCES)
 
 
 def unmeasured(error: OSError | MemoryError) -> WorkspaceError:
@@ -205,6 +218,7 @@ def explanation(error: OSError, path: str) -> WorkspaceError:
         errno.EXDEV: "it leads out of the workspace",
         errno.ENOTDIR: "a part of the path is no folder (files and symbolic links are not)",
         errno.EISDIR: "it is a folder",
+        errno.ENOTEMPTY: "it is a folder that is not empty. Remove what it holds first",
         errno.ENXIO: "it is a socket or a device, not a regular file",
         errno.ENAMETOOLONG: "a name in it is too long (at most 255 bytes)",
         errno.ENOSPC: "the disk is full",
@@ -217,4 +231,4 @@ def explanation(error: OSError, path: str) -> WorkspaceError:
     }
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
     what = f"{path!r} cannot be used" if path else "The workspace cannot be changed"
-    return WorkspaceError(f"{what}: {reason}.")
+    return WorkspaceError(f"{what}: {reason}.", error.errno or 0)

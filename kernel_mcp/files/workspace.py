@@ -7,6 +7,7 @@ Everything here blocks and belongs in a thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import sys
@@ -36,6 +37,7 @@ from kernel_mcp.files.folders import (
     owner_of,
     replace_file,
 )
+from kernel_mcp.files.streams import Condition, OpenFile, Upload, check, nearest, require
 from kernel_mcp.host_folders import Shown, acting_as_owner
 from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
 from kernel_mcp.linux.walk import Holding, entries_within, measure
@@ -90,6 +92,8 @@ class Workspace:
         self._disk_bytes = disk_bytes
         self._opener = opener
         self._writing = Lock()
+        self._promised = 0
+        """Bytes that uploads may take, those that they have taken among them."""
 
     def list_files(self, path: str = "") -> Listing:
         """The entries of a folder, or the one file `path` names."""
@@ -156,11 +160,8 @@ class Workspace:
                 f"The content is {len(data):,} bytes; one file may have {self._file_bytes:,}."
             )
         with self._place(path) as place, self._writing:  # each sees those before
-            if not place.parts or path.endswith("/"):
-                raise WorkspaceError(f"{path!r} names a folder. Give the path of a file to write.")
-            if place.shown is not None:
-                _check_writable(place.shown, place)
-            elif self._disk_bytes:
+            self._check_target(path, place)
+            if place.shown is None and self._disk_bytes:
                 self._check_room(place.root, len(data), len(place.parts))
             with folders.explained(path), place.acting():
                 owner = self._owner if place.shown is None else None
@@ -171,6 +172,100 @@ class Workspace:
                 finally:
                     os.close(folder)
         return len(data)
+
+    def open_file(self, path: str) -> OpenFile:
+        """A regular file of any size, open for reading; whoever gets it closes it."""
+        with self._place(path) as place, self._file(place) as (fd, info):
+            head = os.pread(fd, PROBE_BYTES, 0)
+            mime = mime_of(place.name, head)
+            return OpenFile(os.dup(fd), place.parts[-1], mime, info, is_text(head))
+
+    def begin_upload(self, path: str, size: int | None, allowed: Condition) -> Upload:
+        """Begin a file of `size` bytes, None while that is not known; its owner closes it.
+
+        Nothing of it is seen before `finish_upload`. Its bytes count towards `disk_bytes` with
+        those of all uploads, from now on or, where their number is not known, as they come.
+        """
+        with self._place(path) as place:
+            self._check_target(path, place)
+            with folders.explained(path), place.acting():
+                folder = nearest(place.root, place.parts[:-1], self._opener)
+                try:
+                    if folder.missing == 0:
+                        folders.mode_for(folder.fd, place.parts[-1])
+                        check(folder.fd, place.parts[-1], allowed)
+                    else:
+                        require(allowed(""))
+                    bounded = self._disk_bytes and place.shown is None
+                    room = self._promise if bounded else None
+                    return Upload(path, folder.fd, size, room, place.acting)
+                finally:
+                    os.close(folder.fd)
+
+    def finish_upload(self, upload: Upload, allowed: Condition) -> bool:
+        """Put a file in its place, in one step; whether there was none before."""
+        path = upload.path
+        with self._place(path) as place, self._writing:
+            self._check_target(path, place)
+            if place.shown is None and self._disk_bytes:
+                self._check_room(place.root, upload.size - upload.promised, len(place.parts))
+            with folders.explained(path), place.acting():
+                owner = self._owner if place.shown is None else None
+                owner = owner or owner_of(place.root)
+                folder = make_folders(place.root, place.parts[:-1], owner, self._opener)
+                try:
+                    before = check(folder, place.parts[-1], allowed)
+                    upload.put(folder, place.parts[-1], owner)
+                finally:
+                    os.close(folder)
+        return not before
+
+    def remove_entry(self, path: str, allowed: Condition) -> None:
+        """Remove a file, a link or an empty folder."""
+        with self._place(path) as place, self._writing:
+            if not place.parts:
+                raise WorkspaceError(f"{path!r} is a folder that stays.", errno.EACCES)
+            if place.shown is not None:
+                _check_writable(place.shown, place)
+            with self._opened(place, os.O_PATH | os.O_NOFOLLOW) as found:
+                is_folder = stat.S_ISDIR(os.fstat(found).st_mode)
+            with folders.explained(path), place.acting():
+                parent = open_beneath(place.root, place.parts[:-1], FOLDER, opener=self._opener)
+                try:
+                    check(parent, place.parts[-1], allowed)
+                    remove = os.rmdir if is_folder else os.unlink
+                    remove(place.parts[-1], dir_fd=parent)
+                finally:
+                    os.close(parent)
+
+    def _check_target(self, path: str, place: _Place) -> None:
+        """Raise WorkspaceError unless a file may be written there."""
+        if not place.parts or path.endswith("/"):
+            raise WorkspaceError(
+                f"{path!r} names a folder. Give the path of a file to write.", errno.EISDIR
+            )
+        if place.shown is not None:
+            _check_writable(place.shown, place)
+
+    def _promise(self, more: int, some: int) -> int:
+        """Set room aside for `more` bytes of an upload, and for up to `some` if there is; how much.
+
+        Negative gives it back.
+        """
+        with self._writing:
+            granted = more
+            if more > self._disk_bytes:
+                raise WorkspaceError(
+                    f"A file of {more:,} bytes is more than the workspace may hold: "
+                    f"{self._disk_bytes:,} bytes.",
+                    errno.EFBIG,
+                )
+            if more > 0:
+                with self._root() as root:
+                    left = self._check_room(root, more, 1)
+                granted = max(more, min(some, left))
+            self._promised += granted
+            return granted
 
     def usage(self) -> Holding:
         """Bytes of disk that the folder takes up; the count ends once it exceeds `disk_bytes`."""
@@ -228,24 +323,33 @@ class Workspace:
         if outside:
             raise WorkspaceError(
                 f"{path!r} is outside the workspace. Use a path relative to it, such as "
-                "'data/input.csv'; absolute paths may only begin with /workspace/."
+                "'data/input.csv'; absolute paths may only begin with /workspace/.",
+                errno.EACCES,
             )
         return tuple(parts)
 
-    def _check_room(self, root: int, size: int, names: int) -> None:
-        """Raise WorkspaceError unless a file of `size` bytes with `names` folders fits in."""
+    def _check_room(self, root: int, size: int, names: int) -> int:
+        """Raise WorkspaceError unless a file of `size` bytes with `names` folders fits in.
+
+        Bytes that are left, but for those that uploads have been promised.
+        """
         held, entries = self._measured(root), entries_within(self._disk_bytes)
-        if held.bytes + size > self._disk_bytes or not held.complete:
+        left = self._disk_bytes - held.bytes - self._promised
+        if size > left or not held.complete:
             more = "" if held.complete else "more than "
+            coming = f", and {self._promised:,} are being uploaded" if self._promised else ""
             raise WorkspaceError(
                 f"The workspace is full: it holds {more}{held.bytes:,} of {self._disk_bytes:,} "
-                "bytes. Remove files first."
+                f"bytes{coming}. Remove files first.",
+                errno.EDQUOT,
             )
         if held.entries + names > entries:
             raise WorkspaceError(
                 f"The workspace is full: it holds {held.entries:,} of {entries:,} files and "
-                "folders. Remove some first."
+                "folders. Remove some first.",
+                errno.EDQUOT,
             )
+        return left
 
     def _measured(self, root: int) -> Holding:
         most = self._disk_bytes or sys.maxsize
@@ -267,7 +371,8 @@ class Workspace:
         except FileNotFoundError:
             raise WorkspaceError(
                 "The workspace folder of this session has been removed from outside: its files are "
-                "gone. Call reset for a new one."
+                "gone. Call reset for a new one.",
+                errno.ENOENT,
             ) from None
         except OSError as error:
             why = shortage(error) or f"{error.strerror}."
@@ -331,7 +436,7 @@ class Workspace:
                     os.close(fd)
                 folder = place.prefix + "/".join(parts[:depth])
                 return folders.not_found(place.path, folder, parts[depth], listing)
-        return WorkspaceError(f"There is no file {place.path!r}.")
+        return WorkspaceError(f"There is no file {place.path!r}.", errno.ENOENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +484,8 @@ def _covered(place: _Place) -> WorkspaceError:
     return WorkspaceError(
         f"{place.path!r} is covered: it is, or has the name of, a secret or of something that no "
         "regular file or folder is. Code finds it empty. If it is a regular file, the operator can "
-        f"show that one with --mount {host}."
+        f"show that one with --mount {host}.",
+        errno.EACCES,
     )
 
 
@@ -388,14 +494,17 @@ def _check_writable(shown: Shown, place: _Place) -> None:
     if not shown.mount.writable:
         raise WorkspaceError(
             f"{place.path!r} is in {shown.mount.guest}, which the operator mounted read-only. "
-            "Write into the workspace instead, with a relative path."
+            "Write into the workspace instead, with a relative path.",
+            errno.EROFS,
         )
     if shown.single:
-        raise WorkspaceError(f"{place.path!r} is a mounted file: change it with code.")
+        text = f"{place.path!r} is a mounted file: change it with code."
+        raise WorkspaceError(text, errno.EACCES)
     if shown.covers_path(place.root, place.parts):
         raise _covered(place)
     if shown.fixes_path(place.parts):
         raise WorkspaceError(
             f"{place.path!r} stays read-only, as programs of the host execute what is there, or "
-            "take commands from it. The operator can mount it by its own name with :rw."
+            "take commands from it. The operator can mount it by its own name with :rw.",
+            errno.EACCES,
         )

@@ -107,6 +107,12 @@ class Journal:
     def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
         """A tool has written a file of `size` bytes."""
 
+    def uploaded(self, path: str, size: int, sha256: str) -> None:
+        """A file of `size` bytes has come by HTTP."""
+
+    def removed(self, path: str) -> None:
+        """A file was removed by HTTP."""
+
     def connected(self, facts: Mapping[str, Any]) -> None:
         """A connection to another machine has ended, or was refused, or several that are alike."""
 
@@ -251,6 +257,12 @@ class _SessionJournal(Journal):
 
     def wrote(self, path: str, size: int, content: str | bytes, encoding: str = "utf-8") -> None:
         self._note("file", path=_short(path), size=size, sha256=_sha256(_bytes(content, encoding)))
+
+    def uploaded(self, path: str, size: int, sha256: str) -> None:
+        self._note("file", path=_short(path), size=size, sha256=sha256)
+
+    def removed(self, path: str) -> None:
+        self._note("file_removed", path=_short(path))
 
     def connected(self, facts: Mapping[str, Any]) -> None:
         texts = {name: _short(each) for name, each in facts.items() if isinstance(each, str)}

@@ -7,7 +7,8 @@ does not fit is named in its place.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 
@@ -41,12 +42,19 @@ def notebook(
     Cells whose numbers are in `undone` have that as a tag: the variables hold nothing of them.
     """
     written = BytesIO()
-    for piece in _pieces(cells, most, undone):
+    for piece in notebook_pieces(cells, most, undone=undone):
         written.write(piece)
     return written.getvalue()
 
 
-def _pieces(cells: Sequence[Cell], most: int, undone: Container[int]) -> Iterator[bytes]:
+def notebook_pieces(
+    cells: Sequence[Cell],
+    most: int = sys.maxsize,
+    *,
+    undone: Container[int] = (),
+    shown: Callable[[bytes], bytes] = bytes,
+) -> Iterator[bytes]:
+    """The same cell by cell; `shown` changes the JSON of each. Reads files."""
     yield b'{"cells":[\n'
     writer = _Writer(most - _END_BYTES, undone)
     count, written = len(cells), 0
@@ -55,7 +63,7 @@ def _pieces(cells: Sequence[Cell], most: int, undone: Container[int]) -> Iterato
         if pieces is None:
             break
         yield b",\n" if written else b""
-        yield from pieces
+        yield shown(b"".join(pieces))
         written += 1
     if written < count:
         yield b",\n" if written else b""

@@ -1,0 +1,360 @@
+"""Files of sessions, outputs of cells and notebooks by HTTP, of any size."""
+
+from __future__ import annotations
+
+import errno
+import mimetypes
+import os
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound, WorkspaceError
+from kernel_mcp.files.folders import Entry, Listing
+from kernel_mcp.files.streams import Changed, OpenFile, tag_of
+from kernel_mcp.http.conditions import attachment, date, part_of, permitted, quoted, unchanged
+from kernel_mcp.http.transfers import (
+    ERRORS,
+    HEADERS,
+    IDLE_S,
+    LINGER_S,
+    PIECE_BYTES,
+    Endpoint,
+    Failed,
+    Json,
+    Refusal,
+    Stream,
+    Transfers,
+    Work,
+    batches,
+    of_text,
+)
+from kernel_mcp.output.text import Masks
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook_pieces
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.resources import Documents
+from kernel_mcp.tools.results import masked_document
+
+_STATUS = {
+    errno.ENOENT: 404,
+    errno.EDQUOT: 507,
+    errno.ENOSPC: 507,
+    errno.EFBIG: 413,
+    errno.EACCES: 403,
+    errno.EPERM: 403,
+    errno.EROFS: 403,
+    errno.ELOOP: 403,
+    errno.EXDEV: 403,
+    errno.ENXIO: 403,
+    errno.ENOTDIR: 409,
+    errno.EISDIR: 409,
+    errno.ENOTEMPTY: 409,
+    errno.EMFILE: 503,
+    errno.ENFILE: 503,
+    errno.ENOMEM: 503,
+}
+"""The answers to what the system says of a file; 400 to all else."""
+
+_FILE = re.compile(rb"/sessions/[^/]+/files/?(.*)", re.DOTALL)
+_MIME = re.compile(r"[\w.+-]+/[\w.+-]+")
+_KEPT = {"cache-control": "private, no-cache"}
+"""For answers with a state: asked for again each time."""
+_FRESH = {"cache-control": "private, no-store"}
+
+
+def routes(
+    manager: SessionManager,
+    caller_of: Callable[[Request], Caller],
+    *,
+    masks: Masks | None = None,
+    transfers: Transfers | None = None,
+    files: bool = True,
+    idle_s: float = IDLE_S,
+) -> list[Route]:
+    """The routes below `/sessions`, for callers that `caller_of` knows.
+
+    Texts lack what `masks` hide. Without `files` there are cells only. A transfer of which nothing
+    moves for `idle_s` seconds ends.
+    """
+    transfers = transfers or Transfers()
+    masks = masks or Masks()
+    cells = _Cells(manager, caller_of, masks, transfers, idle_s, notebooks=files)
+    found = [
+        Route("/sessions/{handle}/cells/{rest:path}", _answered(cells.cell, idle_s), methods=["GET"]),
+    ]
+    if files:
+        one = _Files(manager, caller_of, masks, transfers, idle_s)
+        methods = {"GET": one.read, "HEAD": one.read, "PUT": one.write, "DELETE": one.remove}
+
+        async def by_method(request: Request) -> Response:
+            return await methods[request.method](request)
+
+        endpoint, names = _answered(by_method, idle_s), list(methods)
+        found += [
+            Route("/sessions/{handle}/notebook", _answered(cells.notebook, idle_s), methods=["GET"]),
+            Route("/sessions/{handle}/files", endpoint, methods=names),
+            Route("/sessions/{handle}/files/{path:path}", endpoint, methods=names),
+        ]
+    for each in found:  # names may have line breaks in them
+        each.path_regex = re.compile(each.path_regex.pattern, re.DOTALL)
+    return found
+
+
+def _answered(endpoint: Endpoint, idle_s: float) -> Endpoint:
+    """An endpoint whose failures are answers."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Failed as error:
+            failed = error
+        except KernelMcpError as error:
+            failed = Failed(_status_of(error), str(error))
+        except Exception as error:  # noqa: BLE001  # logged, and told to the client
+            log_failure(error, "answering a request for a file")
+            failed = Failed(500, str(explained(error, "answering a request for a file")))
+        coming = request.method == "PUT" and not getattr(request.state, "whole", False)
+        return Refusal(failed, min(LINGER_S, idle_s)) if coming else _failure(failed)
+
+    return answer
+
+
+def _failure(failed: Failed) -> Json:
+    return Json(failed.status, {"error": str(failed)}, failed.headers)
+
+
+def _status_of(error: KernelMcpError) -> int:
+    if isinstance(error, Changed):
+        return 412
+    if isinstance(error, WorkspaceError):
+        return _STATUS.get(error.code, 400)
+    return 404 if isinstance(error, (SessionNotFound, InputError)) else 503
+
+
+class _Files:
+    """The files of workspaces."""
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        caller_of: Callable[[Request], Caller],
+        masks: Masks,
+        transfers: Transfers,
+        idle_s: float,
+    ) -> None:
+        self._manager = manager
+        self._caller_of = caller_of
+        self._masks = masks
+        self._transfers = transfers
+        self._idle_s = idle_s
+
+    async def _found(self, request: Request, stack: ExitStack) -> tuple[Work, Session, str]:
+        caller = self._caller_of(request)
+        work = stack.enter_context(self._transfers.one(caller.who.name))
+        session = await self._manager.resolve(caller, request.path_params["handle"])
+        raw = _FILE.fullmatch(request.scope["raw_path"])
+        if raw is None:
+            raise Failed(404, "There is nothing here: a slash of the address itself is escaped.")
+        return work, session, os.fsdecode(unquote_to_bytes(raw[1]))
+
+    async def read(self, request: Request) -> Response:
+        """A file, or what a folder holds."""
+        with ExitStack() as stack:
+            work, session, path = await self._found(request, stack)
+            try:
+                opened = await work.run(session.workspace.open_file, path)
+            except WorkspaceError as error:
+                if error.code != errno.EISDIR:
+                    raise
+                return _listed(await work.run(session.workspace.list_files, path))
+            stack.callback(opened.close)
+            tag = tag_of(opened.info)
+            masked = bool(self._masks) and opened.text
+            modified = opened.info.st_mtime
+            headers = {**_KEPT, "etag": quoted(tag), "last-modified": date(modified)}
+            if unchanged(request, tag, modified):
+                return Response(status_code=304, headers={**HEADERS, **headers})
+            headers |= {
+                "content-type": opened.mime,
+                "content-disposition": attachment(opened.name),
+                "accept-ranges": "none" if masked else "bytes",
+            }
+            stream = partial(Stream, work=work, idle_s=self._idle_s)
+            if masked:
+                more = of_text(self._masks.pieces(_texts(opened)))
+                return stream(200, headers, more=more, done=stack.pop_all())
+            size = opened.info.st_size
+            part = part_of(request, tag, size)
+            first, count = part or (0, size)
+            if part is not None:
+                headers["content-range"] = f"bytes {first}-{first + count - 1}/{size}"
+            return stream(
+                200 if part is None else 206,
+                headers,
+                more=_bytes_of(opened, first, count),
+                length=count,
+                done=stack.pop_all(),
+            )
+
+    async def write(self, request: Request) -> Response:
+        """Put a file there as a whole."""
+        if "content-range" in request.headers:
+            raise Failed(400, "A file is put there as a whole: send it without Content-Range.")
+        with ExitStack() as stack:
+            work, session, path = await self._found(request, stack)
+            workspace, allowed = session.workspace, partial(permitted, request)
+            length = request.headers.get("content-length", "")
+            size = int(length) if length.isdecimal() else None
+            upload = await work.run(workspace.begin_upload, path, size, allowed)
+            try:
+                async for data in batches(request, self._idle_s):
+                    await work.run(upload.write, data)
+                if size not in (None, upload.size):
+                    raise Failed(400, "The body is not as long as announced: nothing was changed.")
+
+                def finish() -> tuple[bool, str]:
+                    new = workspace.finish_upload(upload, allowed)
+                    session.journal.uploaded(path, upload.size, upload.sha256)
+                    return new, upload.tag
+
+                new, tag = await work.run(finish)
+            finally:
+                await work.run(upload.close)
+        headers = {"etag": quoted(tag)}
+        if new:
+            return Json(201, {"size": upload.size, "sha256": upload.sha256}, headers)
+        return Response(status_code=204, headers={**HEADERS, **_FRESH, **headers})
+
+    async def remove(self, request: Request) -> Response:
+        """Remove a file or an empty folder."""
+        with ExitStack() as stack:
+            work, session, path = await self._found(request, stack)
+
+            def remove() -> None:
+                session.workspace.remove_entry(path, partial(permitted, request))
+                session.journal.removed(path)
+
+            await work.run(remove)
+        return Response(status_code=204, headers={**HEADERS, **_FRESH})
+
+
+class _Cells:
+    """What cells have put out, and notebooks of them."""
+
+    def __init__(
+        self,
+        manager: SessionManager,
+        caller_of: Callable[[Request], Caller],
+        masks: Masks,
+        transfers: Transfers,
+        idle_s: float,
+        *,
+        notebooks: bool,
+    ) -> None:
+        self._manager = manager
+        self._documents = Documents(manager, files=notebooks)
+        self._caller_of = caller_of
+        self._masks = masks
+        self._transfers = transfers
+        self._idle_s = idle_s
+
+    async def cell(self, request: Request) -> Response:
+        """The whole text of a cell, its outcome, or one of its outputs."""
+        handle, rest = request.path_params["handle"], request.path_params["rest"]
+        with ExitStack() as stack:
+            caller = self._caller_of(request)
+            work = stack.enter_context(self._transfers.one(caller.who.name))
+            document = await self._documents.find(caller, f"kernel://{handle}/cells/{rest}")
+            mime = document.mime if _MIME.fullmatch(document.mime) else "application/octet-stream"
+            name = _name_of(rest, mime)
+            if document.text is None:
+                more = iter([document.data, b""]).__next__
+                length: int | None = len(document.data)
+            else:
+                mime += "; charset=utf-8" if mime.startswith("text/") else ""
+                texts = document.text
+                if rest.endswith(".json"):
+                    texts = [masked_document(self._masks, "".join(texts))]
+                elif self._masks:
+                    texts = self._masks.pieces(texts)
+                more, length = of_text(texts), None
+            return Stream(
+                200,
+                {**_FRESH, "content-type": mime, "content-disposition": attachment(name)},
+                more=more,
+                work=work,
+                done=stack.pop_all(),
+                length=length,
+                idle_s=self._idle_s,
+            )
+
+    async def notebook(self, request: Request) -> Response:
+        """All cells as a notebook, of any length."""
+        with ExitStack() as stack:
+            caller = self._caller_of(request)
+            work = stack.enter_context(self._transfers.one(caller.who.name))
+            handle, cells = await self._manager.cells_of(caller, request.path_params["handle"])
+            shown: Any = self._shown if self._masks else bytes
+            pieces = filter(None, notebook_pieces(cells, undone=cells.undone, shown=shown))
+            return Stream(
+                200,
+                {
+                    **_FRESH,
+                    "content-type": NOTEBOOK_MIME,
+                    "content-disposition": attachment(f"{handle}.ipynb"),
+                },
+                more=lambda: next(pieces, b""),
+                work=work,
+                done=stack.pop_all(),
+                idle_s=self._idle_s,
+            )
+
+    def _shown(self, cell: bytes) -> bytes:
+        return masked_document(self._masks, cell.decode()).encode()
+
+
+def _name_of(rest: str, mime: str) -> str:
+    """What a document of a cell is called where it is saved."""
+    name = "cell-" + rest.replace("/outputs/", "-output-")
+    return name if name.endswith(".json") else name + (mimetypes.guess_extension(mime) or "")
+
+
+def _bytes_of(opened: OpenFile, offset: int, count: int) -> Callable[[], bytes]:
+    end = offset + count
+
+    def more() -> bytes:
+        nonlocal offset
+        data = opened.read(offset, min(PIECE_BYTES, end - offset))
+        offset += len(data)
+        return data
+
+    return more
+
+
+def _texts(opened: OpenFile) -> Iterator[str]:
+    """A file as text; bytes that are no UTF-8 stay as they are."""
+    decoder = getincrementaldecoder("utf-8")(ERRORS)
+    more = _bytes_of(opened, 0, opened.info.st_size)
+    while data := more():
+        yield decoder.decode(data)
+    yield decoder.decode(b"", final=True)
+
+
+def _listed(listing: Listing) -> Json:
+    entries = list(map(_entry, listing.entries))
+    return Json(200, {"path": listing.path or ".", "entries": entries, "omitted": listing.omitted})
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    modified = date(entry.modified)
+    return {"path": entry.path, "kind": entry.kind, "size": entry.size, "modified": modified}

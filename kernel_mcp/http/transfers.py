@@ -1,0 +1,263 @@
+"""Bodies that are streamed, in and out: how many at a time, and the end of silent ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kernel_mcp.barriers import log_failure
+from kernel_mcp.config.values import KIB
+
+PIECE_BYTES = 128 * KIB
+"""What is read of a file at once, and held for a reader that is slow."""
+BATCH_BYTES = 512 * KIB
+"""What is gathered of a body before it is written."""
+IDLE_S = 60.0
+"""A transfer of which nothing moves for so long is given up."""
+LINGER_S = 2.0
+"""Seconds in which a client may notice that its body was refused."""
+MOST = 256
+MOST_OF_ONE = 16
+"""Transfers at a time, of all principals and of one."""
+THREADS_OF_ONE = 4
+
+T = TypeVar("T")
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "sandbox; default-src 'none'",
+}
+
+
+class Failed(Exception):  # an answer
+    """The answer to a request that failed, with a text for whoever sent it."""
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+class _Own:
+    """What one principal has under way, and the threads for that."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.threads = anyio.CapacityLimiter(THREADS_OF_ONE)
+
+
+class Work:
+    """The work of one transfer, in threads of its principal."""
+
+    def __init__(self, threads: anyio.CapacityLimiter) -> None:
+        self._threads = threads
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What a blocking function returns, whatever becomes of the request meanwhile."""
+        with anyio.CancelScope(shield=True):
+            return await anyio.to_thread.run_sync(partial(function, *args), limiter=self._threads)
+        raise AssertionError("nothing cancels what is shielded")
+
+
+class Transfers:
+    """Bounds how many transfers there are."""
+
+    def __init__(self, most: int = MOST, most_of_one: int = MOST_OF_ONE) -> None:
+        self._most = most
+        self._most_of_one = most_of_one
+        self._count = 0
+        self._own: dict[str, _Own] = {}
+
+    @contextmanager
+    def one(self, principal: str) -> Iterator[Work]:
+        """One more, inside this block. Raises Failed."""
+        own = self._own.get(principal) or _Own()
+        if own.count >= self._most_of_one:
+            raise Failed(
+                429,
+                f"{own.count} transfers of this principal are under way: wait for one to end.",
+                {"retry-after": "2"},
+            )
+        if self._count >= self._most:
+            raise Failed(
+                503, f"{self._count} transfers are under way: try again.", {"retry-after": "5"}
+            )
+        self._own[principal] = own
+        own.count += 1
+        self._count += 1
+        try:
+            yield Work(own.threads)
+        finally:
+            own.count -= 1
+            self._count -= 1
+            if not own.count:
+                del self._own[principal]
+
+
+class Json(Response):
+    """A JSON object as an answer."""
+
+    def __init__(
+        self, status: int, value: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(
+            json.dumps(value),
+            status,
+            {**HEADERS, "cache-control": "private, no-store", **(headers or {})},
+            "application/json",
+        )
+
+
+class Refusal(Json):
+    """A failure as an answer, to a request whose body may still be coming."""
+
+    def __init__(self, failed: Failed, linger_s: float) -> None:
+        headers = {"connection": "close", **failed.headers}
+        super().__init__(failed.status, {"error": str(failed)}, headers)
+        self._linger_s = linger_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, then let some of the body pass: a client that sends may not look."""
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with anyio.move_on_after(self._linger_s):
+            while (message := await receive())["type"] != "http.disconnect":
+                if not message.get("more_body", False):
+                    break
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Stream(Response):
+    """An answer whose pieces `more` returns one by one, nothing at the end.
+
+    When it is to be of `length` bytes and there are less, or when a piece cannot be had, its
+    connection is cut. `done` is closed at the end.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        *,
+        more: Callable[[], bytes],
+        work: Work,
+        done: ExitStack,
+        length: int | None = None,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        super().__init__(None, status)
+        given = {**HEADERS, **headers}
+        if length is not None:
+            given["content-length"] = str(length)
+        self.init_headers(given)
+        if length is None:
+            del self.headers["content-length"]
+        self._more = more
+        self._work = work
+        self._done = done
+        self._left = length
+        self._idle_s = idle_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, unless the client goes."""
+        whole = True
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
+                whole = await self._send(scope, send)
+                tasks.cancel_scope.cancel()
+            if not whole:
+                await _cut(scope, receive)
+        finally:
+            await self._work.run(self._done.close)
+
+    async def _send(self, scope: Scope, send: Send) -> bool:
+        """Whether all of it went out."""
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return True
+        while self._left is None or self._left > 0:
+            try:
+                data = await self._work.run(self._more)
+            except Exception as error:  # noqa: BLE001  # the answer has begun: cut off, and logged
+                log_failure(error, "sending a file")
+                return False
+            if self._left is not None:
+                self._left -= len(data)
+            if not data:
+                break
+            with anyio.move_on_after(self._idle_s) as waiting:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            if waiting.cancelled_caught:
+                return False
+        if self._left:
+            return False
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
+
+
+async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def _cut(scope: Scope, receive: Receive) -> None:
+    """End the connection of an answer that is not whole, and wait for that."""
+    connection = scope.get("state", {}).get("connection")
+    if connection is None:
+        raise ConnectionAbortedError("an answer cannot be sent to its end")
+    connection.close()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def batches(request: Request, idle_s: float = IDLE_S) -> AsyncIterator[bytes]:
+    """A body in pieces of about `BATCH_BYTES`; `state.whole` says that there is no more.
+
+    Raises Failed when it breaks off.
+    """
+    parts: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        with anyio.move_on_after(idle_s) as waiting:
+            message = await request.receive()
+        if waiting.cancelled_caught:
+            raise Failed(408, f"Nothing of the body came for {idle_s:g} s: nothing was changed.")
+        if message["type"] == "http.disconnect":
+            raise Failed(400, "The request ended before its body did: nothing was changed.")
+        if part := message.get("body", b""):
+            parts.append(part)
+            size += len(part)
+        more = message.get("more_body", False)
+        request.state.whole = not more
+        if size >= BATCH_BYTES or (parts and not more):
+            whole, parts, size = b"".join(parts), [], 0
+            yield whole
+
+
+def of_text(pieces: Iterable[str]) -> Callable[[], bytes]:
+    """The bytes of a text for `Stream`, which has no empty piece before its end."""
+    found = iter(pieces)
+
+    def more() -> bytes:
+        return next((data for each in found if (data := each.encode(errors=ERRORS))), b"")
+
+    return more
+
+
+ERRORS = "surrogateescape"
+"""How bytes that are no UTF-8 stay as they are in a text."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
