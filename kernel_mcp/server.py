@@ -414,6 +414,7 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
 
 async def run_http(settings: Settings, sandbox: Sandbox) -> None:
     """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
+    from kernel_mcp.http import files as file_routes
     from kernel_mcp.http.callers import HttpCallers
     from kernel_mcp.http.gate import Addresses, Gate
     from kernel_mcp.http.operations import routes
@@ -427,7 +428,8 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
     made = OneToken()
     verifier = None if settings.no_auth else made
     async with parts(settings, sandbox) as built:
-        mcp = build_mcp(built, HttpCallers(authenticated=verifier is not None))
+        callers = HttpCallers(authenticated=verifier is not None)
+        mcp = build_mcp(built, callers)
         lowlevel = mcp._lowlevel_server
         ended = built.manager.forget_default
         mcp_sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
@@ -440,8 +442,14 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
             built.meters,
             lambda: built.levels(gate.calls),
         )
+        moved = file_routes.routes(
+            built.manager,
+            callers.of_request,
+            masks=mcp.masks,
+            files="files" in settings.tools,
+        )
         gate = Gate(
-            application(operations, mcp_sessions, old),
+            application([*operations, *moved], mcp_sessions, old),
             addresses=Addresses.of(settings.http[0], settings.public_url),
             verifier=verifier,
             quotas=settings.quotas,

@@ -90,7 +90,9 @@ def routes(
     masks = masks or Masks()
     cells = _Cells(manager, caller_of, masks, transfers, idle_s, notebooks=files)
     found = [
-        Route("/sessions/{handle}/cells/{rest:path}", _answered(cells.cell, idle_s), methods=["GET"]),
+        Route(
+            "/sessions/{handle}/cells/{rest:path}", _answered(cells.cell, idle_s), methods=["GET"]
+        ),
     ]
     if files:
         one = _Files(manager, caller_of, masks, transfers, idle_s)
@@ -101,7 +103,9 @@ def routes(
 
         endpoint, names = _answered(by_method, idle_s), list(methods)
         found += [
-            Route("/sessions/{handle}/notebook", _answered(cells.notebook, idle_s), methods=["GET"]),
+            Route(
+                "/sessions/{handle}/notebook", _answered(cells.notebook, idle_s), methods=["GET"]
+            ),
             Route("/sessions/{handle}/files", endpoint, methods=names),
             Route("/sessions/{handle}/files/{path:path}", endpoint, methods=names),
         ]
