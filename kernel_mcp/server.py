@@ -58,6 +58,7 @@ from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.sessions.roster import answering, described
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.telemetry import Levels, Meters, Readiness
@@ -262,6 +263,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
         )
         doors.at_work = lambda: [each.ledger.add for each in manager.at_work]
         await stack.enter_async_context(manager.running())
+        await stack.enter_async_context(answering(run.path, partial(_told, settings, manager)))
         yield Parts(
             settings=settings,
             manager=manager,
@@ -312,6 +314,17 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
     }
     audit.note("server_start", facts)
     return audit
+
+
+async def _told(settings: Settings, manager: SessionManager) -> dict[str, Any]:
+    """What the operator is told of this server, who asks with `kernel-mcp sessions list`."""
+    now = time.monotonic()
+    return {
+        "pid": os.getpid(),
+        "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
+        "folder": str(Path.cwd()),
+        "sessions": [await described(each, now) for each in manager.sessions],
+    }
 
 
 def callers_in_words(settings: Settings) -> str:

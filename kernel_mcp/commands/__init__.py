@@ -22,6 +22,7 @@ from kernel_mcp.environments.metadata import EnvironmentSpec
 from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, SandboxUnavailable
+from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.linux.process import foreign_environment
 from kernel_mcp.output.text import one_line
 from kernel_mcp.policy import profile_entries
@@ -186,7 +187,8 @@ usage: kernel-mcp sessions list|forget [flags]
 
 Sessions that outlive their server: each is there again for the next one in its folder.
 
-  list                    all of this user, with the folder of each
+  list                    all of this user, with the folder of each; and those that servers of
+                          this user have now, with principal, state, memory, cells and age
   forget NAME...          remove what is kept of sessions of the current folder; `default` is
                           the one that calls use which name none
   forget --all            remove what is kept of all sessions of this user
@@ -214,15 +216,17 @@ def run_sessions(argv: Sequence[str]) -> int:
     folder, every = flags.pop("folder", None) or ".", bool(flags.pop("all", False))
     from kernel_mcp.sessions.keeping import store_of
 
-    store = store_of(settings_from(flags))
+    settings = settings_from(flags)
+    store = store_of(settings)
     if command == "list":
-        return _list_sessions(store)
+        _list_sessions(store)
+        return _list_running(settings.state_dir or default_base())
     if not (names or every):
         raise ConfigError("sessions forget: expected names of sessions, or --all")
     return _forget_sessions(store, os.path.realpath(folder), None if every else names)
 
 
-def _list_sessions(store: SessionStore) -> int:
+def _list_sessions(store: SessionStore) -> None:
     from kernel_mcp.sessions.keeping import moment
 
     found = store.entries()
@@ -239,7 +243,35 @@ def _list_sessions(store: SessionStore) -> int:
         print(f"{key}  {len(names)} variables, saved {when}, {_bytes(each.bytes)}, {ends}")
     count = "1 session" if len(found) == 1 else f"{len(found)} sessions"
     print(f"{count}, {_bytes(sum(each.bytes for each in found))}")
+
+
+def _list_running(state: Path) -> int:
+    """What running servers have; those that do not answer are left out."""
+    from kernel_mcp.sessions.roster import ask_all
+
+    for server in ask_all(state):
+        sessions = server["sessions"]
+        for each in sessions:
+            called = one_line(f"{each['session']}  {each['name'] or '-'}  {each['principal']}")
+            size, age = _bytes(each["memory_bytes"]), _age(each["age_s"])
+            print(f"{called}  {each['state']}, {size}, {_cells(each['cells'])}, {age} old")
+        where = f"on {server['http']}" if server["http"] else "on stdin and stdout"
+        count = "1 session" if len(sessions) == 1 else f"{len(sessions)} sessions"
+        size = _bytes(sum(each["memory_bytes"] for each in sessions))
+        folder = one_line(server["folder"])
+        print(f"server {server['pid']} {where} in {folder}: {count} now, {size}")
     return 0
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | None) -> int:

@@ -63,3 +63,33 @@ def test_a_command_that_names_nothing_is_refused_and_explained(
 def test_there_may_be_nothing_to_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "list") == 0
     assert "0 sessions" in capsys.readouterr().out
+
+
+def test_sessions_of_running_servers_are_listed_with_principal_and_state(
+    state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = {
+        "session": "s-abcdefghijkl",
+        "name": "work",
+        "principal": "ada\n",
+        "state": "idle",
+        "memory_bytes": 3 << 20,
+        "age_s": 125.0,
+        "cells": 1,
+    }
+    http = {"pid": 7, "http": "127.0.0.1:8000", "folder": "/srv", "sessions": [session]}
+    stdio = {"pid": 8, "http": "", "folder": "/home/ada", "sessions": []}
+    asked: list[Path] = []
+
+    def ask_all(place: Path) -> list[dict[str, object]]:
+        asked.append(place)
+        return [http, stdio]
+
+    monkeypatch.setattr("kernel_mcp.sessions.roster.ask_all", ask_all)
+    assert run(state, "list") == 0
+    shown = capsys.readouterr().out
+    assert asked == [state]
+    assert "idle, 3 MiB, 1 cell, 2 min old" in shown
+    assert "server 7 on 127.0.0.1:8000 in /srv: 1 session now, 3 MiB" in shown
+    assert "server 8 on stdin and stdout in /home/ada: 0 sessions now, 0 MiB" in shown
+    assert "ada\n" not in shown

@@ -1,0 +1,124 @@
+"""What a running server tells its operator of its sessions, on a socket in its folder.
+
+Who asks has to be the server's user or root, and to send the key that lies beside the socket: code
+in a sandbox can open no file of that folder, even where it could connect to a socket in it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.values import MIB
+
+if TYPE_CHECKING:
+    from kernel_mcp.sessions.session import Session
+
+SOCKET, KEY = "operator", "operator.key"
+"""In the folder of a running server, which nobody else may enter."""
+ANSWER_S = 2.0
+"""Seconds for a question and its answer."""
+MOST_BYTES = 16 * MIB
+_KEY_BYTES = 32
+_CREDENTIALS = struct.Struct("3i")
+
+Facts = Callable[[], Awaitable[Mapping[str, Any]]]
+
+
+async def described(session: Session, now: float) -> dict[str, Any]:
+    """A session in a few words; its age in seconds by a clock that shows `now`."""
+    kernel, used = session.kernel, 0
+    if kernel is not None and kernel.exit is None:
+        with Barrier("measuring a kernel", session.handle):
+            used = (await kernel.handle.limits.used()).memory_bytes
+    return {
+        "session": session.handle,
+        "name": session.name,
+        "principal": session.owner,
+        "state": session.state,
+        "memory_bytes": used,
+        "age_s": round(now - session.created, 1),
+        "cells": len(session.cells),
+    }
+
+
+@asynccontextmanager
+async def answering(folder: Path, facts: Facts) -> AsyncIterator[None]:
+    """Tell who asks what `facts` has then, inside this block; it costs no more when it fails."""
+    key = secrets.token_hex(_KEY_BYTES // 2)
+    with Barrier("offering a list of sessions to the operator") as barrier:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(folder / KEY, flags, 0o600), "w", encoding="ascii") as file:
+            file.write(key)
+        listener = await anyio.create_unix_listener(folder / SOCKET, mode=0o600)
+    if barrier.failure is not None:
+        yield
+        return
+
+    async def answer(stream: anyio.abc.SocketStream) -> None:
+        with Barrier("telling the operator of sessions"), anyio.move_on_after(ANSWER_S):
+            async with stream:
+                if _entitled(stream) and hmac.compare_digest(await _received(stream), key.encode()):
+                    await stream.send(json.dumps(await facts()).encode())
+
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def _entitled(stream: anyio.abc.SocketStream) -> bool:
+    """Whether the user at the other end is the server's, or root."""
+    raw: socket.socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+    given = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(given)
+    return uid in (os.geteuid(), 0)
+
+
+async def _received(stream: anyio.abc.SocketStream) -> bytes:
+    """A key, or what came in its place."""
+    found = b""
+    with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        while len(found) < _KEY_BYTES:
+            found += await stream.receive(_KEY_BYTES - len(found))
+    return found
+
+
+def ask_all(state: Path) -> Iterator[Mapping[str, Any]]:
+    """What each running server tells that keeps its files below `state`; others are left out."""
+    for folder in sorted(state.glob("s-*")):
+        with suppress(OSError, ValueError):
+            answer = json.loads(_ask(folder))
+            if isinstance(answer, dict):
+                yield answer
+
+
+def _ask(folder: Path) -> bytes:
+    """The answer of one server. Raises OSError, also when it takes more than `ANSWER_S`."""
+    key = (folder / KEY).read_bytes()
+    ends = time.monotonic() + ANSWER_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+        asked.settimeout(ANSWER_S)
+        asked.connect(str(folder / SOCKET))
+        asked.sendall(key)
+        answer = b""
+        while len(answer) < MOST_BYTES:
+            asked.settimeout(max(0.01, ends - time.monotonic()))
+            piece = asked.recv(MIB)
+            if not piece:
+                break
+            answer += piece
+    return answer

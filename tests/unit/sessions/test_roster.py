@@ -1,0 +1,119 @@
+"""What a running server tells its operator, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kernel_mcp.sessions import roster
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.roster import KEY, SOCKET, answering, ask_all, described
+from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+
+pytestmark = [pytest.mark.anyio]
+
+ANSWER = {"pid": 7, "sessions": [{"session": "s-1"}]}
+
+
+async def facts() -> Mapping[str, Any]:
+    return ANSWER
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """The folder for state of servers, with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
+
+
+async def asked(state: Path) -> list[Mapping[str, Any]]:
+    return await anyio.to_thread.run_sync(lambda: list(ask_all(state)))
+
+
+def folder(state: Path, name: str) -> Path:
+    path = state / name
+    path.mkdir(mode=0o700)
+    return path
+
+
+async def test_every_running_server_answers(state: Path) -> None:
+    first, second = folder(state, "s-1"), folder(state, "s-2")
+    async with answering(first, facts), answering(second, facts):
+        assert await asked(state) == [ANSWER, ANSWER]
+        assert stat.S_IMODE((first / SOCKET).stat().st_mode) == 0o600
+        assert stat.S_IMODE((first / KEY).stat().st_mode) == 0o600
+
+
+async def test_servers_that_have_ended_are_left_out(state: Path) -> None:
+    folder(state, "s-0")
+    async with answering(folder(state, "s-1"), facts):
+        pass
+    async with answering(folder(state, "s-2"), facts):
+        assert await asked(state) == [ANSWER]
+
+
+@pytest.mark.parametrize("key", [b"", b"0" * 32, b"short"], ids=["none", "wrong", "short"])
+async def test_without_the_key_nothing_is_told(state: Path, key: bytes) -> None:
+    path = folder(state, "s-1")
+
+    def ask() -> bytes:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path / SOCKET))
+            client.sendall(key)
+            client.shutdown(socket.SHUT_WR)
+            return client.recv(100)
+
+    async with answering(path, facts):
+        assert await anyio.to_thread.run_sync(ask) == b""
+
+
+async def test_another_user_is_told_nothing(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "_entitled", lambda _stream: False)
+    async with answering(folder(state, "s-1"), facts):
+        assert await asked(state) == []
+
+
+async def test_a_server_that_cannot_tell_runs_all_the_same(state: Path) -> None:
+    async with answering(state / "missing", facts):
+        assert await asked(state) == []
+
+
+async def test_a_server_that_does_not_answer_is_left_out(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "ANSWER_S", 0.05)
+    path = folder(state, "s-1")
+    (path / KEY).write_text("x")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path / SOCKET))
+        silent.listen()
+        assert await asked(state) == []
+
+
+async def test_a_session_is_told_by_handle_owner_state_cells_and_age(tmp_path: Path) -> None:
+    clock = FakeClock()
+    manager = new_manager(tmp_path, FakeSource(), clock)
+    async with manager.running():
+        session = await manager.create(Caller(principal="ada"), name="work")
+        cell = session.submit("x = 1", 0)
+        await cell.finished.wait()
+        found = await described(session, session.created + 12.0)
+    assert found == {
+        "session": session.handle,
+        "name": "work",
+        "principal": "ada",
+        "state": found["state"],
+        "memory_bytes": 0,
+        "age_s": 12.0,
+        "cells": 1,
+    }
+    assert found["state"] in ("idle", "busy")
+    json.dumps(found)
