@@ -430,7 +430,7 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
     from kernel_mcp.http import files as file_routes
     from kernel_mcp.http.callers import HttpCallers
     from kernel_mcp.http.gate import Addresses, Gate
-    from kernel_mcp.http.operations import routes
+    from kernel_mcp.http.operations import Named, routes
     from kernel_mcp.http.serving import announce, application, bound, serving, url_of
     from kernel_mcp.http.sessions import McpSessions, OldTransport
     from kernel_mcp.http.watching import Watched
@@ -462,7 +462,7 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
             files="files" in settings.tools,
         )
         gate = Gate(
-            application([*operations, *moved], mcp_sessions, old),
+            Named(application([*operations, *moved], mcp_sessions, old)),
             addresses=Addresses.of(settings.http[0], settings.public_url),
             verifier=verifier,
             quotas=settings.quotas,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.gate import METRICS_PATH
 from kernel_mcp.telemetry import Levels, Meters, Readiness
+from kernel_mcp.telemetry.origin import Origin
+from kernel_mcp.telemetry.spans import Within
 
 UNINSTALLED = (
     "Metrics take prometheus-client, which is not installed: pip install 'kernel-mcp[http]', then "
@@ -54,3 +60,25 @@ def routes(
         Route("/readyz", readyz),
         Route(METRICS_PATH, metrics),
     ]
+
+
+_REQUEST = b"x-request-id"
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+
+class Named:
+    """An application behind the gate: lines of the log name the request they are for.
+
+    Its id is the one that a proxy has given it, or a new one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        given = next((value for name, value in scope["headers"] if name == _REQUEST), b"")
+        request = given.decode() if _ID.fullmatch(given) else secrets.token_hex(4)
+        who = state_of(scope).get("principal")
+        with Within(Origin(request, "", who.name if who is not None else "")):
+            await self._app(scope, receive, send)

@@ -40,6 +40,10 @@ class Watched:
         """See `Watch`."""
         self._meters.moved(received, sent)
 
+    def tokens(self, text: str) -> None:
+        """The tokens file was read again, or could not be. Threadsafe as the audit trail is."""
+        self._note("tokens", {"text": text})
+
     def sum_up(self) -> None:
         """Note what had no line of its own, and begin anew."""
         for reason, count in self._more.items():

@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,6 +103,8 @@ class TokenFile:
         self._path = path
         self._turn = anyio.Lock()
         self._said = ""
+        self.told: Callable[[str], None] = lambda _text: None
+        """Called with what is new of the file, in a thread."""
         self._rows: tuple[Row, ...] = ()
         self._version: Version | None = None
         try:
@@ -190,3 +192,4 @@ class TokenFile:
         if text != self._said:
             self._said = text
             logger.log(level, "%s", text)
+            self.told(text)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from kernel_mcp.http.operations import meters_of_http, routes
+from kernel_mcp.http.operations import Named, meters_of_http, routes
+from kernel_mcp.identity import Principal
 from kernel_mcp.telemetry import Levels, Meters, Readiness
+from kernel_mcp.telemetry.origin import HERE, Origin
 
 
 @dataclass
@@ -78,3 +82,27 @@ def test_without_the_package_the_answer_says_what_to_install(
     found = Server(meters=meters_of_http()).get("/metrics")
     assert found.status_code == 501
     assert "pip install 'kernel-mcp[http]'" in found.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("req-1", True), ("", False), ("a b", False), ("x" * 65, False)],
+    ids=["proxy", "none", "words", "long"],
+)
+def test_a_request_is_known_by_its_id_and_principal(given: str, kept: bool) -> None:
+    seen: list[Origin] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(HERE.get())
+        await PlainTextResponse("")(scope, receive, send)
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"] = {"principal": Principal("ada")}
+        await Named(app)(scope, receive, send)
+
+    TestClient(outer).get("/", headers={"x-request-id": given} if given else {})
+    (origin,) = seen
+    assert origin.principal == "ada"
+    assert (origin.request == given) is kept
+    assert re.fullmatch(r"[\w.-]{1,64}", origin.request)
+    assert HERE.get() == Origin()

@@ -76,3 +76,9 @@ def test_bytes_are_counted() -> None:
     watch, _, meters = watched()
     watch.moved(3, 4)
     assert meters.bytes == (3, 4)
+
+
+def test_a_file_of_tokens_that_was_read_again_is_a_line() -> None:
+    watch, lines, _ = watched()
+    watch.tokens("tokens.toml was read: 2 rows")
+    assert lines == [{"event": "tokens", "text": "tokens.toml was read: 2 rows"}]
