@@ -44,8 +44,11 @@ class Wire(Protocol):
 
     patience_s: float
 
+    def end(self) -> None:
+        """End it once what was sent on it is on its way."""
+
     def cut(self) -> None:
-        """End it."""
+        """End it at once."""
 
 
 class Connections:
@@ -56,25 +59,44 @@ class Connections:
         self._now = now
         self._silent: OrderedDict[Wire, float] = OrderedDict()
         """Those on which no request is being answered, the longest silent first."""
-        self._count = 0
+        self._open: set[Wire] = set()
+        self._none = asyncio.Event()
+        self._none.set()
 
     @property
     def count(self) -> int:
         """Open ones."""
-        return self._count
+        return len(self._open)
+
+    async def gone(self) -> None:
+        """Wait until there is none."""
+        await self._none.wait()
 
     def opened(self, wire: Wire) -> None:
         """A client has connected."""
-        self._count += 1
+        self._open.add(wire)
+        self._none.clear()
         self._silent[wire] = self._now()
-        if self._count > self._most:
+        if len(self._open) > self._most:
             longest, _ = self._silent.popitem(last=False)
             longest.cut()
 
     def closed(self, wire: Wire) -> None:
         """A connection has ended."""
-        self._count -= 1
+        self._open.discard(wire)
+        if not self._open:
+            self._none.set()
         self._silent.pop(wire, None)
+
+    def end(self) -> None:
+        """Close all once what was sent on them is on its way."""
+        for each in list(self._open):
+            each.end()
+
+    def cut(self) -> None:
+        """Close all at once."""
+        for each in list(self._open):
+            each.cut()
 
     def busy(self, wire: Wire) -> None:
         """A whole head has come in."""
@@ -130,8 +152,12 @@ class HttpProtocol(H11Protocol):
         if self.cycle is not before:  # the next one had come in already
             self._all.busy(self)
 
+    def end(self) -> None:
+        """See `Wire`."""
+        self.transport.close()
+
     def cut(self) -> None:
-        """End the connection."""
+        """See `Wire`."""
         self.transport.abort()
 
 

@@ -19,6 +19,7 @@ class Delivery:
         self._outbox = outbox
         self._request: RequestId | None = None
         self._receipt: Awaited | None = None
+        self._sent = False
 
     def expect(self, request: RequestId | None) -> Receipt:
         """The receipt of the answer to the call in it."""
@@ -33,11 +34,21 @@ class Delivery:
         """Its last byte was handed to the system."""
         if self._connection is None or not self._connection.alive:
             return
+        self._sent = True
         self._connection.unread = self.revoke
         if self._outbox is not None:
             self._outbox.delivered(self._request)
         elif self._receipt is not None:
             self._receipt.confirm()
+
+    def over(self) -> None:
+        """Nothing is sent any more: without its last byte the answer has reached nobody."""
+        if self._sent:
+            return
+        if self._outbox is not None:
+            self._outbox.lost(self._request)
+        elif self._receipt is not None:
+            self._receipt.lose()
 
     def revoke(self) -> None:
         """The connection was reset after that."""

@@ -33,6 +33,9 @@ MOST_BODY = 4 * MIB
 """Bytes of one MCP message: what is parsed at once keeps all others waiting, 20 ms a MiB."""
 BODY_S = 60.0
 """Seconds for the whole body of a call."""
+MOST_SKIPPED = 16 * MIB
+SKIP_S = 5.0
+"""Bytes and seconds of a body that are still taken when its request has been refused."""
 WRITE_S = 60.0
 """Seconds until a reader has taken the next piece of an answer."""
 PRINCIPAL_BODY = 32 * MIB
@@ -188,6 +191,7 @@ class Gate:
             headers = refused.headers
             if refused.status in (408, 413, 503):  # the rest of the request is not read
                 headers["connection"] = "close"
+            await _skip(scope["headers"], receive)
             await respond(send, refused.status, str(refused), headers)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, peer: str) -> None:
@@ -252,6 +256,8 @@ class Gate:
                 meter.at_end = delivery.sent
                 await self._app(scope, _replay(body, meter.receive), meter.send)
             finally:
+                with Barrier("taking note of an answer's delivery"):
+                    delivery.over()
                 if long:
                     self._begin()
         finally:
@@ -417,6 +423,19 @@ async def _read(receive: Receive, declared: str, most: int, held: _Held) -> byte
     if reading.cancelled_caught:
         raise Refused(408, "body", f"The body did not arrive within {BODY_S:.0f} s.")
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _skip(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> None:
+    """Take what is left of a body: who still sends when a connection is closed hears no answer."""
+    if any(name == b"expect" for name, _ in headers):  # who asks first sends nothing
+        return
+    taken = 0
+    with anyio.move_on_after(SKIP_S):
+        while taken < MOST_SKIPPED:
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

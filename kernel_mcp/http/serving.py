@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
 import socket
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 LAST_ANSWERS_S = 3.0
 """Seconds for the answers of calls that were given up, after the drain."""
+LAST_BYTES_S = 2.0
+"""Seconds for the last bytes of answers, to clients that read them."""
 MOST_CONNECTIONS = 4096
 BACKLOG = 1024
 
@@ -159,10 +162,14 @@ async def _serve(server: _Server, listening: socket.socket, connections: Connect
         with anyio.CancelScope(shield=True):
             for each in server.servers:
                 each.close()
-            for connection in list(server.server_state.connections):
-                connection.shutdown()
-            for task in list(server.server_state.tasks):
-                task.cancel()
+            connections.end()
+            with anyio.move_on_after(LAST_BYTES_S):
+                await connections.gone()
+            connections.cut()
+            if answering := list(server.server_state.tasks):  # they hear that nobody is there
+                _, deaf = await asyncio.wait(answering, timeout=LAST_BYTES_S)
+                for task in deaf:
+                    task.cancel()
 
 
 async def _sweep(connections: Connections) -> None:

@@ -48,11 +48,16 @@ class Awaited:
     def __init__(self) -> None:
         self._delivered: list[Callable[[], object]] = []
         self._revoked: list[Callable[[], object]] = []
+        self._lost = False
 
     def then(
         self, delivered: Callable[[], object], revoked: Callable[[], object] | None = None
     ) -> None:
         """See `Receipt`."""
+        if self._lost:
+            if revoked is not None:
+                revoked()
+            return
         self._delivered.append(delivered)
         if revoked is not None:
             self._revoked.append(revoked)
@@ -72,6 +77,11 @@ class Awaited:
         """Call the `revoked` callbacks."""
         for call in self._revoked:
             call()
+
+    def lose(self) -> None:
+        """Revoke what there is and what comes: nobody waits for the answer any more."""
+        self._delivered, self._lost = [], True
+        self.revoke()
 
 
 class Outbox:
@@ -109,6 +119,12 @@ class Outbox:
             self._recent[str(request)] = receipt
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
+
+    def lost(self, request: RequestId | None) -> None:
+        """The client hung up before the answer to `request` was written."""
+        receipt = self._open.pop(str(request), None)
+        if receipt is not None:
+            receipt.lose()
 
     def given_up(self, request: RequestId | None) -> None:
         """Revoke the receipt of a request that the client cancelled."""

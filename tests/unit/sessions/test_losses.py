@@ -143,6 +143,18 @@ def test_a_request_that_was_given_up_is_not_delivered_any_more() -> None:
     assert told == []
 
 
+def test_what_a_lost_answer_tells_before_or_after_that_is_told_to_nobody() -> None:
+    outbox, told = Outbox(), list[str]()
+    receipt = outbox.expect(1)
+    receipt.then(lambda: told.append("yes"), lambda: told.append("before"))
+    outbox.lost(1)
+    receipt.then(lambda: told.append("yes"), lambda: told.append("after"))
+    receipt.then(lambda: told.append("yes"))
+    outbox.written(response(1))
+    outbox.lost(2)
+    assert told == ["before", "after"]
+
+
 def test_giving_up_after_the_answer_was_written_takes_it_back() -> None:
     outbox, told = Outbox(), list[str]()
     outbox.expect(1).then(lambda: told.append("yes"), lambda: told.append("no"))

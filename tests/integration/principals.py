@@ -1,0 +1,37 @@
+"""Principals of a server: their tokens, made as an operator makes them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.integration.httpserver import ROOT, HttpServer, http_server
+
+MADE = re.compile(r"kmcp_[\w-]+")
+
+
+def add(file: Path, name: str) -> str:
+    """The token of a new principal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kernel_mcp", "token", "add", name, "--tokens", str(file)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (token,) = set(MADE.findall(done.stdout + done.stderr))
+    return str(token)
+
+
+@contextmanager
+def two_principals(folder: Path, *flags: str) -> Iterator[tuple[HttpServer, str, str]]:
+    """A server with two principals and the token of each."""
+    file = folder / "tokens"
+    tokens = add(file, "one"), add(file, "other")
+    with http_server("--tokens", str(file), *flags, token=tokens[0]) as server:
+        yield server, *tokens

@@ -1,0 +1,404 @@
+"""What breaks silently where an MCP server is put on HTTP: state, other people's, output, the end.
+
+Each is tried against the real server, in both eras of the protocol where they differ.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+from anyio.abc import SocketStream
+
+from tests.integration.agent import notices
+from tests.integration.httpclient import (
+    HELD,
+    Said,
+    Wire,
+    bearer,
+    begun,
+    http_agent,
+    let_go,
+    until,
+    wire,
+)
+from tests.integration.httpserver import HttpServer, http_server
+from tests.integration.principals import two_principals
+
+pytestmark = [pytest.mark.anyio]
+
+HANDLE = re.compile(r'\[session (s-\S+): pass session="(s-\S+)" to keep using these variables\]')
+LATER = pytest.mark.xfail(reason="the server does not do it yet")
+MIB = 1024 * 1024
+MOST_OF_ONE = 500
+"""MCP sessions of one principal."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the workspaces of `server` are."""
+    return tmp_path_factory.mktemp("workspaces")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[HttpServer]:
+    """One for the tests that do not end it; each has sessions of its own."""
+    with http_server("--max-sessions", "20", "--workspace", str(folder)) as running:
+        yield running
+
+
+async def new_session(client: Wire, name: str) -> str:
+    return str((await client.call("create_session", name=name)).data["session"])
+
+
+async def idle(client: Wire, session: str) -> str:
+    """What is told of a session until it runs nothing any more."""
+    told: list[str] = []
+    with anyio.fail_after(60):
+        while True:
+            listed = (await client.call("list_sessions")).data["sessions"]
+            (state,) = [each for each in listed if each["session"] == session]
+            told += state["notices"]
+            if state["state"] == "idle":
+                return "\n".join(told)
+
+
+# 1. State
+
+
+@LATER
+async def test_all_clients_of_a_principal_have_one_default_session_in_both_eras() -> None:
+    with http_server() as server:
+        async with http_agent(server, "auto") as first, http_agent(server, "legacy") as second:
+            await first.run("x = 41")
+            assert (await first.run("x + 1")).text == "42"
+            told = await second.run("x + 1")
+            assert "42" in told.text
+            (notice,) = [each for each in notices(told) if "another client" in each]
+            assert "default session" in notice
+            assert "create_session" in notice
+            assert (await second.run("x")).text == "41", "it is said once"
+            assert len((await second.call("list_sessions")).data["sessions"]) == 1
+
+
+@LATER
+async def test_who_is_nobody_gets_the_handle_first_and_goes_on_with_it() -> None:
+    with http_server("--no-auth") as server:
+        async with http_agent(server, "auto") as client:
+            answer = await client.run("x = 41\nx")
+            found = HANDLE.match(answer.text)
+            assert found, answer.text
+            assert found[1] == found[2]
+            assert (await client.run("x + 1", session=found[1])).text == "42"
+            other = await client.run("'x' in globals()")
+            assert "False" in other.text
+            listed = (await client.call("list_sessions")).data["sessions"]
+            assert found[1] in {each["session"] for each in listed}
+
+
+async def test_a_handshake_without_a_token_is_a_client_with_a_default_session() -> None:
+    with http_server("--no-auth") as server:
+        async with wire(server, handshake=True) as one, wire(server, handshake=True) as other:
+            await one.call("execute", code="x = 1")
+            assert (await one.call("execute", code="x")).text == "1"
+            assert "NameError" in (await other.call("execute", code="x")).text
+
+
+# 2. What others have
+
+
+@LATER
+async def test_no_call_of_one_principal_drops_the_session_of_another(tmp_path: Path) -> None:
+    with two_principals(tmp_path, "--quota", "sessions=2,asleep=2") as (server, quiet, greedy):
+        async with wire(server, quiet) as one, wire(server, greedy) as many:
+            await one.call("execute", code="kept = 'kept'")
+            for _ in range(6):
+                made = await many.call("create_session")
+                if not made.failed:
+                    await many.call("execute", code="x = 1", session=made.data["session"])
+            listed = (await many.call("list_sessions")).data["sessions"]
+            assert len(listed) <= 4
+            assert (await one.call("execute", code="kept")).text == "'kept'"
+            (own,) = (await one.call("list_sessions")).data["sessions"]
+            assert own["session"] not in {each["session"] for each in listed}
+
+
+# 3. Output
+
+
+async def drop(client: Wire, server: HttpServer, session: str, folder: Path) -> None:
+    """Run a cell and hang up while it is held."""
+    arguments = {"code": HELD, "session": session}
+    body, headers = client.request("tools/call", name="execute", arguments=arguments)
+
+    async def post() -> None:
+        async with httpx2.AsyncClient(headers=bearer(server.token), timeout=None) as leaving:
+            await leaving.post(server.mcp, json=body, headers=headers)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(post)
+        await until(lambda: bool(begun(folder)))
+        tasks.cancel_scope.cancel()
+
+
+@LATER
+async def test_a_handshake_call_whose_client_hangs_up_goes_on_and_is_told_to_who_asks(
+    server: HttpServer, folder: Path
+) -> None:
+    async with wire(server, handshake=True) as client:
+        session = await new_session(client, "goes-on")
+        await drop(client, server, session, folder / "goes-on")
+        let_go(folder)
+        await idle(client, session)
+        for _ in range(2):  # it is repeated as long as it is asked for
+            told = await client.call("wait", session=session)
+            assert "begun" in told.text
+            assert "the last word" in told.text
+
+
+async def test_the_end_of_a_call_that_nobody_received_is_told_with_the_next_answer(
+    server: HttpServer, folder: Path
+) -> None:
+    async with wire(server, handshake=True) as client:
+        session = await new_session(client, "untold")
+        await drop(client, server, session, folder / "untold")
+        let_go(folder)
+        assert "cell 1, which was running, has ended: ok" in await idle(client, session)
+        later = await client.call("execute", code="'later'", session=session)
+        assert later.text == "'later'"
+
+
+async def test_a_call_of_the_newest_era_whose_client_hangs_up_is_stopped(
+    server: HttpServer, folder: Path
+) -> None:
+    async with wire(server) as client:
+        session = await new_session(client, "stopped")
+        await drop(client, server, session, folder / "stopped")
+        told = await idle(client, session)
+        assert "cell 1, whose call was cancelled, has ended: interrupted" in told
+        assert (await client.call("execute", code="'later'", session=session)).text == "'later'"
+
+
+# 4. The end
+
+
+@asynccontextmanager
+async def calls_held(server: HttpServer, folder: Path) -> AsyncIterator[list[Said]]:
+    """Calls of both eras whose cells run; the answers are there at the end of this block."""
+    answers: list[Said] = []
+
+    async def hold(client: Wire, name: str) -> None:
+        session = await new_session(client, name)
+        answers.append(await client.call("execute", code=HELD, session=session, wait=100))
+
+    async with wire(server) as newest, wire(server, handshake=True) as older:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold, newest, "newest")
+            tasks.start_soon(hold, older, "older")
+            await until(lambda: len(begun(folder)) == 2)
+            yield answers
+        older.session = ""  # the server is gone, and its session with it
+    assert len(answers) == 2
+
+
+@asynccontextmanager
+async def listened(server: HttpServer) -> AsyncIterator[None]:
+    """What clients of each era listen to for as long as they are there."""
+    async with wire(server) as newest, wire(server, handshake=True) as older:
+        wanted = {"toolsListChanged": True}
+        body, headers = newest.request("subscriptions/listen", notifications=wanted)
+        modern = newest.http.stream("POST", server.mcp, json=body, headers=headers)
+        shaken = older.http.stream("GET", server.mcp, headers=older.headers())
+        async with modern as one, shaken as other:
+            assert (one.status_code, other.status_code) == (200, 200)
+            yield
+        older.session = ""
+
+
+async def first_refused(client: Wire) -> Said:
+    """The answer to the first call that is not taken any more."""
+    with anyio.fail_after(60):
+        while (said := await client.ask("tools/list")).status == 200:
+            pass
+    return said
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+async def test_a_signal_lets_calls_end_refuses_new_ones_and_leaves_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    with http_server("--drain", "60s", "--workspace", str(tmp_path)) as server:
+        async with listened(server), wire(server) as new, calls_held(server, tmp_path) as answers:
+            known = server.processes
+            server.signal(signal.Signals[name])
+            refused = await first_refused(new)
+            assert refused.status == 503
+            assert refused.headers["connection"] == "close"
+            let_go(tmp_path)
+        await anyio.to_thread.run_sync(lambda: server.stopped(known=known))
+    for answer in answers:
+        assert not answer.failed, answer.text
+        assert "the last word" in answer.text
+
+
+async def test_a_call_that_outlasts_the_drain_is_told_that_the_server_stops(
+    tmp_path: Path,
+) -> None:
+    with http_server("--drain", "0.2s", "--workspace", str(tmp_path)) as server:
+        async with listened(server), calls_held(server, tmp_path) as answers:
+            known = server.processes
+            server.signal()
+        await anyio.to_thread.run_sync(lambda: server.stopped(known=known))
+    for answer in answers:
+        assert (answer.status, answer.failed) == (200, True)
+        assert "The server is stopping" in answer.text
+
+
+async def test_a_client_of_the_server_before_is_told_to_greet_again(server: HttpServer) -> None:
+    async with wire(server, handshake=True) as client:
+        known, client.session = client.session, "f" * 32
+        lost = await client.ask("tools/list")
+        assert lost.status == 404
+        assert "initialize" in lost.body.decode()
+        await client.greet()
+        assert client.session != known
+        assert (await client.ask("tools/list")).status == 200
+
+
+# 5. Large files
+
+
+@LATER
+async def test_what_is_too_large_for_a_message_goes_by_its_own_route(server: HttpServer) -> None:
+    async with wire(server) as client:
+        session = await new_session(client, "large")
+        place = f"{server.url}/sessions/{session}/files/deep/er/large.bin"
+        data = bytes(range(256)) * 4096 * 3
+        put = await client.http.put(place, content=data)
+        assert put.status_code in (200, 201, 204), put.text
+        code = "import pathlib\nlen(pathlib.Path('deep/er/large.bin').read_bytes())"
+        size = await client.call("execute", code=code, session=session)
+        assert size.text == str(3 * MIB)
+        got = await client.http.get(place)
+        assert got.content == data
+        assert got.headers["x-content-type-options"] == "nosniff"
+        assert got.headers["content-disposition"].startswith("attachment")
+        part = await client.http.get(place, headers={"range": "bytes=256-259"})
+        assert (part.status_code, part.content) == (206, b"\x00\x01\x02\x03")
+        async with httpx2.AsyncClient() as nobody:
+            assert (await nobody.get(place)).status_code == 401
+            assert (await nobody.put(place, content=b"")).status_code == 401
+
+
+# 6. Bodies
+
+
+async def test_a_body_that_is_too_long_costs_next_to_nothing(server: HttpServer) -> None:
+    async with wire(server) as client:
+        await client.ask("tools/list")
+        before = server.peak_bytes
+
+        async def endless() -> AsyncIterator[bytes]:
+            for _ in range(40):
+                yield b" " * MIB
+
+        with suppress(httpx2.WriteError, httpx2.ReadError):  # it is not read to its end
+            said = await client.http.post(
+                server.mcp, content=endless(), headers=client.headers("tools/list")
+            )
+            assert said.status_code == 413
+            assert "/files/" in said.text
+        declared = await client.http.post(
+            server.mcp, content=b" " * (5 * MIB), headers=client.headers("tools/list")
+        )
+        assert declared.status_code == 413
+        assert (await client.ask("tools/list")).status == 200
+        assert server.peak_bytes - before < 24 * MIB
+
+
+@LATER
+async def test_bodies_are_bounded_for_each_principal(tmp_path: Path) -> None:
+    """What is being read counts: three calls that go on for ever hold no more than the quota."""
+    with two_principals(tmp_path, "--quota", "body=1M") as (server, quiet, greedy):
+        async with wire(server, quiet) as one, wire(server, greedy) as many, slow_calls() as calls:
+            async with anyio.create_task_group() as tasks:
+                answers: list[bytes] = []
+                for _ in range(3):
+                    stream = await calls.open(server, many.headers("tools/list"), greedy)
+                    tasks.start_soon(calls.first_bytes, stream, answers)
+                await until(lambda: bool(answers))
+                tasks.cancel_scope.cancel()
+            assert b" 429 " in answers[0]
+            assert b"retry-after" in answers[0].lower()
+            assert (await one.call("execute", code="'served'")).text == "'served'"
+            await calls.end()
+            with anyio.fail_after(60):
+                while (await many.call("execute", code=f"1{' ' * 700_000}")).status != 200:
+                    pass
+
+
+class SlowCalls:
+    """Calls whose bodies come to no end."""
+
+    def __init__(self) -> None:
+        self._open: list[SocketStream] = []
+
+    async def open(
+        self, server: HttpServer, headers: Mapping[str, str], token: str
+    ) -> SocketStream:
+        """Send the head of a call, and most of its body."""
+        stream = await anyio.connect_tcp(*server.address)
+        self._open.append(stream)
+        about = {**headers, **bearer(token), "host": server.url[7:], "content-length": "500000"}
+        lines = [f"{name}: {value}" for name, value in about.items()]
+        head = "\r\n".join(["POST /mcp HTTP/1.1", *lines, "", ""])
+        await stream.send(head.encode() + b" " * 450_000)
+        return stream
+
+    async def first_bytes(self, stream: SocketStream, into: list[bytes]) -> None:
+        """What is answered."""
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            into.append(await stream.receive())
+
+    async def end(self) -> None:
+        """Hang up."""
+        while self._open:
+            await self._open.pop().aclose()
+
+
+@asynccontextmanager
+async def slow_calls() -> AsyncIterator[SlowCalls]:
+    calls = SlowCalls()
+    try:
+        yield calls
+    finally:
+        await calls.end()
+
+
+# 7. MCP sessions
+
+
+async def test_mcp_sessions_are_bounded_and_one_that_ends_makes_room(server: HttpServer) -> None:
+    async with wire(server) as client:
+        sessions = []
+        for _ in range(MOST_OF_ONE + 1):
+            said = await client.greet()
+            if said.status != 200:
+                break
+            sessions.append(client.session)
+            client.session = ""
+        assert MOST_OF_ONE - 20 <= len(sessions) <= MOST_OF_ONE
+        assert said.status in (429, 503)
+        client.session = ""
+        assert (await client.ask("tools/list")).status == 200, "the newest era needs none"
+        for client.session in sessions:
+            ended = await client.http.delete(server.mcp, headers=client.headers())
+            assert ended.status_code == 200
+        client.session = ""
+        assert (await client.greet()).status == 200
