@@ -144,7 +144,9 @@ async def drop(client: Wire, server: HttpServer, session: str, folder: Path) -> 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(post)
         await until(lambda: bool(begun(folder)))
+        before = server.descriptors
         tasks.cancel_scope.cancel()
+    await until(lambda: server.descriptors < before)  # it knows that nobody is there
 
 
 @LATER

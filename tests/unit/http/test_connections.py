@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import anyio
+import pytest
+
 from kernel_mcp.http.connections import HEAD_S, SILENT_S, Connections
 from tests.unit.fake_kernels import FakeClock
 
@@ -14,7 +17,11 @@ class Wire:
     def __init__(self, connections: Connections) -> None:
         self._all = connections
         self.cuts = 0
+        self.ends = 0
         self._all.opened(self)
+
+    def end(self) -> None:
+        self.ends += 1
 
     def cut(self) -> None:
         self.cuts += 1
@@ -57,3 +64,15 @@ def test_silence_ends_a_connection_but_no_answer_that_takes_long() -> None:
     clock.now += SILENT_S + 1
     connections.sweep()
     assert busy.cuts == 1
+
+
+@pytest.mark.anyio
+async def test_all_are_ended_or_cut_and_it_is_known_when_none_is_left() -> None:
+    connections = Connections(9, lambda: 0.0)
+    wires = [Wire(connections), Wire(connections)]
+    connections.end()
+    assert (connections.count, [each.ends for each in wires]) == (2, [1, 1])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(connections.gone)
+        connections.cut()
+    assert (connections.count, [each.cuts for each in wires]) == (0, [1, 1])
