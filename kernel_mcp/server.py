@@ -144,6 +144,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             records=run.path / "r",
             layers=run.path / "p",
             keep=settings.workspace is not None,
+            by_principal=settings.http is not None,
         )
         folders.workspaces.mkdir(mode=0o700, parents=True, exist_ok=True)
         inspector = Inspector(sandbox)

@@ -497,6 +497,11 @@ class Settings:
     refusal: Refusal | None = None
 
     @property
+    def several(self) -> bool:
+        """Whether there may be several principals."""
+        return self.http is not None and (self.tokens is not None or bool(self.issuer))
+
+    @property
     def obeyed(self) -> tuple[Path, ...]:
         """The operator's files that servers run, or take doors or packages from."""
         given = [path for path in (self.file, self.uv) if path is not None]

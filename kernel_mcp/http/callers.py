@@ -39,6 +39,7 @@ def caller_of(
         principal=who.name,
         default=DEFAULT if authenticated else session,
         who=who,
+        known=authenticated,
         client=session or _kind(request),
         reply=Reply(receipt),
     )

@@ -92,13 +92,16 @@ class KernelGroup:
                 with contextlib.suppress(ProcessLookupError):
                     cgroupfs.write(folder / "cgroup.procs", pid)
 
-    def favour(self) -> None:
-        """Set the CPU weight to that of other kernels."""
-        self._weigh(EQUAL)
-
-    def step_back(self) -> None:
-        """Lower the CPU weight: other kernels go first."""
-        self._weigh(BEHIND)
+    def limit_cpus(self, cpus: float) -> None:
+        """Change how many processors it may keep busy; 0 for no limit."""
+        if "cpu" not in self._folders:
+            return
+        if cpus:
+            self._limit_processors(max(int(cpus * PERIOD_US), 1000))
+        elif "cpu" in self._unified:
+            cgroupfs.write(self._folders["cpu"] / "cpu.max", f"max {PERIOD_US}")
+        else:
+            cgroupfs.write(self._folders["cpu"] / "cpu.cfs_quota_us", -1)
 
     def entry(self) -> list[str]:
         """Prefix of a command line that runs the rest inside the group.
@@ -193,11 +196,12 @@ class KernelGroup:
             if error.errno != errno.EINVAL:  # a group above this one may keep fewer busy
                 raise
 
-    def _weigh(self, part: float) -> None:
+    def weigh(self, part: float) -> None:
+        """Set the CPU weight, 1 for that of other kernels."""
         if "cpu" in self._unified:
-            cgroupfs.write(self._folders["cpu"] / "cpu.weight", int(100 * part))
+            cgroupfs.write(self._folders["cpu"] / "cpu.weight", max(1, int(100 * part)))
         elif "cpu" in self._folders:
-            cgroupfs.write(self._folders["cpu"] / "cpu.shares", int(1024 * part))
+            cgroupfs.write(self._folders["cpu"] / "cpu.shares", max(2, int(1024 * part)))
 
     def cpu_s(self) -> float | None:
         """CPU seconds used so far; None without a controller."""

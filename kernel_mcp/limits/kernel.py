@@ -14,7 +14,7 @@ from kernel_mcp.barriers import Barrier, Faults, surely
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import WorkspaceError
-from kernel_mcp.limits.group import SHELL, KernelGroup
+from kernel_mcp.limits.group import BEHIND, EQUAL, SHELL, KernelGroup
 from kernel_mcp.limits.groups import Membership
 from kernel_mcp.limits.meter import Gauge, Unmeasurable, plainly
 from kernel_mcp.limits.quota import FolderQuota
@@ -23,6 +23,10 @@ from kernel_mcp.sandbox.base import SandboxCommand
 
 LONG_S = 0.25
 """Seconds of computing after which other kernels go first."""
+
+
+NEAR = 0.1
+"""Weights that differ by less than this part are not set anew."""
 
 
 class CpuPriority:
@@ -34,15 +38,35 @@ class CpuPriority:
         self._group = group
         self._clock = clock
         self._behind = False
+        self._set = EQUAL
+        self._cpus: float | None = None
         self._began = 0.0
         self._used: float | None = None
+
+    @property
+    def own(self) -> float:
+        """What it weighs among kernels of the same principal."""
+        return BEHIND if self._behind else EQUAL
+
+    def weigh(self, weight: float, cpus: float) -> None:
+        """Set its weight among all kernels, and how many processors it may keep busy."""
+        if self._group is None:
+            return
+        with contextlib.suppress(OSError):
+            if abs(weight - self._set) > NEAR * self._set:
+                self._group.weigh(weight)
+                self._set = weight
+        with contextlib.suppress(OSError):
+            if cpus != self._cpus:
+                self._group.limit_cpus(cpus)
+                self._cpus = cpus
 
     def begin(self) -> None:
         """Restore the full weight: a cell is about to run."""
         if self._behind and self._group is not None:
             with contextlib.suppress(OSError):
-                self._group.favour()
-                self._behind = False
+                self._group.weigh(EQUAL)
+                self._behind, self._set = False, EQUAL
         self._began = self._clock()
         self._used = None
 
@@ -52,8 +76,8 @@ class CpuPriority:
             return
         with contextlib.suppress(OSError):
             if self._computes(self._group):
-                self._group.step_back()
-                self._behind = True
+                self._group.weigh(BEHIND)
+                self._behind, self._set = True, BEHIND
 
     def _computes(self, group: KernelGroup) -> bool:
         """Whether it used CPU time since the last call, not only waited for it."""
@@ -222,6 +246,15 @@ class KernelLimits:
         """Lower the CPU weight of a kernel that has computed for `LONG_S`."""
         if self.awake:
             self._priority.rank()
+
+    @property
+    def weight(self) -> float:
+        """What it weighs among kernels of the same principal: less once it has computed long."""
+        return self._priority.own
+
+    def weigh(self, weight: float, cpus: float) -> None:
+        """Set what it weighs among all kernels; `cpus` processors at most, 0 for its own limit."""
+        self._priority.weigh(weight, cpus or self.limits.cpus)
 
     async def check_disk(self) -> None:
         """Compare the folders with their quotas where due; called by the watchdog.

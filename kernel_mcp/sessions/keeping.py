@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 KEPT = "kept"
 """The folder of the store in that for state."""
+OF_PRINCIPAL = "principal "
+"""How the place of a key begins that is a principal and no folder."""
 DEFAULT_NAME = "default"
 """What the default session is called in a store."""
 TRACE_BYTES = 256 * KIB
@@ -145,30 +147,37 @@ class Keeping:
         *,
         folder: str,
         bare: bool,
+        by_principal: bool = False,
         doors: Mapping[str, tuple[str, ...]],
         settings: Settings,
         permits: Callable[[Sequence[str]], tuple[Requirement, ...]],
     ) -> None:
         """`folder` is where the server works; a `bare` one keeps sessions with names alone.
 
+        With `by_principal` sessions are those of principals, wherever the server works.
+
         `permits` raises KernelMcpError for packages that no session may ask for.
         """
         self.store = store
         self.folder = folder
         self.bare = bare
+        self.by_principal = by_principal
         self._doors = doors
         self._settings = settings
         self._permits = permits
 
-    def key(self, name: str, *, default: bool) -> Key | None:
-        """What finds a session again; None for one that is not kept."""
+    def key(self, principal: str, name: str, *, default: bool) -> Key | None:
+        """What finds a session of a principal again; None for one that is not kept."""
         if not name and (self.bare or not default):
             return None
-        return Key(self.folder, name or DEFAULT_NAME)
+        return Key(self._place(principal), name or DEFAULT_NAME)
 
-    def has(self, name: str) -> bool:
+    def has(self, principal: str, name: str) -> bool:
         """Whether a session of this name was kept."""
-        return self.store.has(Key(self.folder, name))
+        return self.store.has(Key(self._place(principal), name))
+
+    def _place(self, principal: str) -> str:
+        return f"{OF_PRINCIPAL}{principal}" if self.by_principal else self.folder
 
     def claim(self, key: Key, *, fresh: bool, resume: bool) -> Claim:
         """Take the entry of a key for a new session; blocks.
@@ -297,8 +306,8 @@ HELD_HERE = (
     "another, and nothing of it is kept when the server ends"
 )
 _HELD = (
-    "Another server that runs in this folder has the kept state of this session: this one begins "
-    "fresh, and nothing of it is kept when the server ends"
+    "Another server that runs has the kept state of this session: this one begins fresh, and "
+    "nothing of it is kept when the server ends"
 )
 
 
@@ -443,6 +452,8 @@ def kept_in_words(keeping: Keeping | None, why: str) -> str:
     size = format_bytes(keeping.store.most_bytes) if keeping.store.most_bytes else "no bound"
     time = f"{keeping.store.most_s / 86400:.3g} days"
     which = "sessions with names" if keeping.bare else "the default session and those with names"
+    if keeping.by_principal:
+        return f"{which}, for the principal: {size} of all, {time} after their last use"
     return f"{which}, for a server in {keeping.folder}: {size} of all, {time} after their last use"
 
 
@@ -455,18 +466,20 @@ def keeping_of(
     """What keeps the sessions of a server whose folder for state this is; or why nothing does."""
     if settings.persist is None:
         return None, "off (--persist off)"
-    try:
-        folder = os.path.realpath(Path.cwd())
-    except OSError:
-        return None, "off: the folder that the server works in was removed"
-    home = os.path.realpath(os.environ.get("HOME") or "/")
+    by_principal = settings.http is not None
     place = Path(os.path.realpath(state / KEPT))
-    bare = folder in ("/", home)
-    if not bare and place.is_relative_to(folder):
-        return (
-            None,
-            f"off: {place} is in the folder that the server works in, where others put files",
-        )
+    folder, bare = "", settings.no_auth  # whoever connects has no default session to come back to
+    if not by_principal:
+        try:
+            folder = os.path.realpath(Path.cwd())
+        except OSError:
+            return None, "off: the folder that the server works in was removed"
+        bare = folder in ("/", os.path.realpath(os.environ.get("HOME") or "/"))
+        if not bare and place.is_relative_to(folder):
+            return (
+                None,
+                f"off: {place} is in the folder that the server works in, where others put files",
+            )
     store = SessionStore(place, most_bytes=settings.persist.bytes, most_s=settings.persist.seconds)
     try:
         store.make()
@@ -475,6 +488,12 @@ def keeping_of(
         return None, f"off: {reason}"
     doors = open_doors(settings, sandbox)
     keeping = Keeping(
-        store, folder=folder, bare=bare, doors=doors, settings=settings, permits=permits
+        store,
+        folder=folder,
+        bare=bare,
+        by_principal=by_principal,
+        doors=doors,
+        settings=settings,
+        permits=permits,
     )
     return keeping, ""

@@ -251,6 +251,10 @@ class Reply:
 
     def __init__(self, receipt: Receipt = UNREAD) -> None:
         self.receipt = receipt
+        self.lead = ""
+        """The first words of the answer, if it has any."""
+        self.remarks: list[str] = []
+        """What the answer says besides, of the caller and not of the session."""
         self._carried: list[Notice] = []
 
     def carry(self, ledger: Ledger, notices: Sequence[Notice]) -> None:

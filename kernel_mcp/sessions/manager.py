@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.abc
 
 from kernel_mcp.barriers import Barrier, reason_of, surely
 from kernel_mcp.config.settings import Limits, Settings
+from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import BranchError, InputError, KernelMcpError, SessionGone, SessionNotFound
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.identity import LOCAL, Principal
@@ -30,6 +32,7 @@ from kernel_mcp.sessions.history import ClosedRecords, History
 from kernel_mcp.sessions.keeping import HELD_HERE, UNKEPT, UNUSED, Claim, Keeping
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Loss, Reply
+from kernel_mcp.sessions.principals import Overseer, Principals
 from kernel_mcp.sessions.quota import Capacity, SessionQuota
 from kernel_mcp.sessions.saver import Kept, Saver
 from kernel_mcp.sessions.session import Clock, Preparation, Session
@@ -44,6 +47,13 @@ CLOSE_TIMEOUT_S = 2.0
 NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 """What a session can be called; `--workspace` may have a folder of that name."""
 HANDLE = re.compile(r"s-[A-Za-z0-9_-]{12}")
+LEAD = '[session {0}: pass session="{0}" to keep using these variables]'
+SHARED = (
+    "default session, last used by another client {}; create_session for your own. Variables and "
+    "files of this one are those of all clients of your principal"
+)
+MOST_CLIENTS = 50
+"""Clients of a default session that are told apart; those that were longest away are forgotten."""
 MOST_ENDED = 500
 """Ended sessions that are kept for their owners' next call."""
 
@@ -53,6 +63,7 @@ class Caller:
     """Who is calling: the owner of sessions, and where their default session is looked up.
 
     `default` is empty when this caller has no default session, as over HTTP without a session id.
+    `known` is false for one whom nothing tells from others, who is given a handle to pass on.
     `client` tells clients of one principal apart, as far as that is known. `reply` is the answer
     that the call will have.
     """
@@ -60,8 +71,17 @@ class Caller:
     principal: str = LOCAL
     default: str = "default"
     who: Principal = field(default_factory=Principal, compare=False)
+    known: bool = field(default=True, compare=False)
     client: str = field(default="", compare=False)
     reply: Reply = field(default_factory=Reply, compare=False)
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, in words."""
+    if seconds < 60:
+        return "less than a minute ago"
+    unit, count = ("min", seconds / 60) if seconds < 3600 else ("h", seconds / 3600)
+    return f"{count:.0f} {unit} ago"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +135,10 @@ class SessionManager:
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._known: OrderedDict[str, Ended] = OrderedDict()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
-        self._default_lock = anyio.Lock()
+        self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self.principals = Principals(settings)
+        self._clients: dict[str, OrderedDict[str, float]] = {}
+        """When each client has last used a default session, by handle and client."""
         self._quota = SessionQuota(
             settings,
             sessions=lambda: self.sessions,
@@ -123,6 +146,7 @@ class SessionManager:
             spawn=self._spawn,
             clock=clock,
             capacity=capacity or Capacity(),
+            principals=self.principals,
         )
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -133,6 +157,8 @@ class SessionManager:
             self._tasks = tasks
             if self._keeping is not None:
                 tasks.start_soon(self._saver.run)
+            if self.principals.several or self._settings.quotas != Quotas():
+                tasks.start_soon(Overseer(self.principals, lambda: self.sessions).run)
             try:
                 yield
             finally:
@@ -187,12 +213,18 @@ class SessionManager:
         Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
         self._check_name(caller, name)
-        async with self._quota.reserve():
+        self.principals.seen(caller.who)
+        limits = self.principals.limits(caller.principal, limits, self._settings.limits)
+        async with self._quota.reserve(caller.principal):
             self._check_name(caller, name)  # again: a session may have had to make room
             handle = "s-" + secrets.token_urlsafe(9)
             with ExitStack() as undo:
-                claim = await self._claim(name, undo, default=default, fresh=fresh, resume=resume)
-                name, folder = self._folders.place(handle, name, undo, default=default)
+                claim = await self._claim(
+                    caller, name, undo, default=default, fresh=fresh, resume=resume
+                )
+                name, folder = self._folders.place(
+                    handle, name, undo, default=default, principal=caller.principal
+                )
                 layer = self._folders.layers / handle
                 request = KernelRequest(
                     handle, folder, python, packages, layer=layer, limits=limits, network=network
@@ -213,11 +245,20 @@ class SessionManager:
             return session
 
     async def _claim(
-        self, name: str, undo: ExitStack, *, default: bool, fresh: bool, resume: bool
+        self,
+        caller: Caller,
+        name: str,
+        undo: ExitStack,
+        *,
+        default: bool,
+        fresh: bool,
+        resume: bool,
     ) -> Claim:
         """What was kept of a session, which `undo` lets go of."""
         keeping = self._keeping
-        key = keeping.key(name, default=default) if keeping and name != SCRIPT else None
+        key = None
+        if keeping is not None and name != SCRIPT:
+            key = keeping.key(caller.principal, name, default=default)
         if keeping is None or key is None:
             return UNKEPT
         claim = UNKEPT
@@ -462,7 +503,11 @@ class SessionManager:
         if session:
             if (found := self._own(caller, session)) is not None:
                 return found
-            if self._keeping and NAME.fullmatch(session) and self._keeping.has(session):
+            if (
+                self._keeping
+                and NAME.fullmatch(session)
+                and self._keeping.has(caller.principal, session)
+            ):
                 return await self.create(caller, name=session)
             if (ended := self._own_ended(caller, session)) is not None:
                 raise SessionGone(
@@ -478,17 +523,37 @@ class SessionManager:
                 "default session; variables of an expired session are gone."
             )
         key = (caller.principal, caller.default)
-        async with self._default_lock:
+        async with self._lock_of(caller.principal):
             former = self._defaults.get(key, "")
             default = self._sessions.get(former)
             if default is None:
                 default = await self.create(caller, default=True)
                 if caller.default:
                     self._defaults[key] = default.handle
+                if not caller.known:
+                    caller.reply.lead = LEAD.format(default.handle)
                 if (ended := self._ended.pop(former, None)) is not None:
                     text = f"The default session {self._fate(ended)} This is a new default session"
                     default.ledger.add(text, ended.loss)
+        self._note_client(caller, default)
         return default
+
+    def _lock_of(self, principal: str) -> anyio.Lock:
+        """Held while a default session is opened: others do not wait for that of a principal."""
+        return self._default_locks.setdefault(principal, anyio.Lock())
+
+    def _note_client(self, caller: Caller, session: Session) -> None:
+        """Tell a client, once, that another one of its principal has used this session."""
+        if not caller.client:
+            return
+        now, known = self._clock(), self._clients.setdefault(session.handle, OrderedDict())
+        if caller.client not in known and known:
+            last = now - next(reversed(known.values()))
+            caller.reply.remarks.append(SHARED.format(ago(last)))
+        known[caller.client] = now
+        known.move_to_end(caller.client)
+        if len(known) > MOST_CLIENTS:
+            known.popitem(last=False)
 
     def forget_default(self, principal: str, default: str) -> None:
         """Have no call find a default session there any more; it is open, and has its handle."""
@@ -587,6 +652,7 @@ class SessionManager:
                         if (held := self._held.pop(each.handle, None)) is not None:
                             held.close()
             del self._sessions[session.handle]
+            self._clients.pop(session.handle, None)
             session.journal.closed(cells=len(session.cells))
             session.ended.set()
 

@@ -9,12 +9,14 @@ import contextlib
 import logging
 import os
 import resource
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -24,6 +26,7 @@ from kernel_mcp.errors import HibernationError, SessionLimitReached
 from kernel_mcp.linux.cgroupfs import find_hierarchies
 from kernel_mcp.sessions.branches import MOST as MOST_BRANCHES
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
+from kernel_mcp.sessions.principals import Principals
 from kernel_mcp.sessions.session import Clock, Session
 
 logger = logging.getLogger(__name__)
@@ -196,29 +199,35 @@ class SessionQuota:
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         clock: Clock,
         capacity: Capacity,
+        principals: Principals,
     ) -> None:
         """`spawn` starts a task that ends with the manager."""
         self._settings = settings
         self._capacity = capacity
+        self._principals = principals
         self._sessions = sessions
         self._drop = drop
         self._spawn = spawn
-        self._forced: dict[str, anyio.Event] = {}
+        self._forced: defaultdict[str, dict[str, anyio.Event]] = defaultdict(dict)
+        """Sessions that are being hibernated for another of their owner, by owner and handle."""
         self._clock = clock
+        self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._one_at_a_time = anyio.Lock()
 
     @asynccontextmanager
-    async def reserve(self) -> AsyncIterator[None]:
-        """Inside this block one more session may have a kernel, and no other call takes its place.
+    async def reserve(self, owner: str) -> AsyncIterator[None]:
+        """Inside this block one more session of `owner` may have a kernel; no call takes its place.
 
         Raises SessionLimitReached when all sessions are in use, or the system has no room.
         """
-        async with self._one_at_a_time:
+        turn = self._turns.setdefault(owner, anyio.Lock())
+        async with turn:  # others do not wait for what is hibernated for this one
             with anyio.move_on_after(ROOM_S):
-                await self._make_room()
-            if lack := self._lack():
-                raise SessionLimitReached(lack)
-            yield
+                await self._make_room(owner)
+            async with self._one_at_a_time:
+                if lack := self._lack(owner):
+                    raise SessionLimitReached(lack)
+                yield
 
     def check_branches(self, count: int, session: Session) -> None:
         """Raise SessionLimitReached where a session or the system has no room for so many more."""
@@ -237,7 +246,7 @@ class SessionQuota:
 
     async def admit(self, session: Session) -> None:
         """Let a hibernated session have a kernel again. Raises SessionLimitReached."""
-        async with self.reserve():
+        async with self.reserve(session.owner):
             session.lifecycle.awake = True
 
     async def hibernate(self, session: Session, purpose: str = "") -> bool:
@@ -253,62 +262,63 @@ class SessionQuota:
             session.spare()
         if asleep:
             with Barrier("dropping hibernated sessions"):
-                await self._drop_surplus()
+                await self._drop_surplus(session.owner)
         return asleep
 
-    async def _make_room(self) -> None:
-        if self._forced:
-            await _one_of(self._forced)
+    async def _make_room(self, owner: str) -> None:
+        forced = self._forced[owner]
+        if forced:
+            await _one_of(forced)
         tried: set[str] = set()
-        while self._lack():
-            session = self._longest_idle(without=tried)
+        while self._lack(owner):
+            session = self._longest_idle(owner, without=tried)
             if session is not None:
                 tried.add(session.handle)
-                self._forced[session.handle] = anyio.Event()
+                forced[session.handle] = anyio.Event()
                 self._spawn(partial(self._force, session))
-            elif not self._forced:
+            elif not forced:
                 break
-            await _one_of(self._forced)
+            await _one_of(forced)
 
     async def _force(self, session: Session) -> None:
         """Hibernate a session, also when no caller waits for it any more."""
         try:
             await self.hibernate(session, MAKE_ROOM)
         finally:
-            self._forced.pop(session.handle).set()
+            self._forced[session.owner].pop(session.handle).set()
 
-    def _longest_idle(self, without: set[str]) -> Session | None:
+    def _of(self, owner: str) -> list[Session]:
+        return [session for session in self._sessions() if session.owner == owner]
+
+    def _longest_idle(self, owner: str, without: set[str]) -> Session | None:
+        """The one of the same owner that goes first: nobody makes room for another principal."""
         if not self._settings.hibernate_sessions:
             return None
-        found = [s for s in self._sessions() if s.restful and s.handle not in without]
+        found = [s for s in self._of(owner) if s.restful and s.handle not in without]
         return min(found, key=lambda s: (not s.blank, s.last_used), default=None)
 
-    async def _drop_surplus(self) -> None:
-        asleep = [session for session in self._sessions() if session.state == "hibernated"]
+    async def _drop_surplus(self, owner: str) -> None:
+        asleep = [session for session in self._of(owner) if session.state == "hibernated"]
         for session in surplus(
             asleep,
-            most=self._settings.hibernate_sessions,
+            most=self._principals.quotas(owner).asleep or 0,
             most_bytes=self._settings.hibernate_total_bytes,
         ):
             logger.info("dropping a hibernated session that is one too many")
             await self._drop(session)
 
-    def _lack(self) -> str:
-        """Why no further session may have a kernel; empty when one may."""
+    def _lack(self, owner: str) -> str:
+        """Why no further session of `owner` may have a kernel; empty when one may."""
         awake = [session for session in self._sessions() if session.lifecycle.awake]
-        if len({id(session.family) for session in awake}) >= self._settings.max_sessions:
-            sessions = (
-                f"All {self._settings.max_sessions} sessions that this server may run at once "
-                "(--max-sessions)"
-            )
-            if self._forced:
-                return (
-                    f"{sessions} have kernels. One of them is being hibernated, which takes "
-                    "unusually long. Try again in a minute, or end a session with close_session."
-                )
+        most, all_most = self._principals.quotas(owner).sessions or 0, self._settings.max_sessions
+        own = len({id(session.family) for session in awake if session.owner == owner})
+        if most and own >= min(most, all_most):
+            return self._too_many(owner, min(most, all_most))
+        if len({id(session.family) for session in awake}) >= all_most:
             return (
-                f"{sessions} are in use, and none of them is idle and can be hibernated. Wait for "
-                "a cell to end, or end a session with close_session; list_sessions shows yours."
+                f"This server runs {all_most} sessions at once (--max-sessions), and has no room "
+                "for one more now: others are in use. Try again in a minute, or end a session of "
+                "yours with close_session."
             )
         coming = sum(session.kernel is None for session in awake)
         if shortage := self._capacity.shortage(coming + 1):
@@ -317,6 +327,21 @@ class SessionQuota:
                 "session that is not needed with close_session; list_sessions shows yours."
             )
         return ""
+
+    def _too_many(self, owner: str, most: int) -> str:
+        limit = "this server may run at once (--max-sessions)"
+        if most < self._settings.max_sessions:
+            limit = "you may run at once (your quota `sessions`)"
+        sessions = f"All {most} sessions that {limit}"
+        if self._forced[owner]:
+            return (
+                f"{sessions} have kernels. One of them is being hibernated, which takes "
+                "unusually long. Try again in a minute, or end a session with close_session."
+            )
+        return (
+            f"{sessions} are in use, and none of them is idle and can be hibernated. Wait for "
+            "a cell to end, or end a session with close_session; list_sessions shows yours."
+        )
 
 
 async def _one_of(forced: dict[str, anyio.Event]) -> None:

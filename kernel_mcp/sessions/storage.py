@@ -11,6 +11,7 @@ from pathlib import Path
 from kernel_mcp.barriers import Barrier, surely
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.errors import InputError
+from kernel_mcp.identity import LOCAL, folder_name
 from kernel_mcp.linux.folders import hold_name
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
 
@@ -26,15 +27,19 @@ class SessionFolders:
 
     `layers` are for the packages they add. Only workspaces outlive their sessions, when `keep` is
     set; they are called as their sessions then, that of the default session `default`. Those of
-    scripts do not: no later session could have them.
+    scripts do not: no later session could have them. With `by_principal` those that are kept are in
+    a folder of their owner.
     """
 
     workspaces: Path
     records: Path
     layers: Path
     keep: bool
+    by_principal: bool = False
 
-    def place(self, handle: str, name: str, undo: ExitStack, *, default: bool) -> tuple[str, Path]:
+    def place(
+        self, handle: str, name: str, undo: ExitStack, *, default: bool, principal: str = LOCAL
+    ) -> tuple[str, Path]:
         """The name of a session, and its workspace: where they are kept, one of its name.
 
         Raises InputError for one that another session or server uses.
@@ -42,6 +47,10 @@ class SessionFolders:
         kept = self.workspaces
         if not self.keep or name == SCRIPT:
             return name, kept / handle
+        if self.by_principal:
+            kept /= folder_name(principal)
+            if not kept.is_dir():
+                make_private(kept)
         if name:
             candidates = [name]
         else:

@@ -237,6 +237,10 @@ def finished(
         result = _guarded_model(result)
     if session is not None and pending:
         result = with_pending(result, session, pending, about=about)
+    if reply.remarks:
+        result = _told(result, reply.remarks)
+    if reply.lead:
+        result = _led(result, reply.lead)
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
 
 
@@ -371,6 +375,16 @@ def _told(result: BaseModel, texts: Sequence[str]) -> CallToolResult:
         result = result.model_copy(update={"structured_content": {**structured, "notices": told}})
     content = with_notices(result.content, texts)
     return result.model_copy(update={"content": content})
+
+
+def _led(result: BaseModel, lead: str) -> CallToolResult:
+    """`result` with `lead` as its first words, for readers of its text and of its structure."""
+    result = _told(result, [])
+    structured = result.structured_content
+    if structured is not None and "notices" in structured:
+        structured = {**structured, "notices": [lead, *structured["notices"]]}
+    content = [NoticeContent(text=lead), *result.content]
+    return result.model_copy(update={"content": content, "structured_content": structured})
 
 
 def lost_meta(handle: str, losses: Sequence[Loss]) -> dict[str, Any]:

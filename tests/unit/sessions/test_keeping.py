@@ -111,10 +111,12 @@ def test_a_fresh_session_has_nothing_of_an_earlier_one(tmp_path: Path) -> None:
 
 
 def test_the_default_session_has_no_key_where_everything_is_below(tmp_path: Path) -> None:
-    assert keeping(tmp_path).key("", default=True) == Key("/project", "default")
-    assert keeping(tmp_path).key("", default=False) is None
-    assert keeping(tmp_path, bare=True).key("", default=True) is None
-    assert keeping(tmp_path, bare=True).key("named", default=False) == Key("/project", "named")
+    assert keeping(tmp_path).key("local", "", default=True) == Key("/project", "default")
+    assert keeping(tmp_path).key("local", "", default=False) is None
+    assert keeping(tmp_path, bare=True).key("local", "", default=True) is None
+    assert keeping(tmp_path, bare=True).key("local", "named", default=False) == Key(
+        "/project", "named"
+    )
 
 
 def test_a_request_has_what_the_session_had_asked_for_as_far_as_it_may(tmp_path: Path) -> None:

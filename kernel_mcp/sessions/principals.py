@@ -1,0 +1,171 @@
+"""What each principal may have, what it has, and what is taken from it when that is too much.
+
+Limits of one kernel are in `limits`; here are those of all kernels of one principal together, and
+its part of the processors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import anyio
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.settings import Limits, Settings
+from kernel_mcp.config.values import Quotas, format_bytes
+from kernel_mcp.errors import SessionLimitReached
+from kernel_mcp.identity import Principal
+from kernel_mcp.sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+CHECK_S = 0.25
+"""Seconds between looks at principals whose code runs."""
+REST_S = 1.0
+"""The same for the others."""
+MOST_KNOWN = 10_000
+
+
+class Principals:
+    """The quotas of principals; where there are several, none has all sessions of the server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._known: OrderedDict[str, Principal] = OrderedDict()
+        most, asleep = settings.max_sessions, settings.hibernate_sessions
+        if settings.several:
+            most, asleep = (most + 1) // 2, (asleep + 1) // 2
+        self._default = settings.quotas.over(Quotas(sessions=most, asleep=asleep))
+        self.several = settings.several
+
+    def seen(self, who: Principal) -> None:
+        """A principal calls, with the quotas that hold for it from now on."""
+        self._known[who.name] = who
+        self._known.move_to_end(who.name)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    def quotas(self, name: str) -> Quotas:
+        """The quotas of a principal; `sessions` and `asleep` are never None."""
+        who = self._known.get(name)
+        return self._default if who is None else who.quotas.over(self._default)
+
+    def limits(self, name: str, wanted: Limits | None, own: Limits) -> Limits | None:
+        """Limits of one session within the quotas of its principal; None for `own`."""
+        quotas, limits = self.quotas(name), wanted or own
+        memory, cpus = limits.memory_bytes, limits.cpus
+        if quotas.memory:
+            memory = min(memory or quotas.memory, quotas.memory)
+        if quotas.cpu:
+            cpus = min(cpus or quotas.cpu, quotas.cpu)
+        limits = replace(limits, memory_bytes=memory, cpus=cpus)
+        return None if limits == own else limits
+
+    def check_cells(self, name: str, sessions: Iterable[Session]) -> None:
+        """Raise SessionLimitReached where one more cell of a principal would be one too many."""
+        if not (most := self.quotas(name).cells):
+            return
+        there = sum(len(each.queue) + (each.queue.current is not None) for each in sessions)
+        if there >= most:
+            raise SessionLimitReached(
+                f"The cell was not run: {there} cells of yours run or wait, and at most {most} may "
+                "(your quota `cells`). Wait for one to end (wait), or stop one (interrupt)."
+            )
+
+
+def weights(kernels: Mapping[str, Sequence[tuple[Session, float]]]) -> dict[str, float]:
+    """The weight of each session's kernel by handle, so that principals have equal parts.
+
+    Each kernel comes with what it would weigh among those of its principal. A principal weighs as
+    much as the heaviest of its kernels, which share that.
+    """
+    found = {}
+    for own in kernels.values():
+        total = sum(weight for _, weight in own)
+        most = max((weight for _, weight in own), default=0.0)
+        for session, weight in own:
+            found[session.handle] = most * weight / total if total else weight
+    return found
+
+
+class Overseer:
+    """Looks at what the kernels of each principal use together."""
+
+    def __init__(self, principals: Principals, sessions: Callable[[], Iterable[Session]]) -> None:
+        self._principals = principals
+        self._sessions = sessions
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            busy = False
+            for name, own in self._by_owner().items():
+                with Barrier("comparing a principal with its quotas"):
+                    self._compare(name, own)
+                busy = busy or any(each.state == "busy" for each in own)
+            with Barrier("sharing the processors among principals"):
+                self.share()
+            await anyio.sleep(CHECK_S if busy else REST_S)
+
+    def _by_owner(self) -> dict[str, list[Session]]:
+        found = defaultdict(list)
+        for session in self._sessions():
+            if session.kernel is not None and session.kernel.handle.exit is None:
+                found[session.owner].append(session)
+        return found
+
+    def _compare(self, name: str, own: Sequence[Session]) -> None:
+        quotas = self._principals.quotas(name)
+        if quotas.memory:
+            held = {each.handle: _memory(each) for each in own}
+            if sum(held.values()) > quotas.memory:
+                largest = max(own, key=lambda each: (each.state == "busy", held[each.handle]))
+                self._stop(largest, "memory", sum(held.values()), quotas.memory)
+                return
+        if quotas.disk:
+            taken = sum(_disk(each) for each in own)
+            writers = [each for each in own if each.state == "busy"]
+            if taken > quotas.disk and writers:
+                self._stop(max(writers, key=_disk), "disk", taken, quotas.disk)
+
+    def _stop(self, session: Session, quota: str, used: int, most: int) -> None:
+        cause = (
+            f"your sessions together take {format_bytes(used)} of {quota}, and at most "
+            f"{format_bytes(most)} are yours (your quota `{quota}`); close a session that is not "
+            "needed"
+        )
+        logger.info("session %s: %s", session.handle, cause)
+        assert session.kernel is not None
+        session.kernel.handle.limits.give_up(cause)
+
+    def share(self) -> None:
+        """Have the kernels that compute share the processors by principal."""
+        if not self._principals.several:
+            return
+        awake = {
+            name: [
+                (each, each.kernel.handle.limits.weight)
+                for each in own
+                if each.kernel is not None and each.kernel.handle.limits.awake
+            ]
+            for name, own in self._by_owner().items()
+        }
+        found = weights(awake)
+        for name, own in awake.items():
+            cpus = self._principals.quotas(name).cpu or 0.0
+            for session, _ in own:
+                if session.kernel is not None:
+                    limits = session.kernel.handle.limits
+                    limits.weigh(found[session.handle], cpus / len(own) if cpus else 0.0)
+
+
+def _memory(session: Session) -> int:
+    return session.kernel.handle.usage().memory_bytes if session.kernel is not None else 0
+
+
+def _disk(session: Session) -> int:
+    """Bytes of a session's workspace and packages, as they were measured last."""
+    limits = session.kernel.handle.limits if session.kernel is not None else None
+    return limits.quotas[0].measured.bytes if limits is not None and limits.quotas else 0
