@@ -439,6 +439,8 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
     assert settings.http is not None
     listening = bound(settings.http)
     url = url_of(settings, listening)
+    host = settings.http[0]
+    settings = replace(settings, http=(host, listening.getsockname()[1]))
     made = OneToken()
     verifier = None if settings.no_auth else made
     async with parts(settings, sandbox) as built:
@@ -464,7 +466,7 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
         )
         gate = Gate(
             Named(application([*operations, *moved], mcp_sessions, old)),
-            addresses=Addresses.of(settings.http[0], settings.public_url),
+            addresses=Addresses.of(host, settings.public_url),
             verifier=verifier,
             quotas=settings.quotas,
             clock=time.monotonic,

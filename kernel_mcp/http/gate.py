@@ -85,12 +85,19 @@ class Refused(Exception):  # an answer
     """An answer in place of that of the application."""
 
     def __init__(
-        self, status: int, reason: str, text: str, headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        reason: str,
+        text: str,
+        headers: Mapping[str, str] | None = None,
+        who: str = "",
     ) -> None:
+        """`who` is the principal, where it is known of no other request."""
         super().__init__(text)
         self.status = status
         self.reason = reason
         self.headers = dict(headers or {})
+        self.who = who
 
 
 class Addresses:
@@ -187,7 +194,7 @@ class Gate:
             await self._pass(scope, receive, send, peer)
         except Refused as refused:
             who = state_of(scope).get("principal")
-            self.watch.refused(refused.reason, peer, who.name if who is not None else "")
+            self.watch.refused(refused.reason, peer, who.name if who is not None else refused.who)
             headers = refused.headers
             if refused.status in (408, 413, 503):  # the rest of the request is not read
                 headers["connection"] = "close"
@@ -299,6 +306,7 @@ class Gate:
                 "forbidden",
                 f"This token lacks the scope {needed}. Ask for one that has it.",
                 {"www-authenticate": challenge},
+                who.name,
             )
         return who
 

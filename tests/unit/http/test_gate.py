@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from kernel_mcp.config.values import KIB, MIB, Quotas
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.http.gate import MOST_BODY, PRINCIPAL_BODY, Addresses, Gate, respond_json
-from kernel_mcp.identity import INSTALL, RUN, Principal, Unauthenticated
+from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
 from tests.unit.fake_kernels import FakeClock
 from tests.unit.http.asgi import PEER, ask
 
@@ -20,8 +20,11 @@ pytestmark = pytest.mark.anyio
 ANNA = {"authorization": "Bearer anna"}
 
 
+_SCOPES = {"anna": {RUN, INSTALL}, "ben": {RUN}, "eve": {INSTALL}, "olga": {METRICS}}
+
+
 class Doorbell:
-    """Knows three tokens, hears refusals."""
+    """Knows four tokens, hears refusals."""
 
     def __init__(self) -> None:
         self.refusals: list[tuple[str, str, str]] = []
@@ -30,7 +33,7 @@ class Doorbell:
     async def verify(self, token: str) -> Principal:
         if token == "down":
             raise ServerFailure("the issuer does not answer")
-        scopes = {"anna": {RUN, INSTALL}, "ben": {RUN}, "eve": {INSTALL}}.get(token)
+        scopes = _SCOPES.get(token)
         if scopes is None:
             raise Unauthenticated("not valid")
         return Principal(token, frozenset(scopes), Quotas(), ())
@@ -115,7 +118,27 @@ async def test_a_token_without_the_scope_is_told_which_one_it_lacks() -> None:
     assert 'error="insufficient_scope", scope="kernel:run"' in answer.headers["www-authenticate"]
     assert RUN in answer.json["error"]
     assert behind.reached == 0
-    assert bell.refusals == [("forbidden", PEER, "")]
+    assert bell.refusals == [("forbidden", PEER, "eve")]
+
+
+@pytest.mark.parametrize(
+    ("token", "path", "status"),
+    [("anna", "/metrics", 403), ("olga", "/metrics", 200), ("olga", "/mcp", 403)],
+)
+async def test_metrics_take_a_scope_of_their_own(token: str, path: str, status: int) -> None:
+    gate, _ = made(Doorbell())
+    headers = {"authorization": f"Bearer {token}"}
+    answer = await ask(gate, method="GET", path=path, headers=headers)
+    assert answer.status == status
+    needed = "kernel:metrics" if path == "/metrics" else "kernel:run"
+    assert (f'scope="{needed}"' in answer.headers.get("www-authenticate", "")) is (status == 403)
+
+
+async def test_the_token_that_the_server_has_made_reads_metrics() -> None:
+    made_at_start = OneToken()
+    gate, _ = made(None, verifier=made_at_start)
+    headers = {"authorization": f"Bearer {made_at_start.token}"}
+    assert (await ask(gate, method="GET", path="/metrics", headers=headers)).status == 200
 
 
 async def test_tokens_that_cannot_be_checked_now_are_not_called_wrong() -> None:

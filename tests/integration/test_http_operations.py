@@ -1,0 +1,136 @@
+"""What operators see of a real server over HTTP: health, metrics, log, audit trail, sessions."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.integration.httpclient import bearer, http_agent, until
+from tests.integration.httpserver import HttpServer, http_server
+
+pytestmark = [pytest.mark.anyio]
+
+STRANGER = "kmcp_" + "x" * 43
+
+
+@dataclass(frozen=True)
+class Operated:
+    """A server with all that it tells operators."""
+
+    server: HttpServer
+    folder: Path
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "s"
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        lines = self.server.log.splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    @property
+    def trail(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "audit").read_text().splitlines()]
+
+    def get(self, path: str, token: str = "") -> httpx2.Response:
+        return httpx2.get(f"{self.server.url}{path}", headers=bearer(token), timeout=30)
+
+    async def ready(self) -> None:
+        await until(lambda: self.get("/readyz").status_code == 200)
+
+    def end(self) -> None:
+        known = self.server.processes
+        self.server.signal()
+        self.server.stopped(known=known)
+
+
+@pytest.fixture
+def operated() -> Iterator[Operated]:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
+        folder = Path(place)
+        flags = ["--profile", "guarded", "--allow", "os", "--log-format", "json"]
+        flags += ["--log-level", "info", "--state-dir", str(folder / "s")]
+        with http_server(*flags, "--audit-log", str(folder / "audit")) as server:
+            yield Operated(server, folder)
+
+
+def value(text: str, series: str) -> float:
+    """The value of a series in what `/metrics` says."""
+    (found,) = [line for line in text.splitlines() if line.startswith(f"{series} ")]
+    return float(found.rpartition(" ")[2])
+
+
+async def test_operators_see_health_and_metrics(operated: Operated) -> None:
+    token = operated.server.token
+    assert operated.get("/healthz").text == "ok\n"
+    await operated.ready()
+    assert operated.get("/metrics").status_code == 401
+    assert operated.get("/metrics", STRANGER).status_code == 401
+    async with http_agent(operated.server) as notebook:
+        assert (await notebook.run("40 + 2")).text == "42"
+        await notebook.run("1 / 0")
+        await notebook.run("import subprocess")
+        text = operated.get("/metrics", token).text
+        assert value(text, 'kernel_mcp_cells_total{outcome="ok"}') == 1
+        assert value(text, 'kernel_mcp_cells_total{outcome="error"}') == 2
+        assert value(text, 'kernel_mcp_kernel_start_seconds_count{kind="cold"}') == 1
+        assert value(text, 'kernel_mcp_tool_call_seconds_count{tool="execute"}') == 3
+        assert value(text, 'kernel_mcp_refusals_total{reason="policy"}') == 1
+        assert value(text, 'kernel_mcp_refusals_total{reason="unauthenticated"}') == 2
+        assert value(text, 'kernel_mcp_sessions{state="idle"}') == 1
+        assert value(text, "kernel_mcp_server_memory_bytes") > 1 << 20
+        assert value(text, "kernel_mcp_kernels_memory_bytes") > 1 << 20
+        assert value(text, "kernel_mcp_received_bytes_total") > 0
+        assert "local" not in text
+        await notebook.run("import os; os._exit(3)")
+        text = operated.get("/metrics", token).text
+        assert value(text, 'kernel_mcp_kills_total{cause="lost"}') == 1
+
+
+async def test_the_trail_and_the_log_know_whose_work_it_was(operated: Operated) -> None:
+    await operated.ready()
+    for _ in range(3):
+        assert operated.get("/mcp", STRANGER).status_code == 401
+    async with http_agent(operated.server) as notebook:
+        await notebook.run("1")
+    operated.end()
+    trail = operated.trail
+    start = trail[0]
+    assert (start["event"], start["callers"]) == ("server_start", "one token, made at the start")
+    assert f"http://{start['http']}" == operated.server.url
+    refused = [line for line in trail if line["event"] == "refused"]
+    assert [line["reason"] for line in refused] == ["unauthenticated"] * 3
+    assert {line["peer"] for line in refused} == {"127.0.0.1"}
+    assert {line["who"] for line in trail if line["event"] == "cell"} == {"local"}
+    assert {"time", "level", "logger", "message"} <= set(operated.log[0])
+    assert any("stopping on SIGTERM" in line["message"] for line in operated.log)
+    assert "kmcp_" not in json.dumps([operated.log, trail])
+
+
+async def test_the_operator_sees_the_sessions_of_a_running_server(operated: Operated) -> None:
+    await operated.ready()
+    (folder,) = operated.state.glob("s-*")
+    async with http_agent(operated.server) as notebook:
+        await notebook.run("x = 1")
+        tried = await notebook.run(f"open({str(folder / 'operator.key')!r}).read()")
+        assert "FileNotFoundError" in tried.text
+        shown = subprocess.run(
+            [sys.executable, "-m", "kernel_mcp", "sessions", "list", "--state-dir", operated.state],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    assert re.search(r"^s-[\w-]{12}  -  local  idle, \d+ MiB, 2 cells, \d+ s old$", shown, re.M)
+    pid, address = operated.server.process.pid, operated.server.url.removeprefix("http://")
+    assert re.search(rf"^server {pid} on {address} in .*: 1 session now, ", shown, re.M)
