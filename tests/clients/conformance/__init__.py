@@ -1,0 +1,1 @@
+"""A server for the conformance suite, and what it fails on purpose."""
