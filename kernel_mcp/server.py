@@ -382,10 +382,12 @@ class StdioCallers:
         return Caller(reply=Reply(self._outbox.expect(context.request_id)))
 
 
-def build_mcp(services: Services, callers: Callers) -> ResourceServer:
-    """The MCP server with all tools and resources, for `callers`."""
+def build_mcp(
+    services: Services, callers: Callers, links: Callable[[str], str] | None = None
+) -> ResourceServer:
+    """The MCP server with all tools and resources, for `callers`; see `Toolbox` for `links`."""
     factory = services.factory
-    box = Toolbox(services.manager, callers, services.meters)
+    box = Toolbox(services.manager, callers, services.meters, links)
     for group, topics in TOPICS.items():
         if group in services.settings.tools:
             for topic in topics:
@@ -445,7 +447,7 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
     verifier = None if settings.no_auth else made
     async with parts(settings, sandbox) as built:
         callers = HttpCallers(authenticated=verifier is not None)
-        mcp = build_mcp(built, callers)
+        mcp = build_mcp(built, callers, file_routes.links_of(settings, url))
         lowlevel = mcp._lowlevel_server
         ended = built.manager.forget_default
         mcp_sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)

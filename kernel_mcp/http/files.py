@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mimetypes
 import os
 import re
 from codecs import getincrementaldecoder
@@ -18,18 +17,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import InputError, KernelMcpError, SessionNotFound, WorkspaceError
 from kernel_mcp.files.folders import Entry, Listing
 from kernel_mcp.files.streams import Changed, OpenFile, tag_of
+from kernel_mcp.http.cells import Cells
 from kernel_mcp.http.conditions import attachment, date, part_of, permitted, quoted, unchanged
 from kernel_mcp.http.transfers import (
     ERRORS,
+    FRESH,
     HEADERS,
     IDLE_S,
     LINGER_S,
     PIECE_BYTES,
     Endpoint,
     Failed,
+    Given,
     Json,
     Refusal,
     Stream,
@@ -40,10 +43,7 @@ from kernel_mcp.http.transfers import (
 )
 from kernel_mcp.output.text import Masks
 from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook_pieces
 from kernel_mcp.sessions.session import Session
-from kernel_mcp.tools.resources import Documents
-from kernel_mcp.tools.results import masked_document
 
 _STATUS = {
     errno.ENOENT: 404,
@@ -66,10 +66,19 @@ _STATUS = {
 """The answers to what the system says of a file; 400 to all else."""
 
 _FILE = re.compile(rb"/sessions/[^/]+/files/?(.*)", re.DOTALL)
-_MIME = re.compile(r"[\w.+-]+/[\w.+-]+")
 _KEPT = {"cache-control": "private, no-cache"}
 """For answers with a state: asked for again each time."""
-_FRESH = {"cache-control": "private, no-store"}
+
+
+def links_of(settings: Settings, url: str) -> Callable[[str], str] | None:
+    """The address of a session by its handle, for clients of the server at `url`.
+
+    None where no address is known that they reach: of one that is bound to all, or to another.
+    """
+    host = settings.http[0] if settings.http is not None else ""
+    if not settings.public_url and host not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    return lambda handle: f"{url}/sessions/{handle}"
 
 
 def routes(
@@ -86,16 +95,15 @@ def routes(
     Texts lack what `masks` hide. Without `files` there are cells only. A transfer of which nothing
     moves for `idle_s` seconds ends.
     """
-    transfers = transfers or Transfers()
-    masks = masks or Masks()
-    cells = _Cells(manager, caller_of, masks, transfers, idle_s, notebooks=files)
+    given = Given(manager, caller_of, masks or Masks(), transfers or Transfers(), idle_s)
+    cells = Cells(given, notebooks=files)
     found = [
         Route(
             "/sessions/{handle}/cells/{rest:path}", _answered(cells.cell, idle_s), methods=["GET"]
         ),
     ]
     if files:
-        one = _Files(manager, caller_of, masks, transfers, idle_s)
+        one = _Files(given)
         methods = {"GET": one.read, "HEAD": one.read, "PUT": one.write, "DELETE": one.remove}
 
         async def by_method(request: Request) -> Response:
@@ -148,24 +156,12 @@ def _status_of(error: KernelMcpError) -> int:
 class _Files:
     """The files of workspaces."""
 
-    def __init__(
-        self,
-        manager: SessionManager,
-        caller_of: Callable[[Request], Caller],
-        masks: Masks,
-        transfers: Transfers,
-        idle_s: float,
-    ) -> None:
-        self._manager = manager
-        self._caller_of = caller_of
-        self._masks = masks
-        self._transfers = transfers
-        self._idle_s = idle_s
+    def __init__(self, given: Given) -> None:
+        self._given = given
 
     async def _found(self, request: Request, stack: ExitStack) -> tuple[Work, Session, str]:
-        caller = self._caller_of(request)
-        work = stack.enter_context(self._transfers.one(caller.who.name))
-        session = await self._manager.resolve(caller, request.path_params["handle"])
+        caller, work = self._given.begin(request, stack)
+        session = await self._given.manager.resolve(caller, request.path_params["handle"])
         raw = _FILE.fullmatch(request.scope["raw_path"])
         if raw is None:
             raise Failed(404, "There is nothing here: a slash of the address itself is escaped.")
@@ -183,7 +179,7 @@ class _Files:
                 return _listed(await work.run(session.workspace.list_files, path))
             stack.callback(opened.close)
             tag = tag_of(opened.info)
-            masked = bool(self._masks) and opened.text
+            masked = bool(self._given.masks) and opened.text
             modified = opened.info.st_mtime
             headers = {**_KEPT, "etag": quoted(tag), "last-modified": date(modified)}
             if unchanged(request, tag, modified):
@@ -193,9 +189,9 @@ class _Files:
                 "content-disposition": attachment(opened.name),
                 "accept-ranges": "none" if masked else "bytes",
             }
-            stream = partial(Stream, work=work, idle_s=self._idle_s)
+            stream = partial(Stream, work=work, idle_s=self._given.idle_s)
             if masked:
-                more = of_text(self._masks.pieces(_texts(opened)))
+                more = of_text(self._given.masks.pieces(_texts(opened)))
                 return stream(200, headers, more=more, done=stack.pop_all())
             size = opened.info.st_size
             part = part_of(request, tag, size)
@@ -221,7 +217,7 @@ class _Files:
             size = int(length) if length.isdecimal() else None
             upload = await work.run(workspace.begin_upload, path, size, allowed)
             try:
-                async for data in batches(request, self._idle_s):
+                async for data in batches(request, self._given.idle_s):
                     await work.run(upload.write, data)
                 if size not in (None, upload.size):
                     raise Failed(400, "The body is not as long as announced: nothing was changed.")
@@ -237,7 +233,7 @@ class _Files:
         headers = {"etag": quoted(tag)}
         if new:
             return Json(201, {"size": upload.size, "sha256": upload.sha256}, headers)
-        return Response(status_code=204, headers={**HEADERS, **_FRESH, **headers})
+        return Response(status_code=204, headers={**HEADERS, **FRESH, **headers})
 
     async def remove(self, request: Request) -> Response:
         """Remove a file or an empty folder."""
@@ -249,88 +245,7 @@ class _Files:
                 session.journal.removed(path)
 
             await work.run(remove)
-        return Response(status_code=204, headers={**HEADERS, **_FRESH})
-
-
-class _Cells:
-    """What cells have put out, and notebooks of them."""
-
-    def __init__(
-        self,
-        manager: SessionManager,
-        caller_of: Callable[[Request], Caller],
-        masks: Masks,
-        transfers: Transfers,
-        idle_s: float,
-        *,
-        notebooks: bool,
-    ) -> None:
-        self._manager = manager
-        self._documents = Documents(manager, files=notebooks)
-        self._caller_of = caller_of
-        self._masks = masks
-        self._transfers = transfers
-        self._idle_s = idle_s
-
-    async def cell(self, request: Request) -> Response:
-        """The whole text of a cell, its outcome, or one of its outputs."""
-        handle, rest = request.path_params["handle"], request.path_params["rest"]
-        with ExitStack() as stack:
-            caller = self._caller_of(request)
-            work = stack.enter_context(self._transfers.one(caller.who.name))
-            document = await self._documents.find(caller, f"kernel://{handle}/cells/{rest}")
-            mime = document.mime if _MIME.fullmatch(document.mime) else "application/octet-stream"
-            name = _name_of(rest, mime)
-            if document.text is None:
-                more = iter([document.data, b""]).__next__
-                length: int | None = len(document.data)
-            else:
-                mime += "; charset=utf-8" if mime.startswith("text/") else ""
-                texts = document.text
-                if rest.endswith(".json"):
-                    texts = [masked_document(self._masks, "".join(texts))]
-                elif self._masks:
-                    texts = self._masks.pieces(texts)
-                more, length = of_text(texts), None
-            return Stream(
-                200,
-                {**_FRESH, "content-type": mime, "content-disposition": attachment(name)},
-                more=more,
-                work=work,
-                done=stack.pop_all(),
-                length=length,
-                idle_s=self._idle_s,
-            )
-
-    async def notebook(self, request: Request) -> Response:
-        """All cells as a notebook, of any length."""
-        with ExitStack() as stack:
-            caller = self._caller_of(request)
-            work = stack.enter_context(self._transfers.one(caller.who.name))
-            handle, cells = await self._manager.cells_of(caller, request.path_params["handle"])
-            shown: Any = self._shown if self._masks else bytes
-            pieces = filter(None, notebook_pieces(cells, undone=cells.undone, shown=shown))
-            return Stream(
-                200,
-                {
-                    **_FRESH,
-                    "content-type": NOTEBOOK_MIME,
-                    "content-disposition": attachment(f"{handle}.ipynb"),
-                },
-                more=lambda: next(pieces, b""),
-                work=work,
-                done=stack.pop_all(),
-                idle_s=self._idle_s,
-            )
-
-    def _shown(self, cell: bytes) -> bytes:
-        return masked_document(self._masks, cell.decode()).encode()
-
-
-def _name_of(rest: str, mime: str) -> str:
-    """What a document of a cell is called where it is saved."""
-    name = "cell-" + rest.replace("/outputs/", "-output-")
-    return name if name.endswith(".json") else name + (mimetypes.guess_extension(mime) or "")
+        return Response(status_code=204, headers={**HEADERS, **FRESH})
 
 
 def _bytes_of(opened: OpenFile, offset: int, count: int) -> Callable[[], bytes]:

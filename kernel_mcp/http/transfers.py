@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from kernel_mcp.barriers import log_failure
 from kernel_mcp.config.values import KIB
+from kernel_mcp.output.text import Masks
+from kernel_mcp.sessions.manager import Caller, SessionManager
 
 PIECE_BYTES = 128 * KIB
 """What is read of a file at once, and held for a reader that is slow."""
@@ -34,6 +37,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "content-security-policy": "sandbox; default-src 'none'",
 }
+FRESH = {"cache-control": "private, no-store"}
 
 
 class Failed(Exception):  # an answer
@@ -101,6 +105,22 @@ class Transfers:
                 del self._own[principal]
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the routes work with. A transfer of which nothing moves for `idle_s` seconds ends."""
+
+    manager: SessionManager
+    caller_of: Callable[[Request], Caller]
+    masks: Masks
+    transfers: Transfers
+    idle_s: float
+
+    def begin(self, request: Request, stack: ExitStack) -> tuple[Caller, Work]:
+        """Who makes a request, and one more transfer of theirs until `stack` is closed."""
+        caller = self.caller_of(request)
+        return caller, stack.enter_context(self.transfers.one(caller.who.name))
+
+
 class Json(Response):
     """A JSON object as an answer."""
 
@@ -110,7 +130,7 @@ class Json(Response):
         super().__init__(
             json.dumps(value),
             status,
-            {**HEADERS, "cache-control": "private, no-store", **(headers or {})},
+            {**HEADERS, **FRESH, **(headers or {})},
             "application/json",
         )
 

@@ -116,5 +116,5 @@ def cause_of(reason: StopReason | None, words: str) -> str:
 
 _ONLY_WRITTEN = (
     "opened", "closed", "begins", "checkpointed", "revived", "undone", "branched", "adopted",
-    "resumed", "wrote",
+    "resumed", "wrote", "uploaded", "removed",
 )  # fmt: skip

@@ -44,7 +44,7 @@ from kernel_mcp.telemetry.origin import in_session, of_call
 from kernel_mcp.telemetry.spans import Within
 from kernel_mcp.tools.arguments import CheckedTool
 from kernel_mcp.tools.resources import ResourceServer
-from kernel_mcp.tools.results import finished, refusal
+from kernel_mcp.tools.results import finished, linked, refusal
 
 MOST_BYTES = 2000
 """Of the instructions: clients cut them near 2 KB."""
@@ -302,8 +302,16 @@ def progress_of(ctx: AnyContext) -> ProgressCallback | None:
 class Toolbox:
     """Collects `tools` and finishes their answers to `callers`."""
 
-    def __init__(self, manager: SessionManager, callers: Callers, meters: Meters) -> None:
+    def __init__(
+        self,
+        manager: SessionManager,
+        callers: Callers,
+        meters: Meters,
+        links: Callable[[str], str] | None = None,
+    ) -> None:
+        """`links` has the address of a session by its handle, where clients reach one by HTTP."""
         self.tools: list[Tool] = []
+        self._links = links
         self._meters = meters
         self._manager = manager
         self._known = callers
@@ -374,6 +382,9 @@ class Toolbox:
                 del self._callers[id(ctx)]
                 self._meters.call(tool.__name__, time.perf_counter() - began)
             session = self._manager.find(caller, handle)
-            return finished(result, session, caller.reply, about=about)
+            done = finished(result, session, caller.reply, about=about)
+            if self._links is not None and session is not None:
+                done = linked(done, session.handle, self._links(session.handle))
+            return done
 
         return call

@@ -244,6 +244,18 @@ def finished(
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result
 
 
+def linked(result: BaseModel, handle: str, address: str) -> BaseModel:
+    """`result` with the HTTP address of its session where it names resources of that."""
+    if not isinstance(result, CallToolResult):
+        return result
+    texts = (each.text for each in result.content if isinstance(each, TextContent))
+    links = any(isinstance(each, ResourceLink) for each in result.content)
+    if not links and not (result.is_error and any("kernel://" in text for text in texts)):
+        return result
+    way = f"kernel://{handle}/… is {address}/… over HTTP, with your token."
+    return with_remarks(result, [way])
+
+
 def not_begun(error: KernelMcpError, phase: Phase) -> CallToolResult:
     """The answer that an error is which kept a script from running."""
     cell = Cell(0, "", 0.0, OutputLog(Path(), 0))

@@ -12,8 +12,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import streams
+from kernel_mcp.http.files import links_of
 from kernel_mcp.http.transfers import PIECE_BYTES, Transfers
 from tests.unit.http.asking import GONE, SILENT, asking
 
@@ -442,6 +444,21 @@ async def test_a_cell_a_notebook_and_an_output(tmp_path: Path) -> None:
         for rest in ("cells/2", "cells/x", "cells/1/outputs/9", "cells/"):
             missing = await client.ask("GET", f"/sessions/work/{rest}")
             assert missing.status == 404
+
+
+@pytest.mark.parametrize(
+    ("address", "public", "link"),
+    [
+        ("127.0.0.1", "", "http://127.0.0.1:1/sessions/s-1"),
+        ("0.0.0.0", "", None),
+        ("10.0.0.1", "", None),
+        ("0.0.0.0", "https://pub.example", "https://pub.example/sessions/s-1"),
+    ],
+)
+def test_links_are_those_that_clients_reach(address: str, public: str, link: str | None) -> None:
+    settings = Settings(http=(address, 1), public_url=public)
+    links = links_of(settings, public or "http://127.0.0.1:1")
+    assert (links and links("s-1")) == link
 
 
 async def test_the_owner_of_a_file_is_that_of_the_folder(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ EVENTS: dict[str, Any] = {
     "resumed": {"saved": 1.0, "cells": 2},
     "installed": {"packages": ["a"], "outcome": "no", "done": False},
     "wrote": {"path": "a", "size": 1, "content": "x"},
+    "uploaded": {"path": "a", "size": 1, "sha256": "0"},
+    "removed": {"path": "a"},
     "connected": {"facts": {"verdict": "refused"}},
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +112,12 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    folder: Path, source: FakeSource | None = None, **options: Any
+    folder: Path,
+    source: FakeSource | None = None,
+    links: Callable[[str], str] | None = None,
+    **options: Any,
 ) -> AsyncIterator[Served]:
-    """A server with these settings."""
+    """A server with these settings; `links` are addresses of sessions."""
     settings = Settings(**{"allow_install": ("kmtest", BESIDE), **options})
     source, clock, store = source or FakeSource(), FakeClock(), FakeStore(folder / "environment")
     manager = new_manager(folder, source, clock, **options)
@@ -141,5 +144,6 @@ async def served(
         network=Network(),
         meters=Meters(),
     )
-    async with manager.running(), Client(build_mcp(services, Handed()), mode="legacy") as client:
+    mcp = build_mcp(services, Handed(), links)
+    async with manager.running(), Client(mcp, mode="legacy") as client:
         yield Served(Agent(client), manager, source, store, installer, clock)

@@ -219,3 +219,18 @@ async def test_a_failure_of_the_server_is_told_in_words_and_costs_nothing_else(
         assert "The server failed while answering execute: it may not use a file" in text
         assert "/secret" not in text
         assert (await server.call("execute", code="say hello")).text == "hello"
+
+
+async def test_answers_that_name_resources_name_their_address_by_http_once(tmp_path: Path) -> None:
+    async with served(tmp_path, links="https://here.example/sessions/{}".format) as server:
+        session = await server.opened()
+        words = f"is https://here.example/sessions/{session.handle}/… over HTTP"
+        cut = await server.call("execute", code=f"say {'long ' * 20_000}")
+        assert cut.text.count(words) == 1
+        assert (await server.call("export_notebook")).text.count(words) == 1
+        session.workspace.write_file("large.bin", bytes(100_000))
+        refused = await server.call("read_file", path="large.bin")
+        assert refused.result.is_error
+        assert refused.text.count(words) == 1
+        assert words not in (await server.call("execute", code="say kernel://x")).text
+        assert words not in (await server.call("list_files")).text

@@ -1,0 +1,87 @@
+"""What cells have put out, and notebooks of them, by HTTP."""
+
+from __future__ import annotations
+
+import mimetypes
+import re
+from contextlib import ExitStack
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kernel_mcp.http.conditions import attachment
+from kernel_mcp.http.transfers import FRESH, Given, Stream, of_text
+from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook_pieces
+from kernel_mcp.tools.resources import Documents
+from kernel_mcp.tools.results import masked_document
+
+_MIME = re.compile(r"[\w.+-]+/[\w.+-]+")
+
+
+class Cells:
+    """What cells have put out, and notebooks of them."""
+
+    def __init__(self, given: Given, *, notebooks: bool) -> None:
+        self._documents = Documents(given.manager, files=notebooks)
+        self._given = given
+
+    async def cell(self, request: Request) -> Response:
+        """The whole text of a cell, its outcome, or one of its outputs."""
+        handle, rest = request.path_params["handle"], request.path_params["rest"]
+        with ExitStack() as stack:
+            caller, work = self._given.begin(request, stack)
+            document = await self._documents.find(caller, f"kernel://{handle}/cells/{rest}")
+            mime = document.mime if _MIME.fullmatch(document.mime) else "application/octet-stream"
+            name = _name_of(rest, mime)
+            if document.text is None:
+                more = iter([document.data, b""]).__next__
+                length: int | None = len(document.data)
+            else:
+                mime += "; charset=utf-8" if mime.startswith("text/") else ""
+                texts = document.text
+                if rest.endswith(".json"):
+                    texts = [masked_document(self._given.masks, "".join(texts))]
+                elif self._given.masks:
+                    texts = self._given.masks.pieces(texts)
+                more, length = of_text(texts), None
+            return Stream(
+                200,
+                {**FRESH, "content-type": mime, "content-disposition": attachment(name)},
+                more=more,
+                work=work,
+                done=stack.pop_all(),
+                length=length,
+                idle_s=self._given.idle_s,
+            )
+
+    async def notebook(self, request: Request) -> Response:
+        """All cells as a notebook, of any length."""
+        with ExitStack() as stack:
+            caller, work = self._given.begin(request, stack)
+            handle, cells = await self._given.manager.cells_of(
+                caller, request.path_params["handle"]
+            )
+            shown: Any = self._shown if self._given.masks else bytes
+            pieces = filter(None, notebook_pieces(cells, undone=cells.undone, shown=shown))
+            return Stream(
+                200,
+                {
+                    **FRESH,
+                    "content-type": NOTEBOOK_MIME,
+                    "content-disposition": attachment(f"{handle}.ipynb"),
+                },
+                more=lambda: next(pieces, b""),
+                work=work,
+                done=stack.pop_all(),
+                idle_s=self._given.idle_s,
+            )
+
+    def _shown(self, cell: bytes) -> bytes:
+        return masked_document(self._given.masks, cell.decode()).encode()
+
+
+def _name_of(rest: str, mime: str) -> str:
+    """What a document of a cell is called where it is saved."""
+    name = "cell-" + rest.replace("/outputs/", "-output-")
+    return name if name.endswith(".json") else name + (mimetypes.guess_extension(mime) or "")
