@@ -467,9 +467,11 @@ def add_changes(mcp: MCPServer[Any]) -> None:
 _build = server.build_mcp
 
 
-def build_mcp(services: Services, callers: Callers) -> ResourceServer:
+def build_mcp(
+    services: Services, callers: Callers, links: Callable[[str], str] | None = None
+) -> ResourceServer:
     """The server's own, with all of this added."""
-    mcp = _build(services, callers)
+    mcp = _build(services, callers, links)
     mcp.__class__ = FixtureServer
     for add in (add_contents, add_messages, add_inputs, add_prompts, add_resources, add_changes):
         add(mcp)
