@@ -11,7 +11,7 @@ import io
 import json
 import sys
 import wave
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NoReturn
 
 import anyio
