@@ -62,6 +62,24 @@ class FileContent:
     data: bytes = b""
 
 
+class DiskShare:
+    """What several workspaces may hold together; `lock` is held while one of them takes more."""
+
+    def __init__(
+        self, most: Callable[[], int | None], workspaces: Callable[[], Iterable[Workspace]]
+    ) -> None:
+        """`most` is in bytes, 0 and None for no bound."""
+        self.lock = Lock()
+        self._most = most
+        self._workspaces = workspaces
+
+    def left(self, mine: Workspace) -> int:
+        """Bytes that `mine` and what it has promised may have, as the others are now."""
+        if not (most := self._most()):
+            return sys.maxsize
+        return most - sum(each.claimed for each in self._workspaces() if each is not mine)
+
+
 class Workspace:
     """A session's folder. Created files get `owner` (uid, gid), or the owner of the folder.
 
@@ -92,6 +110,8 @@ class Workspace:
         self._disk_bytes = disk_bytes
         self._opener = opener
         self._writing = Lock()
+        self.share = DiskShare(lambda: None, tuple)
+        """That of the session's principal."""
         self._promised = 0
         """Bytes that uploads may take, those that they have taken among them."""
 
@@ -159,7 +179,7 @@ class Workspace:
             raise WorkspaceError(
                 f"The content is {len(data):,} bytes; one file may have {self._file_bytes:,}."
             )
-        with self._place(path) as place, self._writing:  # each sees those before
+        with self._place(path) as place, self._writing, self.share.lock:  # each sees those before
             self._check_target(path, place)
             if place.shown is None and self._disk_bytes:
                 self._check_room(place.root, len(data), len(place.parts))
@@ -205,7 +225,7 @@ class Workspace:
     def finish_upload(self, upload: Upload, allowed: Condition) -> bool:
         """Put a file in its place, in one step; whether there was none before."""
         path = upload.path
-        with self._place(path) as place, self._writing:
+        with self._place(path) as place, self._writing, self.share.lock:
             self._check_target(path, place)
             if place.shown is None and self._disk_bytes:
                 self._check_room(place.root, upload.size - upload.promised, len(place.parts))
@@ -252,7 +272,7 @@ class Workspace:
 
         Negative gives it back.
         """
-        with self._writing:
+        with self._writing, self.share.lock:
             granted = more
             if more > self._disk_bytes:
                 raise WorkspaceError(
@@ -271,6 +291,13 @@ class Workspace:
         """Bytes of disk that the folder takes up; the count ends once it exceeds `disk_bytes`."""
         with self._root() as root:
             return self._measured(root)
+
+    @property
+    def claimed(self) -> int:
+        """Bytes of disk that it takes up or has promised; 0 where it is gone."""
+        with contextlib.suppress(WorkspaceError):
+            return self.usage().bytes + self._promised
+        return 0
 
     def clear(self) -> None:
         """Remove all files and folders in it, but not itself; a missing folder is no error."""
@@ -335,6 +362,15 @@ class Workspace:
         """
         held, entries = self._measured(root), entries_within(self._disk_bytes)
         left = self._disk_bytes - held.bytes - self._promised
+        shared = self.share.left(self) - held.bytes - self._promised
+        if size > shared and shared < left:
+            raise WorkspaceError(
+                f"There is no room for {size:,} bytes more: your sessions together may hold only "
+                f"{max(0, shared):,} more (your quota `disk`). Remove files, or close sessions "
+                "that are not needed.",
+                errno.EDQUOT,
+            )
+        left = min(left, shared)
         if size > left or not held.complete:
             more = "" if held.complete else "more than "
             coming = f", and {self._promised:,} are being uploaded" if self._promised else ""

@@ -46,6 +46,14 @@ class Principal:
     quotas: Quotas = field(default_factory=Quotas)
     doors: tuple[str, ...] = ("*",)
 
+    def require(self, scope: str, what: str) -> None:
+        """Raise Forbidden unless its token is good for that."""
+        if scope not in self.scopes:
+            raise Forbidden(
+                f"{what} takes the scope {scope}, which the token of this call lacks. Ask the "
+                "operator for one that has it, or do without."
+            )
+
 
 def folder_name(principal: str) -> str:
     """The folder of a principal: its name where that can be one, else a hash of it."""
@@ -56,6 +64,10 @@ def folder_name(principal: str) -> str:
 
 class Unauthenticated(KernelMcpError):
     """A token is missing or proves nothing; the text says no more than that."""
+
+
+class Forbidden(KernelMcpError):
+    """A token is not good for what it was used for; nothing was done."""
 
 
 class VerifierUnavailable(KernelMcpError):

@@ -11,6 +11,7 @@ import anyio
 
 from kernel_mcp.environments.metadata import modules_of
 from kernel_mcp.errors import InputError, InstallError, KernelMcpError
+from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, listed
 from kernel_mcp.packages.result import Outcome
@@ -284,6 +285,7 @@ class CellInstallations:
         try:
             wanted = rules.admit(found.packages)
             if wanted:
+                cell.who.require(INSTALL, "An installation in a cell")
                 outcome = await self._installer.install(session, wanted, cell.step)
         except KernelMcpError as error:
             raise InstallError(f"{error}\n{NOT_RUN}") from error

@@ -12,6 +12,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.environments.progress import BEAT_S
 from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.identity import Principal
 from kernel_mcp.output.items import Event, Failure, Stream
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.policy.missing import missing, missing_in_words
@@ -97,7 +98,7 @@ class Cell:
     `ahead` says whether a checkpoint is wanted before it, `back` where the session went back to
     when it was killed.
     `missing` is what it wanted and was not there, as `policy.missing` names it.
-    `origin` is the request that it came with.
+    `origin` is the request that it came with, `who` the principal that sent it.
     `plain` is the code without the installations it began with, `installed` what came of those.
     """
 
@@ -131,6 +132,7 @@ class Cell:
         self.ahead = Ahead.NO
         self.back = ""
         self.origin = NOWHERE
+        self.who = Principal()
         self._scope: anyio.CancelScope | None = None
         self._changes = 0
         self._changed: anyio.Event | None = None

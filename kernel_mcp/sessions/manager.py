@@ -21,7 +21,7 @@ from kernel_mcp.barriers import Barrier, reason_of, surely
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import BranchError, InputError, KernelMcpError, SessionGone, SessionNotFound
-from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.files.workspace import DiskShare, Workspace
 from kernel_mcp.identity import LOCAL, Principal
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
@@ -135,6 +135,7 @@ class SessionManager:
         self._ended: OrderedDict[str, Ended] = OrderedDict()
         self._known: OrderedDict[str, Ended] = OrderedDict()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
+        self._shares: WeakValueDictionary[str, DiskShare] = WeakValueDictionary()
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self.principals = Principals(settings)
         self._clients: dict[str, OrderedDict[str, float]] = {}
@@ -185,6 +186,24 @@ class SessionManager:
         """Those in which code runs, or did `JUST_NOW_S` ago."""
         last = self._clock() - JUST_NOW_S
         return [each for each in self.sessions if each.state == "busy" or each.last_ran > last]
+
+    def _share_of(self, principal: str) -> DiskShare:
+        """What the workspaces of a principal may hold together."""
+
+        def workspaces() -> list[Workspace]:
+            own = (each for each in self.sessions if each.owner == principal)
+            return list({id(each.workspace): each.workspace for each in own}.values())
+
+        found = self._shares.get(principal)
+        if found is None:
+            found = DiskShare(lambda: self.principals.quotas(principal).disk, workspaces)
+            self._shares[principal] = found
+        return found
+
+    def check_cells(self, caller: Caller) -> None:
+        """Raise SessionLimitReached where the caller may run no further cell now."""
+        self.principals.seen(caller.who)
+        self.principals.check_cells(caller.principal, self.owned_by(caller))
 
     def owned_by(self, caller: Caller) -> list[Session]:
         """The caller's own sessions, oldest first."""
@@ -278,6 +297,8 @@ class SessionManager:
         self, caller: Caller, name: str, request: KernelRequest, timeout_s: float, claim: Claim
     ) -> Session:
         handle, folder, entry = request.session, request.workspace, claim.entry
+        workspace = self._workspace(folder)
+        workspace.share = self._share_of(caller.principal)
         limits = request.limits or self._settings.limits
         records = self._folders.records / handle if entry is None else entry.records
         assert request.layer is not None
@@ -292,7 +313,7 @@ class SessionManager:
             request=request,
             owner=caller.principal,
             name=name,
-            workspace=self._workspace(folder),
+            workspace=workspace,
             cells_dir=records,
             source=self._source,
             admit=self._quota.admit,

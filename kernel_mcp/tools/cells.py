@@ -101,7 +101,9 @@ def register(box: Toolbox, services: Services) -> None:
         limit_s = own_timeout(settings, timeout)
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
+        services.manager.check_cells(caller)
         cell = found.submit(code, limit_s or found.timeout_s, checkpoint=checkpoint)
+        cell.who = caller.who
         with found.queue.attending(cell):
             try:
                 await found.follow(cell, wait, progress_of(ctx))
@@ -214,6 +216,7 @@ def register(box: Toolbox, services: Services) -> None:
         script = plain(script)
         try:
             check_code(script)
+            services.manager.check_cells(caller)
             limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
             needs = await services.scripts.needs(script, dependencies, python, report)
         except KernelMcpError as error:

@@ -11,6 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
+from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.result import Outcome, all_versions
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
@@ -46,7 +47,8 @@ def register(box: Toolbox, services: Services) -> None:
 
         The answer says what works in the live session; list_packages what may be added.
         """
-        _, found = await box.resolve(ctx, session)
+        caller, found = await box.resolve(ctx, session)
+        caller.who.require(INSTALL, "Adding packages")
         started = time.monotonic()
         outcome = await installer.install(found, packages, progress_of(ctx) or silence)
         result = _installed(found, outcome, time.monotonic() - started)

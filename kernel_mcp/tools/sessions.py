@@ -18,6 +18,7 @@ from kernel_mcp.environments.own import remarks
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import EnvironmentBuildError, InputError
 from kernel_mcp.host_folders import NO_EFFECT
+from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
@@ -248,7 +249,9 @@ async def open_session(
     fresh: bool = False,
     resume: bool = False,
 ) -> Session:
-    """A session whose environment is there, or none. Raises EnvironmentBuildError."""
+    """A session whose environment is there, or none. Raises EnvironmentBuildError, Forbidden."""
+    if needs.packages:
+        caller.who.require(INSTALL, "A session with further packages")
     session = await services.manager.create(
         caller,
         name=name,

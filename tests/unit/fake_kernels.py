@@ -365,6 +365,7 @@ def new_manager(
     *,
     capacity: Capacity | None = None,
     keep: bool = False,
+    by_principal: bool = False,
     preparation: Preparation | None = None,
     keeping: Keeping | None = None,
     **settings: Any,
@@ -373,7 +374,9 @@ def new_manager(
     return SessionManager(
         settings=Settings(**settings),
         source=source,
-        folders=SessionFolders(folder / "w", folder / "r", folder / "p", keep=keep),
+        folders=SessionFolders(
+            folder / "w", folder / "r", folder / "p", keep=keep, by_principal=by_principal
+        ),
         workspace=Workspace,
         clock=clock,
         capacity=capacity,

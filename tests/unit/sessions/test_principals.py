@@ -1,0 +1,234 @@
+"""What principals may have, and that none of them takes it from another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from kernel_mcp.config.settings import Limits, Settings
+from kernel_mcp.config.values import GIB, MIB, Quotas
+from kernel_mcp.errors import SessionLimitReached, SessionNotFound, WorkspaceError
+from kernel_mcp.identity import LOCAL, RUN, Forbidden, Principal
+from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.principals import Principals, weights
+from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
+
+pytestmark = pytest.mark.anyio
+
+SHARED: dict[str, Any] = {"http": ("127.0.0.1", 0), "tokens": Path("/tokens")}
+
+
+def caller(name: str, *, client: str = "", known: bool = True, **quotas: Any) -> Caller:
+    who = Principal(name, quotas=Quotas(**quotas), doors=())
+    default = "default" if known else ""
+    return Caller(name, default, who, known, client, Reply())
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def manager(folder: Path, clock: FakeClock, **settings: Any) -> SessionManager:
+    return new_manager(folder, FakeSource(), clock, **{**SHARED, **settings})
+
+
+def test_no_principal_has_all_sessions_where_there_may_be_several() -> None:
+    alone = Principals(Settings(max_sessions=9, hibernate_sessions=4))
+    assert alone.quotas(LOCAL).sessions == 9
+    several = Principals(Settings(max_sessions=9, hibernate_sessions=4, **SHARED))
+    assert (several.quotas("ada").sessions, several.quotas("ada").asleep) == (5, 2)
+
+
+def test_a_principals_own_quotas_are_before_those_of_the_server() -> None:
+    found = Principals(Settings(quotas=Quotas(sessions=3, cells=7)))
+    found.seen(Principal("ada", quotas=Quotas(sessions=1)))
+    assert (found.quotas("ada").sessions, found.quotas("ada").cells) == (1, 7)
+    assert found.quotas("ben").sessions == 3
+
+
+def test_a_session_has_no_more_than_its_principal() -> None:
+    own = Limits(memory_bytes=4 * GIB, cpus=2.0)
+    found = Principals(Settings(quotas=Quotas(memory=GIB, cpu=0.5)))
+    limits = found.limits("ada", None, own)
+    assert limits is not None
+    assert (limits.memory_bytes, limits.cpus) == (GIB, 0.5)
+    less = found.limits("ada", Limits(memory_bytes=64 * MIB, cpus=0.1), own)
+    assert less is not None
+    assert (less.memory_bytes, less.cpus) == (64 * MIB, 0.1)
+    assert Principals(Settings()).limits("ada", None, own) is None
+
+
+async def test_one_principals_sessions_never_make_room_for_anothers(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    ada, ben = caller("ada"), caller("ben", sessions=9)
+    sessions = manager(tmp_path, clock, max_sessions=4)
+    async with sessions.running():
+        hers = await sessions.create(ada)
+        his = [await sessions.create(ben) for _ in range(3)]
+        clock.now += 60
+        more = [await sessions.create(ben) for _ in range(3)]
+        assert hers.lifecycle.awake
+        assert [each.lifecycle.awake for each in (*his, *more)] == [False] * 3 + [True] * 3
+
+
+async def test_who_has_nothing_to_put_to_sleep_waits_for_no_one_elses(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    sessions = manager(tmp_path, clock, max_sessions=2)
+    async with sessions.running():
+        others = [await sessions.create(caller(name)) for name in ("ada", "ben")]
+        with pytest.raises(SessionLimitReached, match="no room for one more now") as raised:
+            await sessions.create(caller("cyd"))
+        assert "ada" not in str(raised.value)
+        assert [each.state for each in others] == ["new", "new"]
+
+
+async def test_a_quota_of_sessions_is_named_with_what_to_do(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    ada = caller("ada", sessions=1)
+    sessions = manager(tmp_path, clock, hibernate_sessions=0)
+    async with sessions.running():
+        await sessions.create(ada)
+        with pytest.raises(SessionLimitReached, match=r"quota `sessions`.*close_session"):
+            await sessions.create(ada)
+        await sessions.create(caller("ben"))
+
+
+async def test_sleepers_are_dropped_among_ones_own_alone(tmp_path: Path, clock: FakeClock) -> None:
+    ada, ben = caller("ada"), caller("ben", sessions=1, asleep=1)
+    sessions = manager(tmp_path, clock, hibernate_sessions=2)
+    async with sessions.running():
+        hers = await sessions.create(ada)
+        await sessions.retire(hers)
+        for _ in range(4):
+            await sessions.create(ben)
+            clock.now += 1
+        assert hers.state == "hibernated"
+        asleep = [each for each in sessions.owned_by(ben) if each.state == "hibernated"]
+        assert len(asleep) == 1
+
+
+async def test_foreign_and_unknown_sessions_have_one_answer(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    ada, ben = caller("ada"), caller("ben")
+    sessions = manager(tmp_path, clock)
+    async with sessions.running():
+        hers = await sessions.create(ada, name="hers")
+        gone = await sessions.create(ada, name="gone")
+        await sessions.close(gone)
+        texts = set()
+        for key in (hers.handle, "hers", gone.handle, "gone", "s-unknown00000", "never"):
+            with pytest.raises(SessionNotFound) as raised:
+                await sessions.resolve(ben, key)
+            assert type(raised.value) is SessionNotFound
+            texts.add(str(raised.value).replace(repr(key), "X"))
+        assert len(texts) == 1
+        assert sessions.owned_by(ben) == []
+        same = await sessions.create(ben, name="hers")
+        assert same is not hers
+        assert await sessions.resolve(ben, "hers") is same
+
+
+async def test_each_principal_has_a_default_session_and_its_clients_share_it(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    sessions = manager(tmp_path, clock)
+    async with sessions.running():
+        first = await sessions.resolve(caller("ada", client="a"), "")
+        assert await sessions.resolve(caller("ben", client="a"), "") is not first
+        clock.now += 180
+        other = caller("ada", client="b")
+        assert await sessions.resolve(other, "") is first
+        (told,) = other.reply.remarks
+        assert told.startswith("default session, last used by another client 3 min ago; create_ses")
+        for client in ("a", "b"):
+            again = caller("ada", client=client)
+            assert await sessions.resolve(again, "") is first
+            assert again.reply.remarks == []
+
+
+async def test_who_cannot_be_told_apart_gets_a_handle_to_pass_on(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    sessions = manager(tmp_path, clock)
+    async with sessions.running():
+        first, second = caller(LOCAL, known=False), caller(LOCAL, known=False)
+        one = await sessions.resolve(first, "")
+        two = await sessions.resolve(second, "")
+        assert one is not two
+        lead = f'[session {one.handle}: pass session="{one.handle}" to keep using these variables]'
+        assert first.reply.lead == lead
+        third = caller(LOCAL, known=False)
+        assert await sessions.resolve(third, one.handle) is one
+        assert third.reply.lead == ""
+
+
+async def test_more_cells_at_once_than_the_quota_are_refused(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    ada = caller("ada", cells=2)
+    sessions = manager(tmp_path, clock)
+    async with sessions.running():
+        one, two = await sessions.create(ada), await sessions.create(ada)
+        sessions.check_cells(ada)
+        one.submit("a", 60)
+        two.submit("b", 60)
+        with pytest.raises(SessionLimitReached, match="quota `cells`"):
+            sessions.check_cells(ada)
+        sessions.check_cells(caller("ben", cells=2))
+
+
+async def test_workspaces_of_one_principal_share_its_disk(tmp_path: Path, clock: FakeClock) -> None:
+    ada = caller("ada", disk=2 * MIB)
+    sessions = manager(tmp_path, clock)
+    async with sessions.running():
+        one, two = await sessions.create(ada), await sessions.create(ada)
+        one.workspace._disk_bytes = two.workspace._disk_bytes = 64 * MIB
+        work = anyio.to_thread.run_sync
+        await work(one.workspace.write_file, "a", "x" * MIB)
+        with pytest.raises(WorkspaceError, match="quota `disk`"):
+            await work(two.workspace.write_file, "b", "x" * (MIB + MIB // 2))
+        await work(two.workspace.write_file, "b", "x" * (MIB // 2))
+        his = await sessions.create(caller("ben"))
+        await work(his.workspace.write_file, "b", "x" * 3 * MIB)
+
+
+async def test_kept_workspaces_are_in_a_folder_of_their_principal(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    sessions = new_manager(tmp_path, FakeSource(), clock, keep=True, by_principal=True, **SHARED)
+    async with sessions.running():
+        hers = await sessions.create(caller("ada"), name="data")
+        his = await sessions.create(caller("a/../b"), name="data")
+    assert hers.workspace.root == tmp_path / "w/ada/data"
+    assert his.workspace.root.parent.parent == tmp_path / "w"
+    assert his.workspace.root.parent.name.startswith("p-")
+
+
+def test_a_token_without_the_scope_adds_no_packages() -> None:
+    with pytest.raises(Forbidden, match="kernel:install"):
+        Principal("ada", frozenset({RUN})).require("kernel:install", "Adding packages")
+    Principal("ada").require("kernel:install", "Adding packages")
+
+
+def test_principals_have_equal_parts_however_many_kernels_compute() -> None:
+    class Named:
+        def __init__(self, handle: str) -> None:
+            self.handle = handle
+
+    def kernels(owner: str, *own: float) -> list[Any]:
+        return [(Named(f"{owner}{number}"), weight) for number, weight in enumerate(own)]
+
+    found = weights({"a": kernels("a", 0.125, 0.125, 0.125, 0.125), "b": kernels("b", 0.125)})
+    assert sum(found[f"a{number}"] for number in range(4)) == found["b0"]
+    found = weights({"a": kernels("a", 1.0, 0.125), "b": kernels("b", 1.0)})
+    assert found["a0"] + found["a1"] == pytest.approx(found["b0"])
+    assert found["a0"] == pytest.approx(8 * found["a1"])
