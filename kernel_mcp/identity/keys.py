@@ -1,0 +1,159 @@
+"""The keys that an issuer signs with: had once, and again when they change."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import jwt
+
+from kernel_mcp.identity import VerifierUnavailable
+from kernel_mcp.identity.discovery import Fetch, Unreachable, fetch_json, keys_address
+
+logger = logging.getLogger(__name__)
+
+ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
+"""Of signatures that are believed: none in which who checks one could make one."""
+FRESH_S = 300.0
+"""Seconds until keys are asked for again, so that one which was withdrawn is not good for long."""
+STALE_S = 3600.0
+"""Seconds for which keys are good while the issuer cannot be asked."""
+UNKNOWN_S = 30.0
+"""Seconds between two questions for a key that was not among the last ones."""
+RETRY_S = 5.0
+"""Seconds until an issuer is asked again that could not be, while there are no keys."""
+MOST_KEYS = 100
+LEAST_RSA_BITS = 2048
+_KINDS: tuple[tuple[tuple[str, str | None], tuple[str, ...]], ...] = (
+    (("RSA", None), ("RS256", "PS256")),
+    (("EC", "P-256"), ("ES256",)),
+    (("OKP", "Ed25519"), ("EdDSA",)),
+)
+"""Type and curve of keys, and what they sign with."""
+_PRIVATE = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A public key, and which `ALGORITHMS` its signatures may have."""
+
+    id: str
+    algorithms: tuple[str, ...]
+    public: Any
+
+
+def usable_keys(document: Mapping[str, Any]) -> tuple[Key, ...]:
+    """The keys of a set (RFC 7517) that sign as we know it. Raises Unreachable."""
+    given = document.get("keys")
+    if not isinstance(given, list):
+        raise Unreachable("the set of keys has no list `keys`")
+    found = (_key(each) for each in given[:MOST_KEYS] if isinstance(each, dict))
+    return tuple(key for key in found if key is not None)
+
+
+def _key(given: Mapping[str, Any]) -> Key | None:
+    """A key, None where it is not for signatures that we check."""
+    kind = (given.get("kty"), given.get("crv"))
+    algorithms: tuple[str, ...] = next((found for known, found in _KINDS if known == kind), ())
+    named, name = given.get("alg"), given.get("kid", "")
+    if named is not None:
+        algorithms = tuple(each for each in algorithms if each == named)
+    operations = given.get("key_ops", ["verify"])
+    meant = isinstance(operations, list) and "verify" in operations
+    if not algorithms or not meant or given.get("use", "sig") != "sig" or not isinstance(name, str):
+        return None
+    public = {member: value for member, value in given.items() if member not in _PRIVATE}
+    try:
+        key = jwt.PyJWK(public, algorithms[0]).key
+    except (jwt.PyJWTError, ValueError, TypeError, AttributeError, OverflowError):
+        return None
+    if kind[0] == "RSA" and key.key_size < LEAST_RSA_BITS:
+        return None
+    return Key(name, algorithms, key)
+
+
+class SigningKeys:
+    """The keys of one issuer. At most one question at a time goes there, and few for bad tokens."""
+
+    def __init__(
+        self, issuer: str, *, clock: Callable[[], float], fetch: Fetch = fetch_json
+    ) -> None:
+        self._issuer = issuer
+        self._clock = clock
+        self._fetch = fetch
+        self._turn = anyio.Lock()
+        self._keys: tuple[Key, ...] = ()
+        self._fetched = self._asked = -math.inf
+        self._reason = ""
+
+    async def key(self, name: str, algorithm: str) -> Key | None:
+        """The key of that name, or the only one for an empty one; None for one that is not.
+
+        Raises VerifierUnavailable when the issuer would have to be asked, and cannot be.
+        """
+        if self._wanting(name, algorithm):
+            await self._ask(name, algorithm)
+        found = self._found(name, algorithm)
+        if self._age > STALE_S or (found is None and self._reason):
+            raise VerifierUnavailable(
+                f"The authorization server {self._issuer} cannot be asked now whose this token is: "
+                "keep it, and try again in a moment."
+            )
+        return found
+
+    async def prepare(self) -> None:
+        """Ask for the keys before anyone needs them; what fails is logged."""
+        if self._wanting("", ""):
+            await self._ask("", "")
+
+    @property
+    def _age(self) -> float:
+        return self._clock() - self._fetched
+
+    def _found(self, name: str, algorithm: str) -> Key | None:
+        fit = [each for each in self._keys if algorithm in each.algorithms]
+        if name:
+            return next((each for each in fit if each.id == name), None)
+        return fit[0] if len(fit) == 1 else None
+
+    def _wanting(self, name: str, algorithm: str) -> bool:
+        """Whether the issuer is to be asked before a key is looked up."""
+        since = self._clock() - self._asked
+        if self._age > STALE_S:
+            return since >= RETRY_S
+        if self._age > FRESH_S or self._found(name, algorithm) is None:
+            return since >= UNKNOWN_S
+        return False
+
+    async def _ask(self, name: str, algorithm: str) -> None:
+        if self._turn.locked() and self._age <= STALE_S and self._found(name, algorithm):
+            return  # who asks already asks for all; what is known is good meanwhile
+        async with self._turn:
+            if not self._wanting(name, algorithm):
+                return
+            self._asked = self._clock()
+            try:
+                keys = usable_keys(await self._fetch(await keys_address(self._issuer, self._fetch)))
+                if not keys:
+                    raise Unreachable(f"none of its keys is for {', '.join(ALGORITHMS)}")
+            except Unreachable as error:
+                self._failed(str(error))
+                return
+            if self._reason:
+                logger.warning("the authorization server %s can be asked again", self._issuer)
+            self._keys, self._fetched, self._reason = keys, self._clock(), ""
+
+    def _failed(self, reason: str) -> None:
+        if reason != self._reason:
+            logger.error(
+                "the authorization server %s cannot be asked: %s; nobody with a token of it may "
+                "call once its keys are unknown or older than %.0f min",
+                self._issuer,
+                reason,
+                STALE_S / 60,
+            )
+        self._reason = reason

@@ -1,0 +1,59 @@
+"""What proves who calls, as the settings say."""
+
+from __future__ import annotations
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.errors import ConfigError
+from kernel_mcp.identity import (
+    INVALID,
+    TOKEN_PREFIX,
+    OneToken,
+    Principal,
+    Unauthenticated,
+    Verifier,
+)
+from kernel_mcp.identity.issuer import Issuer, resource_of
+from kernel_mcp.identity.tokens import TokenFile
+
+
+class Verifiers:
+    """Tokens with our prefix are those of the file, all others the issuer's."""
+
+    def __init__(self, tokens: Verifier | None, issuer: Issuer | None) -> None:
+        self._tokens = tokens
+        self._issuer = issuer
+
+    async def verify(self, token: str) -> Principal:
+        """See `Verifier`."""
+        asked = self._tokens if token.startswith(TOKEN_PREFIX) else self._issuer
+        if asked is None:
+            raise Unauthenticated(INVALID)
+        return await asked.verify(token)
+
+    async def prepare(self) -> None:
+        """Have what the first call needs; what fails is logged."""
+        if self._issuer is not None:
+            await self._issuer.prepare()
+
+    async def aclose(self) -> None:
+        """See `Verifier`."""
+        for each in (self._tokens, self._issuer):
+            if each is not None:
+                await each.aclose()
+
+
+def verifier_of(settings: Settings, url: str) -> Verifiers | OneToken | None:
+    """What the settings of a server at `url` demand; None for nothing. Raises ConfigError."""
+    named = settings.tokens is not None or bool(settings.issuer)
+    if settings.no_auth:
+        if named:
+            raise ConfigError(
+                "--no-auth serves everyone, --tokens and --issuer do not: leave one of them out"
+            )
+        return None
+    if not named:
+        return OneToken()
+    tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
+    if not settings.issuer:
+        return Verifiers(tokens, None)
+    return Verifiers(tokens, Issuer(settings.issuer, resource_of(url), tokens=tokens))
