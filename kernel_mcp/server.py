@@ -437,14 +437,15 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
     from kernel_mcp.http.serving import announce, application, bound, serving, url_of
     from kernel_mcp.http.sessions import McpSessions, OldTransport
     from kernel_mcp.http.watching import Watched
+    from kernel_mcp.identity.issuer import metadata, metadata_url
+    from kernel_mcp.identity.verifiers import Verifiers, verifier_of
 
     assert settings.http is not None
     listening = bound(settings.http)
     url = url_of(settings, listening)
     host = settings.http[0]
     settings = replace(settings, http=(host, listening.getsockname()[1]))
-    made = OneToken()
-    verifier = None if settings.no_auth else made
+    verifier = verifier_of(settings, url)
     async with parts(settings, sandbox) as built:
         callers = HttpCallers(authenticated=verifier is not None)
         mcp = build_mcp(built, callers, file_routes.links_of(settings, url))
@@ -454,6 +455,8 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
         mcp.middleware.append(_tell_when_cancelled(mcp_sessions.outbox))
         old = OldTransport(lowlevel, ended=ended) if settings.sse else None
         watched = Watched(built.audit.note, built.meters)
+        if isinstance(verifier, Verifiers):
+            verifier.tell(watched.tokens)
         operations = routes(
             built.readiness,
             lambda: gate.draining,
@@ -473,6 +476,8 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
             quotas=settings.quotas,
             clock=time.monotonic,
             outbox_of=mcp_sessions.outbox,
+            metadata=metadata(url, settings.issuer) if settings.issuer else None,
+            metadata_url=metadata_url(url),
             watch=watched,
         )
         begun = anyio.Event()
@@ -486,7 +491,9 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
             tasks.start_soon(watched.run)
             tasks.start_soon(_warm_up, built, begun)
             tasks.start_soon(_stay_within_bounds, built)
-            announce(url, settings, made.token if verifier is made else "")
+            if isinstance(verifier, Verifiers):
+                tasks.start_soon(verifier.prepare)
+            announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
             with anyio.open_signal_receiver(*ENDING) as signals:
                 async for number in signals:
                     logger.info("stopping on %s", signal.Signals(number).name)

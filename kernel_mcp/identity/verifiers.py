@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import (
@@ -19,16 +21,22 @@ from kernel_mcp.identity.tokens import TokenFile
 class Verifiers:
     """Tokens with our prefix are those of the file, all others the issuer's."""
 
-    def __init__(self, tokens: Verifier | None, issuer: Issuer | None) -> None:
+    def __init__(self, tokens: TokenFile | None, issuer: Issuer | None) -> None:
         self._tokens = tokens
         self._issuer = issuer
 
     async def verify(self, token: str) -> Principal:
         """See `Verifier`."""
-        asked = self._tokens if token.startswith(TOKEN_PREFIX) else self._issuer
+        ours = token.startswith(TOKEN_PREFIX)
+        asked: Verifier | None = self._tokens if ours else self._issuer
         if asked is None:
             raise Unauthenticated(INVALID)
         return await asked.verify(token)
+
+    def tell(self, told: Callable[[str], None]) -> None:
+        """Have `told` called, in a thread, with what is new of the file."""
+        if self._tokens is not None:
+            self._tokens.told = told
 
     async def prepare(self) -> None:
         """Have what the first call needs; what fails is logged."""
