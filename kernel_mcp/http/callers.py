@@ -42,6 +42,7 @@ def caller_of(
         known=authenticated,
         client=session or _kind(request),
         reply=Reply(receipt),
+        request=state.get("request", ""),
     )
 
 

@@ -79,6 +79,8 @@ class Named:
         """Answer one request."""
         given = next((value for name, value in scope["headers"] if name == _REQUEST), b"")
         request = given.decode() if _ID.fullmatch(given) else secrets.token_hex(4)
-        who = state_of(scope).get("principal")
+        state = state_of(scope)
+        state["request"] = request
+        who = state.get("principal")
         with Within(Origin(request, "", who.name if who is not None else "")):
             await self._app(scope, receive, send)

@@ -64,8 +64,8 @@ class Caller:
 
     `default` is empty when this caller has no default session, as over HTTP without a session id.
     `known` is false for one whom nothing tells from others, who is given a handle to pass on.
-    `client` tells clients of one principal apart, as far as that is known. `reply` is the answer
-    that the call will have.
+    `client` tells clients of one principal apart, as far as that is known. `request` is the id of
+    the request of HTTP. `reply` is the answer that the call will have.
     """
 
     principal: str = LOCAL
@@ -73,6 +73,7 @@ class Caller:
     who: Principal = field(default_factory=Principal, compare=False)
     known: bool = field(default=True, compare=False)
     client: str = field(default="", compare=False)
+    request: str = field(default="", compare=False)
     reply: Reply = field(default_factory=Reply, compare=False)
 
 

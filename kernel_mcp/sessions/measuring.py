@@ -114,7 +114,7 @@ def cause_of(reason: StopReason | None, words: str) -> str:
     return "memory" if "memory" in words else "lost"
 
 
-_ONLY_WRITTEN = (
-    "opened", "closed", "begins", "checkpointed", "revived", "undone", "branched", "adopted",
-    "resumed", "wrote", "uploaded", "removed",
-)  # fmt: skip
+_ONLY_WRITTEN = [
+    name for name in vars(Journal) if not name.startswith("_") and name not in vars(MeasuredJournal)
+]
+"""Events that no meter counts."""

@@ -26,10 +26,12 @@ NOWHERE = Origin()
 HERE: ContextVar[Origin] = ContextVar("origin", default=NOWHERE)
 
 
-def of_call(request: object, principal: str) -> Origin:
-    """That of a call, perhaps within a request of HTTP; the spans around it stay."""
-    outer = HERE.get().request
-    return Origin(f"{outer}/{request}" if outer else str(request), "", principal)
+def of_call(request: object, principal: str, within: str = "") -> Origin:
+    """That of a call, perhaps within a request of HTTP; the spans around it stay.
+
+    What runs it may have been started by an earlier request.
+    """
+    return Origin(f"{within}/{request}" if within else str(request), "", principal)
 
 
 def in_session(session: str) -> None:

@@ -366,7 +366,7 @@ class Toolbox:
             ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
             caller = self._callers[id(ctx)] = self._known.of(ctx)
             began = time.perf_counter()
-            origin = of_call(ctx.request_id, caller.principal)
+            origin = of_call(ctx.request_id, caller.principal, caller.request)
             try:
                 with Within(origin):
                     result = await tool(*args, **kwargs)

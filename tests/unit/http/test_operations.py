@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
+from kernel_mcp.http.callers import caller_of
 from kernel_mcp.http.operations import Named, meters_of_http, routes
 from kernel_mcp.identity import Principal
 from kernel_mcp.telemetry import Levels, Meters, Readiness
@@ -94,6 +96,7 @@ def test_a_request_is_known_by_its_id_and_principal(given: str, kept: bool) -> N
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.append(HERE.get())
+        assert caller_of(Request(scope)).request == seen[0].request
         await PlainTextResponse("")(scope, receive, send)
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:

@@ -41,7 +41,7 @@ def test_a_line_is_an_object_with_what_is_known() -> None:
 
 
 def test_a_line_names_request_session_and_principal() -> None:
-    with Within(Origin("h1")), Within(of_call(7, "ada")):
+    with Within(Origin("earlier")), Within(of_call(7, "ada", "h1")):
         in_session("s-1")
         found = line(record("hello"))
         assert (found["request"], found["session"], found["principal"]) == ("h1/7", "s-1", "ada")
