@@ -14,6 +14,7 @@ import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 
+from kernel_mcp.config.values import Quotas
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.http.files import routes
 from kernel_mcp.identity import Principal
@@ -145,10 +146,11 @@ async def asking(
     disk_bytes: int = 0,
     hidden: Sequence[tuple[str, str]] = (),
     opener: Any = None,
+    quotas: Quotas | None = None,
     **options: Any,
 ) -> AsyncIterator[Asking]:
     """A client of the routes for files, of sessions with fake kernels and real folders."""
-    manager = new_manager(folder, FakeSource(), FakeClock())
+    manager = new_manager(folder, FakeSource(), FakeClock(), quotas=quotas or Quotas())
     masks = Masks(hidden)
     manager._workspace = lambda root: Workspace(
         root, disk_bytes=disk_bytes, opener=opener, masked=masks.pieces

@@ -13,10 +13,12 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import streams
 from kernel_mcp.http.files import links_of
 from kernel_mcp.http.transfers import PIECE_BYTES, Transfers
+from kernel_mcp.sessions.manager import Caller
 from tests.unit.http.asking import GONE, SILENT, asking
 
 pytestmark = pytest.mark.anyio
@@ -191,6 +193,23 @@ async def test_uploads_are_bounded_together(tmp_path: Path) -> None:
             workspace.write_file("c", bytes(400_000))
         first.close()
         assert (await client.put("b", bytes(400_000))).status == 201
+
+
+async def test_the_sessions_of_a_principal_have_one_quota(tmp_path: Path) -> None:
+    async with asking(tmp_path, disk_bytes=5_000_000, quotas=Quotas(disk=1_000_000)) as client:
+        assert (await client.put("a", b"", {"content-length": "1000001"})).status == 413
+        assert (await client.put("a", os.urandom(500_000))).status == 201
+        other = await client.manager.create(Caller(principal="ann"), name="other")
+        target = f"/sessions/{other.handle}/files/b"
+        full = await client.ask("PUT", target, {"content-length": "600000"}, [bytes(600_000)])
+        assert (full.status, "quota `disk`" in full.json["error"]) == (507, True)
+        endless = await client.ask("PUT", target, {}, [bytes(50_000)] * 50)
+        assert endless.status == 507
+        assert other.workspace._promised == 0
+        assert (await client.ask("PUT", target, {}, [bytes(300_000)])).status == 201
+        theirs = await client.manager.create(Caller(principal="bob"), name="own")
+        target = f"/sessions/{theirs.handle}/files/b"
+        assert (await client.ask("PUT", target, {}, [bytes(900_000)], who="bob")).status == 201
 
 
 async def test_what_code_wrote_meanwhile_counts(tmp_path: Path) -> None:
