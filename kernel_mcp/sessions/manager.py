@@ -73,8 +73,8 @@ class Caller:
     who: Principal = field(default_factory=Principal, compare=False)
     known: bool = field(default=True, compare=False)
     client: str = field(default="", compare=False)
-    request: str = field(default="", compare=False)
     reply: Reply = field(default_factory=Reply, compare=False)
+    request: str = field(default="", compare=False)
 
 
 def ago(seconds: float) -> str:
