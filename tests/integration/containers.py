@@ -58,27 +58,32 @@ def missing(kind: str) -> str:
         return f"needs {kind}"
     if engine.ask("info").returncode != 0:
         return f"needs a {kind} that works"
-    if engine.ask("image", "inspect", IMAGE).returncode == 0:
+    return missing_image(engine, IMAGE, PACKAGES)
+
+
+def missing_image(engine: Engine, name: str, packages: str) -> str:
+    """Why there is no image of a Debian with these packages, empty once the engine has it."""
+    if engine.ask("image", "inspect", name).returncode == 0:
         return ""
     given = os.environ.get("TESTS_ROOTFS", "")
-    if given:
-        return _import(engine, Path(given))
+    if given and name == IMAGE:
+        return _import(engine, Path(given), name)
     if shutil.which("debootstrap") is None:
         return "needs debootstrap"
     with tempfile.TemporaryDirectory(dir=own_folder()) as folder:
         root, tar = Path(folder, "root"), Path(folder, "root.tar")
         for argv in (
-            ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", RELEASE, str(root)],
+            ["debootstrap", "--variant=minbase", f"--include={packages}", RELEASE, str(root)],
             ["tar", "-C", str(root), "-cf", str(tar), "."],
         ):
             done = subprocess.run(argv, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 return f"needs a Debian mirror: {done.stderr[-300:] or done.stdout[-300:]}"
-        return _import(engine, tar)
+        return _import(engine, tar, name)
 
 
-def _import(engine: Engine, tar: Path) -> str:
-    argv = build_command(engine, IMAGE, str(tar))
+def _import(engine: Engine, tar: Path, name: str) -> str:
+    argv = build_command(engine, name, str(tar))
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else f"needs {engine.kind} that imports: {done.stderr[-300:]}"
 
