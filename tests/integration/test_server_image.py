@@ -180,7 +180,7 @@ async def test_a_client_over_http_is_served_and_the_end_is_in_order(
     with container(engine, *serving(kept)) as number:
         port = published(engine, number, 8000)
         until(lambda: healthy(port))
-        check = json.loads(run(engine, "image", "inspect", IMAGE))[0]["HealthCheck"]["Test"]
+        check = json.loads(run(engine, "image", "inspect", IMAGE))[0]["Healthcheck"]["Test"]
         assert check[0] == "CMD"
         run(engine, "exec", number, *check[1:])
         url = f"http://127.0.0.1:{port}/mcp"
