@@ -39,26 +39,6 @@ def tag_of(info: os.stat_result) -> str:
     return f"{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}-{info.st_ctime_ns:x}"
 
 
-def both(first: Room, second: Room) -> Room:
-    """Room that two have to set aside."""
-
-    def room(more: int, some: int) -> int:
-        if more < 0:
-            first(more, 0)
-            return second(more, 0)
-        had = first(more, some)
-        try:
-            granted = second(more, had)
-        except BaseException:
-            first(-had, 0)
-            raise
-        if granted < had:
-            first(granted - had, 0)
-        return granted
-
-    return room
-
-
 @dataclass(frozen=True, slots=True)
 class OpenFile:
     """A regular file that is open; `info` is as it was then, `text` whether it begins as UTF-8."""

@@ -37,16 +37,7 @@ from kernel_mcp.files.folders import (
     owner_of,
     replace_file,
 )
-from kernel_mcp.files.streams import (
-    Condition,
-    OpenFile,
-    Room,
-    Upload,
-    both,
-    check,
-    nearest,
-    require,
-)
+from kernel_mcp.files.streams import Condition, OpenFile, Upload, check, nearest, require
 from kernel_mcp.host_folders import Shown, acting_as_owner
 from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_tree
 from kernel_mcp.linux.walk import Holding, entries_within, measure
@@ -209,14 +200,11 @@ class Workspace:
             mime = mime_of(place.name, head)
             return OpenFile(os.dup(fd), place.parts[-1], mime, info, is_text(head))
 
-    def begin_upload(
-        self, path: str, size: int | None, allowed: Condition, besides: Room | None = None
-    ) -> Upload:
+    def begin_upload(self, path: str, size: int | None, allowed: Condition) -> Upload:
         """Begin a file of `size` bytes, None while that is not known; its owner closes it.
 
         Nothing of it is seen before `finish_upload`. Its bytes count towards `disk_bytes` with
-        those of all uploads, from now on or, where their number is not known, as they come;
-        `besides` has to set room aside for them, too.
+        those of all uploads, from now on or, where their number is not known, as they come.
         """
         with self._place(path) as place:
             self._check_target(path, place)
@@ -229,9 +217,7 @@ class Workspace:
                     else:
                         require(allowed(""))
                     bounded = self._disk_bytes and place.shown is None
-                    room: Room | None = self._promise if bounded else None
-                    if besides is not None and place.shown is None:
-                        room = besides if room is None else both(room, besides)
+                    room = self._promise if bounded else None
                     return Upload(path, folder.fd, size, room, place.acting)
                 finally:
                     os.close(folder.fd)

@@ -23,7 +23,6 @@ from kernel_mcp.files.folders import Entry, Listing
 from kernel_mcp.files.streams import Changed, OpenFile, tag_of
 from kernel_mcp.http.cells import Cells
 from kernel_mcp.http.conditions import attachment, date, part_of, permitted, quoted, unchanged
-from kernel_mcp.http.shares import Shares
 from kernel_mcp.http.transfers import (
     ERRORS,
     FRESH,
@@ -159,7 +158,6 @@ class _Files:
 
     def __init__(self, given: Given) -> None:
         self._given = given
-        self._shares = Shares(given.manager)
 
     async def _found(self, request: Request, stack: ExitStack) -> tuple[Work, Session, str]:
         caller, work = self._given.begin(request, stack)
@@ -217,8 +215,7 @@ class _Files:
             workspace, allowed = session.workspace, partial(permitted, request)
             length = request.headers.get("content-length", "")
             size = int(length) if length.isdecimal() else None
-            room = self._shares.room(self._given.caller_of(request))
-            upload = await work.run(workspace.begin_upload, path, size, allowed, room)
+            upload = await work.run(workspace.begin_upload, path, size, allowed)
             try:
                 async for data in batches(request, self._given.idle_s):
                     await work.run(upload.write, data)

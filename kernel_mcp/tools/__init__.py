@@ -145,6 +145,8 @@ def _files(settings: Settings, sandbox: SandboxReport, most: int) -> str:
         )
         network = f" Of the host, without secrets, {shown}.{later}{network}"
     moves = "; write_file and read_file move files in and out" if "files" in settings.tools else ""
+    if moves and settings.http is not None:
+        moves += ", GET and PUT of this server's /sessions/HANDLE/files/PATH those of any size"
     return f"Files: code works in its workspace folder{moves}.{network}"
 
 

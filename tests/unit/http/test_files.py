@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import socket
+from collections.abc import Callable
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -18,6 +21,7 @@ from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import streams
 from kernel_mcp.http.files import links_of
 from kernel_mcp.http.transfers import PIECE_BYTES, Transfers
+from kernel_mcp.linux.safe_tree import Opener, by_walking, with_openat2
 from kernel_mcp.sessions.manager import Caller
 from tests.unit.http.asking import GONE, SILENT, asking
 
@@ -197,7 +201,7 @@ async def test_uploads_are_bounded_together(tmp_path: Path) -> None:
 
 async def test_the_sessions_of_a_principal_have_one_quota(tmp_path: Path) -> None:
     async with asking(tmp_path, disk_bytes=5_000_000, quotas=Quotas(disk=1_000_000)) as client:
-        assert (await client.put("a", b"", {"content-length": "1000001"})).status == 413
+        assert (await client.put("a", b"", {"content-length": "1000001"})).status == 507
         assert (await client.put("a", os.urandom(500_000))).status == 201
         other = await client.manager.create(Caller(principal="ann"), name="other")
         target = f"/sessions/{other.handle}/files/b"
@@ -279,6 +283,45 @@ async def test_nothing_outside_is_reached(tmp_path: Path, path: str) -> None:
             assert (await client.delete(path)).status in (403, 409)
         assert (client.workspace.parent / "secret.txt").read_text() == "outside"
         assert (client.workspace / "own").read_text() == "own"
+
+
+@pytest.mark.parametrize("opener", [with_openat2, by_walking], ids=["openat2", "walk"])
+async def test_a_way_that_code_changes_meanwhile_leads_nowhere(
+    tmp_path: Path, opener: Opener
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("outside")
+    async with asking(tmp_path, opener=opener) as client:
+        await client.put("d/a", b"1")
+        here = client.workspace
+        changes: list[Callable[[], None]]
+        changes = [partial((here / "d").symlink_to, outside), (here / "d").touch]
+        for change in changes:
+            upload = client.mine.workspace.begin_upload("d/a", 3, lambda _: True)
+            upload.write(b"new")
+            (here / "d").rename(here / "former")
+            change()
+            with pytest.raises(WorkspaceError, match="cannot be used"):
+                client.mine.workspace.finish_upload(upload, lambda _: True)
+            upload.close()
+            assert (await client.delete("d/a")).status in (403, 409)
+            assert (await client.get("d/a")).status in (403, 409)
+            (here / "d").unlink()
+            (here / "former").rename(here / "d")
+        upload = client.mine.workspace.begin_upload("d/a", 3, lambda _: True)
+        upload.write(b"new")
+        shutil.rmtree(here / "d")
+        assert client.mine.workspace.finish_upload(upload, lambda _: True)
+        upload.close()
+        assert (here / "d/a").read_bytes() == b"new"
+        upload = client.mine.workspace.begin_upload("d/a", 3, lambda _: True)
+        await client.manager.close(client.mine)
+        with pytest.raises(WorkspaceError, match="removed"):
+            client.mine.workspace.finish_upload(upload, lambda _: True)
+        upload.close()
+    assert (outside / "a").read_text() == "outside"
+    assert names(outside) == ["a"]
 
 
 async def test_a_link_is_replaced_or_removed_itself(tmp_path: Path) -> None:
