@@ -190,22 +190,23 @@ class Gate:
         if scope["type"] != "http":
             return
         peer = scope["client"][0] if scope.get("client") else ""
+        meter = _Meter(receive, send)
         try:
-            await self._pass(scope, receive, send, peer)
+            await self._pass(scope, meter, send, peer)
         except Refused as refused:
             who = state_of(scope).get("principal")
             self.watch.refused(refused.reason, peer, who.name if who is not None else refused.who)
             headers = refused.headers
             if refused.status in (408, 413, 503):  # the rest of the request is not read
                 headers["connection"] = "close"
-            await _skip(scope["headers"], receive)
+            await _skip(scope["headers"], meter)
             await respond(send, refused.status, str(refused), headers)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, peer: str) -> None:
+    async def _pass(self, scope: Scope, meter: _Meter, send: Send, peer: str) -> None:
         path, method = scope["path"], scope["method"]
         headers = _needed(scope["headers"])
         if path in OPEN_PATHS:
-            await self._app(scope, receive, send)
+            await self._app(scope, meter.receive, send)
             return
         if not self._addresses.host(headers.get(b"host", "")):
             raise Refused(421, "host", _NOT_HERE)
@@ -228,7 +229,6 @@ class Gate:
         quotas = who.quotas.over(self._quotas)
         if method in ("POST", "PUT", "DELETE"):
             self._admit(usage, quotas)
-        meter = _Meter(receive, send)
         try:
             if method != "POST":
                 await self._app(scope, meter.receive, meter.send)
@@ -377,6 +377,12 @@ class _Held:
         self._bytes = 0
 
 
+_ANSWER = b'data: {"jsonrpc":"2.0","id":'
+"""How an event begins that is an answer: nothing follows it but the end of the stream."""
+MOST_FIELDS = 200
+"""Bytes of other fields before the data of an event."""
+
+
 class _Meter:
     """Counts the bytes of a request and its answer; an answer that nobody reads is cut off."""
 
@@ -385,23 +391,34 @@ class _Meter:
         self._send = send
         self.received = 0
         self.sent = 0
+        self.whole = False
+        """Whether no more of the body comes."""
         self.at_end: Callable[[], None] | None = None
+        self._ended = False
 
     async def receive(self) -> Message:
         """The next message of the client."""
         message = await self._receive()
         self.received += len(message.get("body", b""))
+        self.whole = self.whole or not message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:
         """Pass on a message of the answer. Raises OSError when its reader does not take it."""
         if message["type"] == "http.response.body":
-            self.sent += len(message.get("body", b""))
+            if self._ended:
+                return
+            body = message.get("body", b"")
+            self.sent += len(body)
+            if self.at_end is not None and _ANSWER in body[:MOST_FIELDS]:
+                # in one piece with its end: who has read it leaves nothing unread, which is a reset
+                message = {**message, "more_body": False}
+            self._ended = not message.get("more_body", False)
             with anyio.move_on_after(WRITE_S) as waiting:
                 await self._send(message)
             if waiting.cancelled_caught:
                 raise ConnectionAbortedError("the client does not read its answer")
-            if not message.get("more_body", False) and self.at_end is not None:
+            if self._ended and self.at_end is not None:
                 with Barrier("taking note of an answer's delivery"):
                     self.at_end()
             return
@@ -433,17 +450,14 @@ async def _read(receive: Receive, declared: str, most: int, held: _Held) -> byte
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _skip(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> None:
+async def _skip(headers: Iterable[tuple[bytes, bytes]], meter: _Meter) -> None:
     """Take what is left of a body: who still sends when a connection is closed hears no answer."""
     if any(name == b"expect" for name, _ in headers):  # who asks first sends nothing
         return
-    taken = 0
+    most = meter.received + MOST_SKIPPED
     with anyio.move_on_after(SKIP_S):
-        while taken < MOST_SKIPPED:
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if not message.get("more_body", False):
-                return
+        while not meter.whole and meter.received < most:
+            await meter.receive()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

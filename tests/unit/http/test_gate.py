@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -10,10 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 from kernel_mcp.config.values import KIB, MIB, Quotas
 from kernel_mcp.errors import ServerFailure
+from kernel_mcp.http.connections import Connection
 from kernel_mcp.http.gate import MOST_BODY, PRINCIPAL_BODY, Addresses, Gate, respond_json
 from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
+from kernel_mcp.sessions.losses import Outbox
 from tests.unit.fake_kernels import FakeClock
 from tests.unit.http.asgi import PEER, ask
+from tests.unit.http.test_delivery import Line
 
 pytestmark = pytest.mark.anyio
 
@@ -254,6 +258,7 @@ async def test_a_body_without_end_is_refused_after_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kernel_mcp.http.gate.BODY_S", 0.01)
+    monkeypatch.setattr("kernel_mcp.http.gate.SKIP_S", 0.01)
     gate, behind = made(Doorbell())
 
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
@@ -348,3 +353,29 @@ async def test_listeners_are_no_calls_to_wait_for() -> None:
         await gate.drained()
         behind.hold.set()
     assert gate.calls == 0
+
+
+async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -> None:
+    outbox, told = Outbox(), list[str]()
+    outbox.expect(7).then(lambda: told.append("delivered"))
+    seen: list[list[str]] = []
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        scope["state"]["delivery"].expect(7).then(lambda: told.append("delivered"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for data in (
+            b'{"method":"notifications/progress","jsonrpc":"2.0"}',
+            b'{"jsonrpc":"2.0","id":7,"result":{}}',
+        ):
+            body = b"event: message\r\ndata: " + data + b"\r\n\r\n"
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            seen.append(list(told))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    gate, _ = made(Doorbell(), outbox_of=lambda _: outbox)
+    gate._app = stream
+    line = Connection(cast(asyncio.Transport, Line()))
+    await ask(gate, headers=ANNA, state={"connection": line})
+    assert seen == [[], ["delivered"]]
+    assert told == ["delivered"]
