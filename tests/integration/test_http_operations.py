@@ -8,14 +8,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 
-from tests.integration.httpclient import bearer, http_agent, until
+from kernel_mcp.cli import main
+from tests.integration.httpclient import HELD, Said, bearer, begun, http_agent, let_go, until, wire
 from tests.integration.httpserver import HttpServer, http_server
 
 pytestmark = [pytest.mark.anyio]
@@ -55,14 +58,21 @@ class Operated:
         self.server.stopped(known=known)
 
 
-@pytest.fixture
-def operated() -> Iterator[Operated]:
+@contextmanager
+def operating(*more: str, token: str = "") -> Iterator[Operated]:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
         folder = Path(place)
-        flags = ["--profile", "guarded", "--allow", "os", "--log-format", "json"]
+        flags = ["--profile", "guarded", "--allow", "os,pathlib,time", "--log-format", "json"]
         flags += ["--log-level", "info", "--state-dir", str(folder / "s")]
-        with http_server(*flags, "--audit-log", str(folder / "audit")) as server:
+        flags += ["--audit-log", str(folder / "audit"), *more]
+        with http_server(*flags, token=token) as server:
             yield Operated(server, folder)
+
+
+@pytest.fixture
+def operated() -> Iterator[Operated]:
+    with operating() as found:
+        yield found
 
 
 def value(text: str, series: str) -> float:
@@ -134,3 +144,45 @@ async def test_the_operator_sees_the_sessions_of_a_running_server(operated: Oper
     assert re.search(r"^s-[\w-]{12}  -  local  idle, \d+ MiB, 2 cells, \d+ s old$", shown, re.M)
     pid, address = operated.server.process.pid, operated.server.url.removeprefix("http://")
     assert re.search(rf"^server {pid} on {address} in .*: 1 session now, ", shown, re.M)
+
+
+async def test_a_server_that_drains_lives_and_is_not_ready(operated: Operated) -> None:
+    await operated.ready()
+    answers: list[Said] = []
+    async with wire(operated.server) as client, anyio.create_task_group() as tasks:
+
+        async def hold() -> None:
+            answers.append(await client.call("execute", code=HELD, wait=100))
+
+        tasks.start_soon(hold)
+        await until(lambda: bool(begun(operated.state)))
+        known = operated.server.processes
+        operated.server.signal()
+        await until(lambda: operated.get("/readyz").text == "draining\n")
+        assert operated.get("/readyz").status_code == 503
+        assert operated.get("/healthz").status_code == 200
+        let_go(operated.state)
+    assert "the last word" in answers[0].text
+    await anyio.to_thread.run_sync(lambda: operated.server.stopped(known=known))
+
+
+async def test_a_token_for_metrics_runs_nothing_and_others_read_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = tmp_path / "tokens"
+
+    def add(*words: str) -> str:
+        assert main(["token", "add", *words, "--tokens", str(tokens)]) == 0
+        return capsys.readouterr().out.strip()
+
+    ada = add("ada")
+    with operating("--tokens", str(tokens), token=ada) as operated:
+        await operated.ready()
+        prometheus = add("prometheus", "--scope", "kernel:metrics")
+        assert operated.get("/metrics", prometheus).status_code == 200
+        assert operated.get("/mcp", prometheus).status_code == 403
+        assert operated.get("/metrics", ada).status_code == 403
+        operated.end()
+        told = [line for line in operated.trail if line["event"] in ("refused", "tokens")]
+    assert operated.server.log.count(ada) == 0
+    assert [line.get("who", "2 rows" in str(line)) for line in told] == [True, "prometheus", "ada"]
