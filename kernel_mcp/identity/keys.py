@@ -95,7 +95,8 @@ class SigningKeys:
 
         Raises VerifierUnavailable when the issuer would have to be asked, and cannot be.
         """
-        if self._wanting(name, algorithm):
+        known = self._age <= STALE_S and self._found(name, algorithm) is not None
+        if not (known and self._turn.locked()):  # who asks now asks for all: wait for what is new
             await self._ask(name, algorithm)
         found = self._found(name, algorithm)
         if self._age > STALE_S or (found is None and self._reason):
@@ -107,8 +108,7 @@ class SigningKeys:
 
     async def prepare(self) -> None:
         """Ask for the keys before anyone needs them; what fails is logged."""
-        if self._wanting("", ""):
-            await self._ask("", "")
+        await self._ask("", "")
 
     @property
     def _age(self) -> float:
@@ -130,8 +130,8 @@ class SigningKeys:
         return False
 
     async def _ask(self, name: str, algorithm: str) -> None:
-        if self._turn.locked() and self._age <= STALE_S and self._found(name, algorithm):
-            return  # who asks already asks for all; what is known is good meanwhile
+        if not self._turn.locked() and not self._wanting(name, algorithm):
+            return
         async with self._turn:
             if not self._wanting(name, algorithm):
                 return
@@ -148,6 +148,7 @@ class SigningKeys:
             self._keys, self._fetched, self._reason = keys, self._clock(), ""
 
     def _failed(self, reason: str) -> None:
+        self._asked = self._clock()
         if reason != self._reason:
             logger.error(
                 "the authorization server %s cannot be asked: %s; nobody with a token of it may "

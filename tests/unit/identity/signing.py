@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import time
 from typing import Any
@@ -46,6 +48,24 @@ def public_jwk(algorithm: str, key: Any, name: str, **more: Any) -> dict[str, An
     """The public half of a key, as sets have it."""
     found = json.loads(_KINDS[algorithm].to_jwk(key.public_key()))
     return {**found, "kid": name, "use": "sig", **more}
+
+
+def encoded(value: object) -> str:
+    """A part of a token: bytes, or what JSON has for a value."""
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+def forged(token: str, header: dict[str, Any], secret: bytes = b"") -> str:
+    """A token with another header: with its old signature, one by a secret, or none for `none`."""
+    first, payload, signature = token.split(".")
+    old = json.loads(base64.urlsafe_b64decode(first + "=="))
+    start = f"{encoded({**old, **header})}.{payload}"
+    if secret:
+        signature = encoded(hmac.digest(secret, start.encode(), "sha256"))
+    elif str(header.get("alg")).lower() == "none":
+        signature = ""
+    return f"{start}.{signature}"
 
 
 class FakeIssuer:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import hmac
-import json
 import time
 import warnings
 from collections.abc import Callable
@@ -37,7 +34,15 @@ from kernel_mcp.identity.issuer import (
 )
 from kernel_mcp.identity.rows import ISSUED
 from kernel_mcp.identity.tokens import TokenFile
-from tests.unit.identity.signing import AUDIENCE, ISSUER, Clock, FakeIssuer, private_key
+from tests.unit.identity.signing import (
+    AUDIENCE,
+    ISSUER,
+    Clock,
+    FakeIssuer,
+    encoded,
+    forged,
+    private_key,
+)
 from tests.unit.identity.test_tokens import write
 
 pytestmark = pytest.mark.anyio
@@ -99,22 +104,11 @@ async def test_types_of_access_tokens(
     assert (await verifier.verify(token)).name == f"alice@{MARK}"
 
 
-def encoded(value: object) -> str:
-    text = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
-
-
-def unsigned(server: FakeIssuer, **header: Any) -> str:
-    """A good token whose header is another, without a signature."""
-    return f"{encoded({'typ': 'at+jwt', 'kid': 'k', **header})}.{server.token().split('.')[1]}."
-
-
 def by_public_key(server: FakeIssuer) -> str:
     """A token whose secret is the public key, as all know it."""
     public = server.keys["k"][1].public_key()
     secret = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    start = unsigned(server, alg="HS256").rstrip(".")
-    return f"{start}.{encoded(hmac.digest(secret, start.encode(), 'sha256'))}"
+    return forged(server.token(), {"alg": "HS256"}, secret)
 
 
 WRONG: dict[str, Callable[[FakeIssuer], str]] = {
@@ -143,15 +137,15 @@ WRONG: dict[str, Callable[[FakeIssuer], str]] = {
     "critical": lambda s: s.token(header={"crit": ["b64"], "x": 1}),
     "another key": lambda s: s.token(key=private_key("ES256")),
     "unknown key": lambda s: s.token(kid="other", key=private_key("ES256")),
-    "none": lambda s: unsigned(s, alg="none"),
-    "NONE": lambda s: unsigned(s, alg="NONE"),
-    "no algorithm": unsigned,
-    "odd algorithm": lambda s: unsigned(s, alg=["ES256"]),
-    "no signature": lambda s: unsigned(s, alg="ES256"),
+    "none": lambda s: forged(s.token(), {"alg": "none"}),
+    "NONE": lambda s: forged(s.token(), {"alg": "NONE"}),
+    "no algorithm": lambda s: forged(s.token(), {"alg": None}),
+    "odd algorithm": lambda s: forged(s.token(), {"alg": ["ES256"]}),
+    "no signature": lambda s: s.token().rpartition(".")[0] + ".",
     "HS256 with the public key": by_public_key,
     "another algorithm of the kind": lambda s: s.token(key=private_key("ES384"), algorithm="ES384"),
     "another kind": lambda s: s.token(key=private_key("RS256"), algorithm="RS256"),
-    "odd key name": lambda s: unsigned(s, alg="ES256", kid=7),
+    "odd key name": lambda s: forged(s.token(), {"kid": 7}),
     "truncated": lambda s: s.token()[:-10],
     "longer": lambda s: s.token() + "AA",
     "changed": lambda s: s.token().replace(".", ".e", 1),

@@ -208,9 +208,10 @@ async def test_many_at_once_ask_once(server: FakeIssuer, clock: Clock) -> None:
         found.append(await keys.key("k", "ES256"))
 
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keys.prepare)
         for _ in range(20):
             tasks.start_soon(one)
-        await anyio.wait_all_tasks_blocked()
+            await anyio.wait_all_tasks_blocked()
         go.set()
     assert len(server.asked) == 2
     assert None not in found
