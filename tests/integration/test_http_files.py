@@ -102,7 +102,7 @@ def sha256_of(path: Path) -> str:
 async def test_a_large_file_goes_in_and_out_and_the_server_stays_small(
     server: HttpServer, folder: Path, tmp_path: Path, size: int
 ) -> None:
-    async with placed(server, "large") as place:
+    async with placed(server, f"large-{size}") as place:
         assert place.curl("-T", sparse(tmp_path / "small", 100), place.of("small")) == "201"
         before = server.peak_bytes
         sent, got = sparse(tmp_path / "big", size), tmp_path / "got"
@@ -173,11 +173,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(server: HttpServer, fold
     async with placed(server, "broken") as place:
         before = server.descriptors
         with socket.create_connection(server.address) as raw:
-            head = (
-                f"PUT /sessions/{place.handle}/files/new/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-                f"Authorization: Bearer {server.token}\r\nContent-Length: 9000000\r\n\r\n"
-            )
-            raw.sendall(head.encode() + bytes(4 * MIB))
+            raw.sendall(begun_upload(place))
             await until(lambda: server.descriptors > before)
         await until(lambda: server.descriptors <= before)
         (workspace,) = (folder / "w").rglob("broken")
@@ -207,6 +203,14 @@ async def test_readers_that_take_nothing_hold_neither_others_nor_memory(
         assert got.content == b"begin"
 
 
+def begun_upload(place: Place) -> bytes:
+    head = (
+        f"PUT /sessions/{place.handle}/files/new/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {place.server.token}\r\nContent-Length: 9000000\r\n\r\n"
+    )
+    return head.encode() + bytes(4 * MIB)
+
+
 def slow_request(place: Place) -> bytes:
     return (
         f"GET /sessions/{place.handle}/files/big HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -214,16 +218,20 @@ def slow_request(place: Place) -> bytes:
     ).encode()
 
 
-async def test_a_download_that_runs_does_not_hold_the_end_of_the_server(tmp_path: Path) -> None:
+async def test_transfers_that_run_do_not_hold_the_end_of_the_server(tmp_path: Path) -> None:
     with http_server("--drain", "1s") as server:
         async with placed_for_good(server) as place:
             assert place.curl("-T", sparse(tmp_path / "big", 50 * MIB), place.of("big")) == "201"
             with socket.create_connection(server.address) as raw:
                 raw.sendall(slow_request(place))
                 assert raw.recv(12) == b"HTTP/1.1 200"
-                known = server.processes
-                server.signal(signal.SIGTERM)
-                server.stopped(known=known)
+                before = server.descriptors
+                with socket.create_connection(server.address) as upload:
+                    upload.sendall(begun_upload(place))
+                    await until(lambda: server.descriptors >= before + 2)
+                    known = server.processes
+                    server.signal(signal.SIGTERM)
+                    server.stopped(known=known)
 
 
 @asynccontextmanager
