@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.host_folders import Shown
 from kernel_mcp.http.files import routes
 from kernel_mcp.identity import Principal
 from kernel_mcp.output.text import Masks
@@ -147,13 +148,14 @@ async def asking(
     hidden: Sequence[tuple[str, str]] = (),
     opener: Any = None,
     quotas: Quotas | None = None,
+    mounts: Sequence[Shown] = (),
     **options: Any,
 ) -> AsyncIterator[Asking]:
     """A client of the routes for files, of sessions with fake kernels and real folders."""
     manager = new_manager(folder, FakeSource(), FakeClock(), quotas=quotas or Quotas())
     masks = Masks(hidden)
     manager._workspace = lambda root: Workspace(
-        root, disk_bytes=disk_bytes, opener=opener, masked=masks.pieces
+        root, disk_bytes=disk_bytes, opener=opener, masked=masks.pieces, mounts=mounts
     )
 
     def caller_of(request: Request) -> Caller:

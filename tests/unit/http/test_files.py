@@ -16,9 +16,10 @@ import anyio
 import pytest
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.config.values import Quotas
+from kernel_mcp.config.values import Mount, Quotas
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import streams
+from kernel_mcp.host_folders import Shown
 from kernel_mcp.http.files import links_of
 from kernel_mcp.http.transfers import PIECE_BYTES, Transfers
 from kernel_mcp.linux.safe_tree import Opener, by_walking, with_openat2
@@ -322,6 +323,36 @@ async def test_a_way_that_code_changes_meanwhile_leads_nowhere(
         upload.close()
     assert (outside / "a").read_text() == "outside"
     assert names(outside) == ["a"]
+
+
+async def test_mounted_folders_are_read_and_written_as_the_operator_says(tmp_path: Path) -> None:
+    read_only, writable = tmp_path / "ro", tmp_path / "rw"
+    shown = []
+    for folder, mode in ((read_only, "ro"), (writable, "rw")):
+        folder.mkdir()
+        (folder / "a").write_text("host")
+        (folder / ".env").write_text("secret")
+        shown.append(Shown(Mount(folder, f"/{mode}", mode)))
+        shown[-1].covers[(".env",)] = "file"
+    async with asking(tmp_path / "sessions", mounts=shown) as client:
+        assert (await client.get("/ro/a")).body == b"host"
+        for answer in (
+            await client.put("/ro/a", b"new"),
+            await client.put("/ro/b", b"new"),
+            await client.delete("/ro/a"),
+            await client.delete("/ro"),
+            await client.get("/ro/.env"),
+            await client.get("/rw/.env"),
+            await client.put("/rw/.env", b"new"),
+            await client.delete("/rw/.env"),
+            await client.delete("/rw"),
+        ):
+            assert answer.status == 403
+        assert (await client.put("/rw/d/b", b"new")).status == 201
+        assert (await client.delete("/rw/a")).status == 204
+        assert names(read_only) == [".env", "a"]
+        assert names(writable) == [".env", "d"]
+        assert (writable / "d/b").read_bytes() == b"new"
 
 
 async def test_a_link_is_replaced_or_removed_itself(tmp_path: Path) -> None:
