@@ -57,7 +57,7 @@ class Meters:
         """A tool has answered."""
 
     def refusal(self, reason: str) -> None:
-        """Something was refused: policy, network, and what the gate of HTTP refuses."""
+        """Something was refused: policy, quota, network, and what the gate of HTTP refuses."""
 
     def moved(self, received: int, sent: int) -> None:
         """So many bytes of bodies came in and went out."""

@@ -7,6 +7,7 @@ arguments are the public contract of the server.
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import time
@@ -25,7 +26,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import Share, duration, hosts, limit_duration, memory, share
 from kernel_mcp.environments.own import own_folder
 from kernel_mcp.environments.uv import ProgressCallback
-from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.errors import KernelMcpError, SessionLimitReached, WorkspaceError
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.network import Network
@@ -301,6 +302,12 @@ def progress_of(ctx: AnyContext) -> ProgressCallback | None:
     return report
 
 
+def _bounded(error: KernelMcpError) -> bool:
+    """Whether it says that something is used up, of a session, a principal or the server."""
+    full = isinstance(error, WorkspaceError) and error.code == errno.EDQUOT
+    return full or isinstance(error, SessionLimitReached)
+
+
 class Toolbox:
     """Collects `tools` and finishes their answers to `callers`."""
 
@@ -373,6 +380,8 @@ class Toolbox:
                 with Within(origin):
                     result = await tool(*args, **kwargs)
             except KernelMcpError as error:
+                if _bounded(error):
+                    self._meters.refusal("quota")
                 result = refusal(error)
             except MCPError:
                 raise

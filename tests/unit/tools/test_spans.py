@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ pytestmark = [pytest.mark.anyio]
 
 
 @pytest.fixture
-def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider, found = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(found))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    return found
+    yield found
+    provider.shutdown()  # the SDK keeps its tracer
 
 
 def parents(span: ReadableSpan, spans: dict[int, ReadableSpan]) -> list[str]:
