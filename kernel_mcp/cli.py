@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kernel_mcp.config.load import read_settings, settings_parser
 from kernel_mcp.errors import ConfigError, KernelMcpError
@@ -103,6 +104,10 @@ def _serve(argv: Sequence[str]) -> int:
     gc.disable()  # the import makes a million objects that stay: collecting them costs 0.1 s
     from kernel_mcp.server import serve
 
+    if settings.http is not None:
+        from kernel_mcp.web import run_http
+
+        serve = partial(serve, run=run_http)
     gc.freeze()
     gc.enable()
     return serve(settings, sandbox)

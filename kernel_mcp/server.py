@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +31,6 @@ from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.host_folders import shown_folders, usable_devices
-from kernel_mcp.identity import OneToken
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import mark_of
 from kernel_mcp.launch.cold import LocalLauncher
@@ -59,6 +58,7 @@ from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.quota import Capacity
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.roster import answering, described
+from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.telemetry import Levels, Meters, Readiness
@@ -126,15 +126,41 @@ class Parts(Services):
         )
 
 
+class Commons:
+    """What all parts of a server share that has them several times; see `web`."""
+
+    def __init__(self, settings: Settings, sandbox: Sandbox) -> None:
+        """Raises ConfigError."""
+        self.masks = Masks(settings.hidden)
+        self.meters = _meters(settings)
+        self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
+        self.capacity = _capacity(settings)
+        self.managers: list[SessionManager] = []
+
+    @property
+    def sessions(self) -> list[Session]:
+        """Every open session of the server."""
+        return [session for manager in self.managers for session in manager.sessions]
+
+    def close(self) -> None:
+        """The server has ended."""
+        self.audit.note("server_end", {})
+        self.audit.close()
+
+
 @asynccontextmanager
-async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
-    """Build all parts; close them in reverse order. Raises KernelMcpError."""
+async def parts(
+    settings: Settings, sandbox: Sandbox, commons: Commons | None = None
+) -> AsyncIterator[Parts]:
+    """Build all parts; close them in reverse order. Raises KernelMcpError.
+
+    `commons` are those of a server that has others beside them.
+    """
     async with AsyncExitStack() as stack:
-        masks = Masks(settings.hidden)
-        meters = _meters(settings)
-        audit = Measured(_audit(settings, sandbox, masks), meters)
-        stack.callback(audit.close)
-        stack.callback(audit.note, "server_end", {})
+        if commons is None:
+            commons = Commons(settings, sandbox)
+            stack.callback(commons.close)
+        masks, meters, audit = commons.masks, commons.meters, commons.audit
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
         resources = ResourceManager.create(run.path, sandbox.report())
         await stack.enter_async_context(resources.running())
@@ -228,7 +254,7 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             waiting = stack.enter_context(spare_folder(waiting))
         elif folders.keep:
             sweep_spares(waiting)
-        capacity = _capacity(settings)
+        capacity = commons.capacity
         pool = WarmPool(
             factory,
             size=spares,
@@ -261,7 +287,10 @@ async def parts(settings: Settings, sandbox: Sandbox) -> AsyncIterator[Parts]:
             capacity=capacity,
             preparation=CellInstallations(installer),
             keeping=keeping,
+            everyone=lambda: commons.sessions,
         )
+        commons.managers.append(manager)
+        stack.callback(commons.managers.remove, manager)
         doors.at_work = lambda: [each.ledger.add for each in manager.at_work]
         await stack.enter_async_context(manager.running())
         await stack.enter_async_context(answering(run.path, partial(_told, settings, manager)))
@@ -421,116 +450,25 @@ async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
         ):
             tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
-            tasks.start_soon(_warm_up, built, greeted)
-            tasks.start_soon(_stay_within_bounds, built)
+            tasks.start_soon(warm_up, built, greeted)
+            tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
             lowlevel = mcp._lowlevel_server
             await lowlevel.run(read, write, lowlevel.create_initialization_options())
             tasks.cancel_scope.cancel()
 
 
-async def run_http(settings: Settings, sandbox: Sandbox) -> None:
-    """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
-    from kernel_mcp.http import files as file_routes
-    from kernel_mcp.http.callers import HttpCallers
-    from kernel_mcp.http.gate import Addresses, Gate
-    from kernel_mcp.http.operations import Named, routes
-    from kernel_mcp.http.serving import announce, application, bound, serving, url_of
-    from kernel_mcp.http.sessions import McpSessions, OldTransport
-    from kernel_mcp.http.watching import Watched
-    from kernel_mcp.identity.issuer import metadata, metadata_url
-    from kernel_mcp.identity.verifiers import Verifiers, verifier_of
-
-    assert settings.http is not None
-    listening = bound(settings.http)
-    url = url_of(settings, listening)
-    host = settings.http[0]
-    settings = replace(settings, http=(host, listening.getsockname()[1]))
-    verifier = verifier_of(settings, url)
-    async with parts(settings, sandbox) as built:
-        callers = HttpCallers(authenticated=verifier is not None)
-        mcp = build_mcp(built, callers, file_routes.links_of(settings, url))
-        lowlevel = mcp._lowlevel_server
-        ended = built.manager.forget_default
-        mcp_sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
-        mcp.middleware.append(_tell_when_cancelled(mcp_sessions.outbox))
-        old = OldTransport(lowlevel, ended=ended) if settings.sse else None
-        watched = Watched(built.audit.note, built.meters)
-        if isinstance(verifier, Verifiers):
-            verifier.tell(watched.tokens)
-        operations = routes(
-            built.readiness,
-            lambda: gate.draining,
-            built.meters,
-            lambda: built.levels(gate.calls),
-        )
-        moved = file_routes.routes(
-            built.manager,
-            callers.of_request,
-            masks=mcp.masks,
-            files="files" in settings.tools,
-        )
-        gate = Gate(
-            Named(application([*operations, *moved], mcp_sessions, old)),
-            addresses=Addresses.of(host, settings.public_url),
-            verifier=verifier,
-            quotas=settings.quotas,
-            clock=time.monotonic,
-            outbox_of=mcp_sessions.outbox,
-            metadata=metadata(url, settings.issuer) if settings.issuer else None,
-            metadata_url=metadata_url(url),
-            watch=watched,
-        )
-        begun = anyio.Event()
-        begun.set()
-        async with (
-            anyio.create_task_group() as tasks,
-            mcp_sessions.run(),
-            serving(gate, settings, listening, mcp.end_calls) as drain,
-        ):
-            tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
-            tasks.start_soon(watched.run)
-            tasks.start_soon(_warm_up, built, begun)
-            tasks.start_soon(_stay_within_bounds, built)
-            if isinstance(verifier, Verifiers):
-                tasks.start_soon(verifier.prepare)
-            announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
-            with anyio.open_signal_receiver(*ENDING) as signals:
-                async for number in signals:
-                    logger.info("stopping on %s", signal.Signals(number).name)
-                    break
-                await drain()
-                end_soon()
-            stay()
-            tasks.cancel_scope.cancel()
-
-
-def _tell_when_cancelled(outbox_of: Callable[[str], Outbox | None]) -> ServerMiddleware[Any]:
-    """Has notices of answers that a client of the handshake era had given up pending again."""
-
-    async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
-        if ctx.method == "notifications/cancelled" and ctx.request is not None:
-            request = (ctx.params or {}).get("requestId")
-            outbox = outbox_of(ctx.request.headers.get("mcp-session-id", ""))
-            if outbox is not None and isinstance(request, (str, int)):
-                outbox.given_up(request)
-        return await call_next(ctx)
-
-    return pass_on
-
-
-async def _stay_within_bounds(built: Parts) -> None:
+async def stay_within_bounds(settings: Settings, sessions: Callable[[], Sequence[Session]]) -> None:
+    """Have sessions give up what the server holds for them when that is too much."""
     memory = OwnMemory()
     try:
         await ServerBounds(
-            lambda: built.manager.sessions,
-            memory=memory,
-            most_memory=memory_bound(built.settings.max_sessions),
+            sessions, memory=memory, most_memory=memory_bound(settings.max_sessions)
         ).run()
     finally:
         memory.close()
 
 
-async def _warm_up(built: Parts, greeted: anyio.Event) -> None:
+async def warm_up(built: Parts, greeted: anyio.Event) -> None:
     """Import what kernels need, after the client's first answer, and again while that fails."""
     await greeted.wait()
     for pause_s in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
@@ -605,8 +543,12 @@ def _leave_no_core() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (1, hard))
 
 
-def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
-    """Run the server until it is told to stop; its exit code."""
+def serve(
+    settings: Settings,
+    sandbox: Future[Sandbox],
+    run: Callable[[Settings, Sandbox], Awaitable[None]] = run_stdio,
+) -> int:
+    """Have `run` serve until it is told to stop; its exit code."""
     _mask_log(settings)
     if settings.secrets:
         _leave_no_core()
@@ -614,7 +556,6 @@ def serve(settings: Settings, sandbox: Future[Sandbox]) -> int:
     sys.setswitchinterval(SWITCH_S)
     with Barrier("serving") as barrier:
         try:
-            run = run_http if settings.http is not None else run_stdio
             anyio.run(run, settings, sandbox.result())
         except KernelMcpError as error:
             print(f"kernel-mcp: {error}", file=sys.stderr)

@@ -6,7 +6,7 @@ import re
 import secrets
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -114,10 +114,12 @@ class SessionManager:
         capacity: Capacity | None = None,
         preparation: Preparation | None = None,
         keeping: Keeping | None = None,
+        everyone: Callable[[], Sequence[Session]] | None = None,
     ) -> None:
         """Without a `capacity` only the settings bound how many sessions there may be.
 
-        Without `keeping` no session outlives the server.
+        Without `keeping` no session outlives the server. `everyone` has the sessions of other
+        managers of the server, too.
         """
         self._settings = settings
         self._source = source
@@ -144,6 +146,7 @@ class SessionManager:
         self._quota = SessionQuota(
             settings,
             sessions=lambda: self.sessions,
+            everyone=everyone or (lambda: self.sessions),
             drop=self._drop,
             spawn=self._spawn,
             clock=clock,
@@ -576,6 +579,11 @@ class SessionManager:
         known.move_to_end(caller.client)
         if len(known) > MOST_CLIENTS:
             known.popitem(last=False)
+
+    def dismiss(self, principal: str) -> None:
+        """End the sessions of a principal whose doors are others now; what is kept stays."""
+        for session in [each for each in self.sessions if each.owner == principal]:
+            session.close()
 
     def forget_default(self, principal: str, default: str) -> None:
         """Have no call find a default session there any more; it is open, and has its handle."""

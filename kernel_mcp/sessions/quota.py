@@ -195,17 +195,19 @@ class SessionQuota:
         settings: Settings,
         *,
         sessions: Callable[[], Iterable[Session]],
+        everyone: Callable[[], Iterable[Session]],
         drop: Callable[[Session], Awaitable[None]],
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         clock: Clock,
         capacity: Capacity,
         principals: Principals,
     ) -> None:
-        """`spawn` starts a task that ends with the manager."""
+        """`everyone` has all sessions of the server, `spawn` starts a task of the manager's."""
         self._settings = settings
         self._capacity = capacity
         self._principals = principals
         self._sessions = sessions
+        self._everyone = everyone
         self._drop = drop
         self._spawn = spawn
         self._forced: defaultdict[str, dict[str, anyio.Event]] = defaultdict(dict)
@@ -314,7 +316,8 @@ class SessionQuota:
         own = len({id(session.family) for session in awake if session.owner == owner})
         if most and own >= min(most, all_most):
             return self._too_many(owner, min(most, all_most))
-        if len({id(session.family) for session in awake}) >= all_most:
+        running = {id(each.family) for each in self._everyone() if each.lifecycle.awake}
+        if len(running) >= all_most:
             return (
                 f"This server runs {all_most} sessions at once (--max-sessions), and has no room "
                 "for one more now: others are in use. Try again in a minute, or end a session of "

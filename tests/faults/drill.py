@@ -32,7 +32,7 @@ from mcp.client import Client  # noqa: E402
 
 from kernel_mcp.config.settings import Settings  # noqa: E402
 from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
-from kernel_mcp.server import Parts, _warm_up, build_mcp, parts  # noqa: E402
+from kernel_mcp.server import Parts, build_mcp, parts, warm_up  # noqa: E402
 from kernel_mcp.sessions.reaper import Reaper  # noqa: E402
 from tests.unit.fake_kernels import Handed  # noqa: E402
 
@@ -183,7 +183,7 @@ async def drill(full: bool, only: str) -> dict[str, Any]:
             greeted = anyio.Event()
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(Reaper(built.manager, 3600.0, time.monotonic).run)
-                tasks.start_soon(_warm_up, built, greeted)
+                tasks.start_soon(warm_up, built, greeted)
                 greeted.set()
                 async with Client(build_mcp(built, Handed())) as client:
                     found = Drill(built, client)

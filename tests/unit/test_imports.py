@@ -37,6 +37,7 @@ ROOMS = (
     ("stdio",),
     ("http",),
     ("server", "commands"),
+    ("web",),
     ("cli",),
     ("__main__",),
 )

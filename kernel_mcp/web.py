@@ -1,0 +1,280 @@
+"""Composition root of a server on HTTP: one wing for each set of doors that principals have.
+
+A wing is a whole of parts (sessions, kernels, template, ways out) which see no other doors than
+those of its principals. Nothing of a kernel is shared between wings, so nothing has to be taken
+away from one.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+import anyio.abc
+from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.http import files as file_routes
+from kernel_mcp.http.callers import HttpCallers
+from kernel_mcp.http.connections import state_of
+from kernel_mcp.http.gate import MCP, METRICS_PATH, OPEN_PATHS, Addresses, Gate, respond
+from kernel_mcp.http.operations import Named, routes
+from kernel_mcp.http.serving import announce, application, bound, serving, url_of
+from kernel_mcp.http.sessions import McpSessions, OldTransport
+from kernel_mcp.http.watching import Watched
+from kernel_mcp.identity import OneToken, Principal
+from kernel_mcp.identity.issuer import metadata, metadata_url
+from kernel_mcp.identity.verifiers import Verifiers, verifier_of
+from kernel_mcp.linux.process import ENDING, end_soon, stay
+from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.server import Commons, Parts, build_mcp, parts, stay_within_bounds, warm_up
+from kernel_mcp.sessions.losses import Outbox
+from kernel_mcp.sessions.reaper import Reaper
+from kernel_mcp.telemetry import Levels, Readiness
+from kernel_mcp.tools.resources import ResourceServer
+
+logger = logging.getLogger(__name__)
+
+MOST_WINGS = 8
+"""Each has a template of its own, some 60 MB."""
+DOORS = ("mounts", "network", "devices", "variables", "secrets")
+"""Fields of the settings that doors are."""
+
+
+def granted(settings: Settings, doors: Sequence[str]) -> Settings:
+    """The settings with those doors alone that a principal is granted; see `Principal.doors`."""
+    if "*" in doors:
+        return settings
+    named = frozenset(doors)
+    return replace(
+        settings,
+        mounts=tuple(each for each in settings.mounts if f"mount:{each.guest}" in named),
+        network=settings.network if "network" in named else (),
+        devices=tuple(each for each in settings.devices if f"device:{each}" in named),
+        variables=tuple(each for each in settings.variables if f"env:{each.name}" in named),
+        secrets=tuple(each for each in settings.secrets if f"secret:{each.name}" in named),
+    )
+
+
+def names_of_doors(settings: Settings) -> frozenset[str]:
+    """What a row of the tokens file may name of the doors of a server."""
+    return frozenset(
+        {
+            "*",
+            *(f"mount:{each.guest}" for each in settings.mounts),
+            *(["network"] if settings.network else []),
+            *(f"device:{each}" for each in settings.devices),
+            *(f"env:{each.name}" for each in settings.variables),
+            *(f"secret:{each.name}" for each in settings.secrets),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Wing:
+    """Parts of a server with the doors of some of its principals, and what serves them."""
+
+    built: Parts
+    mcp: ResourceServer
+    sessions: McpSessions
+    app: ASGIApp
+
+
+class Wings:
+    """The wings of a server, each built when the first principal comes who has its doors."""
+
+    def __init__(
+        self, settings: Settings, sandbox: Sandbox, *, url: str, callers: HttpCallers
+    ) -> None:
+        """`url` is where clients reach the server. Raises ConfigError."""
+        self._settings = settings
+        self._sandbox = sandbox
+        self._callers = callers
+        self._links = file_routes.links_of(settings, url)
+        self.commons = Commons(settings, sandbox)
+        self.all: list[Wing] = []
+        self._known: dict[tuple[Any, ...], Wing] = {}
+        self._places: dict[str, Wing] = {}
+        self._building = anyio.Lock()
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Keep wings until cancelled. Raises KernelMcpError where the first cannot be built."""
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._tasks.start_soon(
+                    stay_within_bounds, self._settings, lambda: self.commons.sessions
+                )
+                await self._wing(() if self._settings.several else ("*",))
+                task_status.started()
+        finally:
+            self.commons.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request in the wing of its principal, as an ASGI application."""
+        try:
+            wing = await self._of(state_of(scope)["principal"])
+        except KernelMcpError as error:
+            await respond(send, 503, str(error), {"retry-after": "60"})
+            return
+        answer = wing.sessions if scope["path"] == MCP else wing.app
+        await answer(scope, receive, send)
+
+    async def _of(self, who: Principal) -> Wing:
+        wing = self._known.get(self._key(who.doors)) or await self._wing(who.doors)
+        before = self._places.get(who.name)
+        if before is not wing:
+            self._places[who.name] = wing
+            if before is not None:
+                logger.warning("the doors of a principal are others now: its sessions are ended")
+                before.built.manager.dismiss(who.name)
+        return wing
+
+    def _key(self, doors: Sequence[str]) -> tuple[Any, ...]:
+        found = granted(self._settings, doors)
+        return tuple(getattr(found, name) for name in DOORS)
+
+    async def _wing(self, doors: Sequence[str]) -> Wing:
+        async with self._building:
+            key = self._key(doors)
+            if (found := self._known.get(key)) is not None:
+                return found
+            if len(self.all) >= MOST_WINGS:
+                raise KernelMcpError(
+                    f"Principals of this server have {MOST_WINGS} different sets of doors already, "
+                    "and there is no room for one more. The operator can make them fewer."
+                )
+            assert self._tasks is not None
+            wing: Wing = await self._tasks.start(self._keep, granted(self._settings, doors))
+            self._known[key] = wing
+            self.all.append(wing)
+            return wing
+
+    async def _keep(self, settings: Settings, *, task_status: anyio.abc.TaskStatus[Wing]) -> None:
+        async with AsyncExitStack() as stack:
+            built = await stack.enter_async_context(parts(settings, self._sandbox, self.commons))
+            mcp = build_mcp(built, self._callers, self._links)
+            lowlevel = mcp._lowlevel_server
+            ended = built.manager.forget_default
+            sessions = McpSessions(lowlevel, idle_s=settings.idle_timeout_s, ended=ended)
+            mcp.middleware.append(_tell_when_cancelled(sessions.outbox))
+            old = OldTransport(lowlevel, ended=ended) if settings.sse else None
+            moved = file_routes.routes(
+                built.manager,
+                self._callers.of_request,
+                masks=mcp.masks,
+                files="files" in settings.tools,
+            )
+            await stack.enter_async_context(sessions.run())
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            begun = anyio.Event()
+            begun.set()
+            tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
+            tasks.start_soon(warm_up, built, begun)
+            task_status.started(Wing(built, mcp, sessions, application(moved, sessions, old)))
+            await anyio.sleep_forever()
+
+    def outbox(self, session: str) -> Outbox | None:
+        """The outbox of an MCP session; None where there is none."""
+        found = (wing.sessions.outbox(session) for wing in self.all)
+        return next((each for each in found if each is not None), None)
+
+    def end_calls(self) -> int:
+        """Have every call that runs be answered: the server stops. How many there were."""
+        return sum([wing.mcp.end_calls() for wing in self.all])
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether kernels can be started, in the first wing."""
+        return self.all[0].built.readiness
+
+    async def levels(self, calls: int) -> Levels:
+        """What the server has now, with so many calls that are being answered."""
+        found = [await wing.built.levels(calls) for wing in self.all]
+        return Levels(
+            sessions=sum((Counter(each.sessions) for each in found), Counter()),
+            templates=sum((Counter(each.templates) for each in found), Counter()),
+            spares=sum(each.spares for each in found),
+            calls=calls,
+            server_bytes=max(each.server_bytes for each in found),
+            kernels_bytes=sum(each.kernels_bytes for each in found),
+        )
+
+
+async def run_http(settings: Settings, sandbox: Sandbox) -> None:
+    """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
+    assert settings.http is not None
+    listening = bound(settings.http)
+    url = url_of(settings, listening)
+    host = settings.http[0]
+    settings = replace(settings, http=(host, listening.getsockname()[1]))
+    verifier = verifier_of(settings, url)
+    wings = Wings(
+        settings, sandbox, url=url, callers=HttpCallers(authenticated=verifier is not None)
+    )
+    watched = Watched(wings.commons.audit.note, wings.commons.meters)
+    if isinstance(verifier, Verifiers):
+        verifier.tell(watched.tokens)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(wings.run)
+        operations = Starlette(
+            routes=routes(
+                wings.readiness,
+                lambda: gate.draining,
+                wings.commons.meters,
+                lambda: wings.levels(gate.calls),
+            )
+        )
+
+        async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+            asked = scope["path"] in (*OPEN_PATHS, METRICS_PATH)
+            await (operations if asked else wings)(scope, receive, send)
+
+        gate = Gate(
+            Named(behind),
+            addresses=Addresses.of(host, settings.public_url),
+            verifier=verifier,
+            quotas=settings.quotas,
+            clock=time.monotonic,
+            outbox_of=wings.outbox,
+            metadata=metadata(url, settings.issuer) if settings.issuer else None,
+            metadata_url=metadata_url(url),
+            watch=watched,
+        )
+        async with serving(gate, settings, listening, wings.end_calls) as drain:
+            tasks.start_soon(watched.run)
+            if isinstance(verifier, Verifiers):
+                tasks.start_soon(verifier.prepare)
+            announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
+            with anyio.open_signal_receiver(*ENDING) as signals:
+                async for number in signals:
+                    logger.info("stopping on %s", signal.Signals(number).name)
+                    break
+                await drain()
+                end_soon()
+            stay()
+        tasks.cancel_scope.cancel()
+
+
+def _tell_when_cancelled(outbox_of: Callable[[str], Outbox | None]) -> ServerMiddleware[Any]:
+    """Has notices of answers that a client of the handshake era had given up pending again."""
+
+    async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
+        if ctx.method == "notifications/cancelled" and ctx.request is not None:
+            request = (ctx.params or {}).get("requestId")
+            outbox = outbox_of(ctx.request.headers.get("mcp-session-id", ""))
+            if outbox is not None and isinstance(request, (str, int)):
+                outbox.given_up(request)
+        return await call_next(ctx)
+
+    return pass_on
