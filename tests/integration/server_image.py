@@ -31,6 +31,7 @@ BASE, IMAGE = "kernel-mcp-test-base", "kernel-mcp-test-server"
 PACKAGES = "ca-certificates,python3,python3-venv"
 VOLUME = "/var/lib/kernel-mcp"
 TOKENS = f"{VOLUME}/tokens"
+PATIENCE_S = 300.0
 HOST = "notebook.example.com"
 """What the examples of proxies are written for."""
 SAFE = (
@@ -118,7 +119,7 @@ def volume(engine: Engine) -> Iterator[str]:
     try:
         yield name
     finally:
-        engine.ask("volume", "rm", "--force", name)
+        engine.ask("volume", "rm", "--force", name, patience_s=PATIENCE_S)
 
 
 @contextmanager
@@ -129,7 +130,7 @@ def container(engine: Engine, *words: str) -> Iterator[str]:
     try:
         yield number
     finally:
-        engine.ask("rm", "--force", "--time", "0", number)
+        engine.ask("rm", "--force", "--time", "0", number, patience_s=PATIENCE_S)
 
 
 def published(engine: Engine, number: str, port: int) -> int:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anyio
 import httpx2
 import pytest
 
@@ -194,7 +195,7 @@ async def test_a_client_over_http_is_served_and_the_end_is_in_order(
                 await notebook.call("close_session", session=name)
         until(lambda: "Z" not in run(engine, "top", number, "state").split())
         run(engine, "stop", number)
-        until(lambda: number not in run(engine, "ps", "--all", "--quiet", "--no-trunc"))
+        assert number not in run(engine, "ps", "--quiet", "--no-trunc")
 
 
 async def test_a_server_that_is_stopped_ends_by_itself(engine: Engine, kept: str) -> None:
@@ -274,20 +275,25 @@ def status(url: str) -> int:
 
 async def tells_as_it_goes(notebook: Agent) -> None:
     """A line of a running cell arrives before the cell ends, which waits for a file."""
-    told: list[str] = []
+    told = anyio.Event()
 
-    async def hear(_progress: float, _total: float | None, message: str | None) -> None:
-        if message and "first" in message and not told:
-            told.append(message)
-            await notebook.call("write_file", path="go", content="")
+    def hear(_progress: float, _total: float | None, message: str | None) -> None:
+        if message and "first" in message:
+            told.set()
+
+    async def let_go() -> None:
+        await told.wait()
+        await notebook.call("write_file", path="go", content="")
 
     code = (
         "import os, time\nprint('first', flush=True)\n"
         "while not os.path.exists('go'):\n    time.sleep(0.05)\nos.remove('go')"
     )
-    answer = await notebook.call("execute", on_progress=hear, code=code, timeout=60)
-    assert "first" in answer.text
-    assert told
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(let_go)
+        answer = await notebook.call("execute", on_progress=hear, code=code, timeout=60, wait=60)
+        tasks.cancel_scope.cancel()
+    assert answer.status == "ok", answer.text
     large = await notebook.call("write_file", path="large", content="x" * 3_000_000)
     assert not large.failed, large.text
 
