@@ -178,7 +178,7 @@ class Gate:
 
     @property
     def calls(self) -> int:
-        """POSTs that are being answered."""
+        """Calls and uploads that are being answered."""
         return self._calls
 
     async def drained(self) -> None:
@@ -230,7 +230,13 @@ class Gate:
         if method in ("POST", "PUT", "DELETE"):
             self._admit(usage, quotas)
         try:
-            if method != "POST":
+            if method in ("PUT", "DELETE"):
+                self._begin()
+                try:
+                    await self._app(scope, meter.receive, meter.send)
+                finally:
+                    self._end()
+            elif method != "POST":
                 await self._app(scope, meter.receive, meter.send)
             else:
                 await self._call(scope, meter, usage, quotas, headers)

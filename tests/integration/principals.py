@@ -14,10 +14,10 @@ from tests.integration.httpserver import ROOT, HttpServer, http_server
 MADE = re.compile(r"kmcp_[\w-]+")
 
 
-def add(file: Path, name: str) -> str:
+def add(file: Path, name: str, *flags: str) -> str:
     """The token of a new principal."""
     done = subprocess.run(
-        [sys.executable, "-m", "kernel_mcp", "token", "add", name, "--tokens", str(file)],
+        [sys.executable, "-m", "kernel_mcp", "token", "add", name, "--tokens", str(file), *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,
