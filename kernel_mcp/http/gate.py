@@ -24,7 +24,16 @@ from kernel_mcp.config.values import KIB, MIB, Quotas, format_bytes
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.delivery import Delivery
-from kernel_mcp.identity import METRICS, OPERATOR, RUN, Principal, Unauthenticated, Verifier
+from kernel_mcp.identity import (
+    INSTALL,
+    METRICS,
+    OPERATOR,
+    RUN,
+    TOKEN_PREFIX,
+    Principal,
+    Unauthenticated,
+    Verifier,
+)
 from kernel_mcp.sessions.losses import Outbox
 
 logger = logging.getLogger(__name__)
@@ -259,6 +268,7 @@ class Gate:
         self._begin()
         try:
             body = await _read(meter.receive, headers.get(b"content-length", ""), room, held)
+            self._require_scopes(state["principal"], headers.get(b"authorization", ""), body)
             outbox = self._outbox_of(headers.get(b"mcp-session-id", ""))
             delivery = Delivery(state.get("connection"), outbox)
             state["delivery"] = delivery
@@ -315,6 +325,23 @@ class Gate:
                 who.name,
             )
         return who
+
+    def _require_scopes(self, who: Principal, authorization: str, body: bytes) -> None:
+        """Have the client of an issuer's token log in again for what the call takes beyond RUN.
+
+        Others cannot: the tool says to them what is lacking. Raises Refused.
+        """
+        if self._metadata is None or INSTALL in who.scopes or not installs(body):
+            return
+        if authorization.partition(" ")[2].strip().startswith(TOKEN_PREFIX):
+            return
+        raise Refused(
+            403,
+            "forbidden",
+            f"This token lacks the scope {INSTALL}, which `install` takes.",
+            {"www-authenticate": self._challenge("insufficient_scope", f"{RUN} {INSTALL}")},
+            who.name,
+        )
 
     def _challenge(self, error: str, scope: str) -> str:
         parts = ['realm="kernel-mcp"']
@@ -464,6 +491,20 @@ async def _skip(headers: Iterable[tuple[bytes, bytes]], meter: _Meter) -> None:
     with anyio.move_on_after(SKIP_S):
         while not meter.whole and meter.received < most:
             await meter.receive()
+
+
+def installs(body: bytes) -> bool:
+    """Whether a message calls the tool `install`."""
+    if b'"install"' not in body:
+        return False
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(message, dict) or message.get("method") != "tools/call":
+        return False
+    params = message.get("params")
+    return isinstance(params, dict) and params.get("name") == "install"
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -21,11 +21,17 @@ const machines = [...ALGORITHMS, "opaque", "expired"].map((name) => ({
   response_types: [],
 }));
 
+const app = {
+  client_id: "app",
+  token_endpoint_auth_method: "none",
+  redirect_uris: ["http://127.0.0.1:9/callback"],
+};
+
 const server = createServer();
 server.listen(0, "127.0.0.1", () => {
   const issuer = `http://127.0.0.1:${server.address().port}`;
   const provider = new Provider(issuer, {
-    clients: machines,
+    clients: [...machines, app],
     jwks: { keys },
     scopes: ["openid", "offline_access", ...SCOPES.split(" ")],
     findAccount: (_, id) => ({ accountId: id, claims: () => ({ sub: id }) }),

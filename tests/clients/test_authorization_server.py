@@ -277,6 +277,23 @@ async def test_a_person_logs_in_and_has_one_session_whatever_the_client(
         assert foreign.text.replace(session, "X") == unknown.text.replace("s-000000000000", "X")
 
 
+@pytest.mark.parametrize("era", ["legacy", "auto"])
+async def test_a_person_is_asked_again_when_packages_are_to_be_added(
+    issuer: str, server: HttpServer, era: str
+) -> None:
+    memory = Memory()
+    memory.client = OAuthClientInformationFull(
+        client_id="app", redirect_uris=[AnyUrl(REDIRECT)], issuer=issuer
+    )
+    async with agent(server, person(server, f"bob-{era}", memory), era) as client:
+        await client.run("1")
+        assert memory.tokens is not None
+        assert memory.tokens.scope == "kernel:run"
+        assert "scope" not in await client.refused("install", packages=["not/a/name"])
+        assert memory.tokens.scope is not None
+        assert set(memory.tokens.scope.split()) == {"kernel:run", "kernel:install"}
+
+
 async def test_a_token_for_something_else_is_asked_to_be_another(
     issuer: str, server: HttpServer
 ) -> None:

@@ -22,13 +22,20 @@ from tests.unit.http.test_delivery import Line
 pytestmark = pytest.mark.anyio
 
 ANNA = {"authorization": "Bearer anna"}
+CALL_INSTALL = b'{"method": "tools/call", "params": {"name": "install"}}'
 
 
-_SCOPES = {"anna": {RUN, INSTALL}, "ben": {RUN}, "eve": {INSTALL}, "olga": {METRICS}}
+_SCOPES = {
+    "anna": {RUN, INSTALL},
+    "ben": {RUN},
+    "eve": {INSTALL},
+    "olga": {METRICS},
+    "kmcp_ben": {RUN},
+}
 
 
 class Doorbell:
-    """Knows four tokens, hears refusals."""
+    """Knows some tokens, hears refusals."""
 
     def __init__(self) -> None:
         self.refusals: list[tuple[str, str, str]] = []
@@ -379,3 +386,32 @@ async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -
     await ask(gate, headers=ANNA, state={"connection": line})
     assert seen == [[], ["delivered"]]
     assert told == ["delivered"]
+
+
+@pytest.mark.parametrize(
+    ("token", "body", "status"),
+    [
+        ("ben", CALL_INSTALL, 403),
+        ("ben", CALL_INSTALL.replace(b'"install"', b'"execute"'), 200),
+        ("ben", b'["install"]', 200),
+        ("ben", b'{"method": "tools/call", "params": "install", "x": "install"}', 200),
+        ("ben", b'"install"' + b"[" * 100_000, 200),
+        ("anna", CALL_INSTALL, 200),
+        ("kmcp_ben", CALL_INSTALL, 200),  # whom the tool tells, as nobody gives it another token
+    ],
+    ids=range(7),
+)
+async def test_an_issuers_token_is_to_be_another_for_an_install(
+    token: str, body: bytes, status: int
+) -> None:
+    gate, _ = made(Doorbell(), metadata={}, metadata_url="https://x.example/about")
+    answer = await ask(gate, headers={"authorization": f"Bearer {token}"}, body=[body])
+    assert answer.status == status
+    challenge = 'error="insufficient_scope", scope="kernel:run kernel:install"'
+    assert (challenge in answer.headers.get("www-authenticate", "")) is (status == 403)
+
+
+async def test_without_an_issuer_the_tool_says_what_is_lacking() -> None:
+    gate, _ = made(Doorbell())
+    ben = {"authorization": "Bearer ben"}
+    assert (await ask(gate, headers=ben, body=[CALL_INSTALL])).status == 200
