@@ -175,7 +175,8 @@ class Cli:
         assert len(model.seen) == len(calls)
         return model.seen
 
-    def _run(self, url: str, environ: dict[str, str]) -> None:
+    def server(self) -> dict[str, Any]:
+        """The entry of the server in the client's configuration."""
         root = Path(__file__).parents[2]
         kept = {key: value for key, value in os.environ.items() if key.startswith(("UV_", "XDG_"))}
         kept.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
@@ -183,13 +184,15 @@ class Cli:
         if self.ordinary:
             variables = [f"{key}={value}" for key, value in kept.items() if key[:3] == "UV_"]
             words = as_ordinary_user(["env", *variables, *words])
-        server = {
+        return {
             "command": words[0],
             "args": words[1:],
             "env": {**kept, "PYTHONPATH": str(root)},
         }
+
+    def _run(self, url: str, environ: dict[str, str]) -> None:
         config = self.folder / "servers.json"
-        config.write_text(json.dumps({"mcpServers": {SERVER: server}}))
+        config.write_text(json.dumps({"mcpServers": {SERVER: self.server()}}))
         command = [str(self.programs / "claude"), "-p", "begin", "--mcp-config", str(config)]
         options = ["--strict-mcp-config", "--allowedTools", PREFIX.rstrip("_")]
         done = subprocess.run(
