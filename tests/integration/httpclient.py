@@ -27,7 +27,7 @@ META = {
     "io.modelcontextprotocol/clientInfo": ABOUT,
 }
 ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 NAMED = {"tools/call": "name", "resources/read": "uri", "prompts/get": "name"}
 """The parameter of a method that its header repeats."""
 
