@@ -57,16 +57,16 @@ async def new_session(client: Wire, name: str) -> str:
     return str((await client.call("create_session", name=name)).data["session"])
 
 
-async def idle(client: Wire, session: str) -> str:
-    """What is told of a session until it runs nothing any more."""
-    told: list[str] = []
+async def heard(client: Wire, session: str, words: str = "") -> None:
+    """Wait until a session is idle and has told this."""
+    told = ""
     with anyio.fail_after(60):
         while True:
             listed = (await client.call("list_sessions")).data["sessions"]
             (state,) = [each for each in listed if each["session"] == session]
-            told += state["notices"]
-            if state["state"] == "idle":
-                return "\n".join(told)
+            told += "".join(state["notices"])
+            if state["state"] == "idle" and words in told:
+                return
 
 
 # 1. State
@@ -155,7 +155,7 @@ async def test_a_handshake_call_whose_client_hangs_up_goes_on_and_is_told_to_who
     async with wire(server, handshake=True) as client:
         session = await dropped(client, server, "goes-on", folder)
         let_go(folder)
-        await idle(client, session)
+        await heard(client, session)
         for _ in range(2):  # it is repeated as long as it is asked for
             told = await client.call("wait", session=session)
             assert "begun" in told.text
@@ -168,7 +168,7 @@ async def test_the_end_of_a_call_that_nobody_received_is_told_with_the_next_answ
     async with wire(server, handshake=True) as client:
         session = await dropped(client, server, "untold", folder)
         let_go(folder)
-        assert "cell 1, which was running, has ended: ok" in await idle(client, session)
+        await heard(client, session, "cell 1, which was running, has ended: ok")
         later = await client.call("execute", code="'later'", session=session)
         assert later.text == "'later'"
 
@@ -178,8 +178,7 @@ async def test_a_call_of_the_newest_era_whose_client_hangs_up_is_stopped(
 ) -> None:
     async with wire(server) as client:
         session = await dropped(client, server, "stopped", folder)
-        told = await idle(client, session)
-        assert "cell 1, whose call was cancelled, has ended: interrupted" in told
+        await heard(client, session, "cell 1, whose call was cancelled, has ended: interrupted")
         assert (await client.call("execute", code="'later'", session=session)).text == "'later'"
 
 
