@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kernel_mcp.config.load import read_settings, settings_parser
+from kernel_mcp.config.serving import check_serving
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.linux.process import plain_signals
 from kernel_mcp.telemetry.logs import log_to_stderr
@@ -90,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(argv: Sequence[str]) -> int:
     epilog = f"{_EPILOG}\n{_COMMANDS_HELP}"
     settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog, list(_COMMANDS)), argv)
+    check_serving(settings)
     log_to_stderr(settings.log_level, settings.log_format)
     if settings.http is None and sys.stdin.isatty():
         print(_WAITING, file=sys.stderr)

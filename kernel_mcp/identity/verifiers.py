@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kernel_mcp.config.settings import Settings
-from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import (
     INVALID,
     TOKEN_PREFIX,
@@ -52,14 +51,9 @@ class Verifiers:
 
 def verifier_of(settings: Settings, url: str) -> Verifiers | OneToken | None:
     """What the settings of a server at `url` demand; None for nothing. Raises ConfigError."""
-    named = settings.tokens is not None or bool(settings.issuer)
     if settings.no_auth:
-        if named:
-            raise ConfigError(
-                "--no-auth serves everyone, --tokens and --issuer do not: leave one of them out"
-            )
         return None
-    if not named:
+    if not settings.several:
         return OneToken()
     tokens = TokenFile(settings.tokens) if settings.tokens is not None else None
     if not settings.issuer:
