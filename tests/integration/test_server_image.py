@@ -50,8 +50,9 @@ RUN apt-get update && apt-get install --yes --no-install-recommends caddy nginx-
  && rm -f /etc/nginx/sites-enabled/default
 COPY nginx.conf /etc/nginx/conf.d/notebook.conf
 COPY Caddyfile /etc/caddy/Caddyfile
-# certificates of its own: no authority answers here
-RUN sed 's/^{HOST} {{/{{\\n local_certs\\n skip_install_trust\\n admin off\\n}}\\n&/' \\
+# Debian's Caddy 2.6 has another name for it; certificates of its own, as no authority answers here
+RUN sed -i 's/request_buffers 4MiB/buffer_requests/' /etc/caddy/Caddyfile \\
+ && sed 's/^{HOST} {{/{{\\n local_certs\\n skip_install_trust\\n admin off\\n}}\\n&/' \\
         /etc/caddy/Caddyfile > /etc/caddy/here
 """
 WITH_SYSTEMD = f"""
