@@ -10,7 +10,11 @@ from typing import Any
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
-from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
+from mcp.server.auth.middleware.bearer_auth import (
+    AuthenticatedUser,
+    AuthorizationContext,
+    authorization_context,
+)
 from mcp.server.lowlevel.server import Server
 from mcp.server.sse import SseServerTransport
 from mcp.server.streamable_http import StreamableHTTPServerTransport
@@ -72,10 +76,15 @@ class McpSessions(StreamableHTTPSessionManager):
         """Answer a request, as an ASGI application."""
         name = SESSION_HEADER.encode()
         session = next((v.decode("latin-1") for k, v in scope["headers"] if k == name), None)
-        if session is not None and session not in self._server_instances:
+        if session is not None and not self._is_of(session, scope.get("user")):
             await respond(send, 404, _UNKNOWN, {})
             return
         await self.handle_request(scope, receive, send)
+
+    def _is_of(self, session: str, user: object) -> bool:
+        """Whether there is this MCP session, and it is this user's."""
+        who = authorization_context(user) if isinstance(user, AuthenticatedUser) else None
+        return session in self._server_instances and self._session_owners.get(session) == who
 
     def _admit_session(
         self, requestor: AuthorizationContext | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernel_mcp.identity import new_token
 from tests.integration.httpserver import ROOT, HttpServer, http_server
 
 MADE = re.compile(r"kmcp_[\w-]+")
@@ -35,3 +38,15 @@ def two_principals(folder: Path, *flags: str) -> Iterator[tuple[HttpServer, str,
     tokens = add(file, "one"), add(file, "other")
     with http_server("--tokens", str(file), *flags, token=tokens[0]) as server:
         yield server, *tokens
+
+
+def many(file: Path, count: int) -> list[str]:
+    """The tokens of so many principals, whose rows are written all at once."""
+    tokens = [new_token() for _ in range(count)]
+    rows = [
+        {"principal": f"p{number}", "sha256": hashlib.sha256(token.encode()).hexdigest()}
+        for number, token in enumerate(tokens)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file.chmod(0o600)
+    return tokens
