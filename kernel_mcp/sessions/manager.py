@@ -204,6 +204,12 @@ class SessionManager:
             self._shares[principal] = found
         return found
 
+    def most_sessions(self, principal: str) -> int:
+        """Sessions with a kernel that a principal may have at once."""
+        return min(
+            self.principals.quotas(principal).sessions or sys.maxsize, self._settings.max_sessions
+        )
+
     def check_cells(self, caller: Caller) -> None:
         """Raise SessionLimitReached where the caller may run no further cell now."""
         self.principals.seen(caller.who)

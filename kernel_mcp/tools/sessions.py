@@ -118,7 +118,7 @@ def register(box: Toolbox, services: Services) -> None:
         states = [_state(session, now) for session in sessions]
         for session in sessions:
             caller.reply.carry(session.ledger, session.ledger.pending)
-        return SessionList(sessions=states, limit=settings.max_sessions)
+        return SessionList(sessions=states, limit=manager.most_sessions(caller.principal))
 
     @tool(annotations=DESTROYS)
     async def close_session(
@@ -362,7 +362,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
             cell_timeout_s=session.timeout_s,
             max_cell_timeout_s=settings.max_timeout_s,
             output_chars=settings.max_output,
-            max_sessions=settings.max_sessions,
+            max_sessions=services.manager.most_sessions(session.owner),
             idle_timeout_s=settings.idle_timeout_s,
         ),
         workspace=services.sandbox.guest_paths(request.workspace, request.workspace).workspace,
