@@ -63,7 +63,7 @@ class HostileHandle:
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(PROGRAM), *arguments], stdout=subprocess.PIPE
         )
-        self.pid = self._process.pid
+        self.pid, self.kind = self._process.pid, "cold"
         self.boundary: tuple[str, ...] = ()
         self.way: Exit = NoWay()
         self.channels: tuple[socket.socket, ...] = ()

@@ -103,6 +103,7 @@ HARMLESS = frozenset(
         "os.fsencode",
         "os.fsdecode",
         "os.fspath",
+        "os.path.samestat",
         "os.strerror",
         "os.getpid",
         "os.getppid",
@@ -226,6 +227,7 @@ SEAMS = frozenset(
         ".rglob",
         ".rmdir",
         ".send",
+        ".sendall",
         ".sendmsg",
         ".setblocking",
         ".setsockopt",
@@ -286,6 +288,7 @@ SEAMS = frozenset(
         "os.fsync",
         "os.ftruncate",
         "os.kill",
+        "os.link",
         "os.killpg",
         "os.listdir",
         "os.lseek",
@@ -326,6 +329,7 @@ SEAMS = frozenset(
         "signal.pause",
         "signal.pidfd_send_signal",
         "socket.create_server",
+        "socket.getaddrinfo",
         "socket.recv_fds",
         "socket.send_fds",
         "socket.socket",
@@ -337,6 +341,7 @@ SEAMS = frozenset(
         "tempfile.mkdtemp",
         "threading.Thread",
         "threading.stack_size",
+        "tempfile.mkstemp",
     ]
 )
 
