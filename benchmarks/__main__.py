@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import anyio
 
-from benchmarks import crowds, field, ours, record, report, sessions
+from benchmarks import crowds, field, ours, over_http, record, report, sessions
 from benchmarks.bench import Bench
 from benchmarks.machine import Machine
 from benchmarks.places import build_ours
@@ -37,6 +37,7 @@ GROUPS: Mapping[str, Callable[[Bench], Awaitable[None]]] = MappingProxyType(
         "first": sessions.first,
         "session": sessions.session,
         "warm": sessions.warm,
+        "http": over_http.warm,
         "cells": sessions.cells,
         "ends": sessions.ends,
         "burst": crowds.burst,
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # some servers print into the protocol
+    for noisy in ("httpx2", "httpcore2"):  # a line for each call, which would be measured too
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     now = datetime.now(timezone.utc)
     machine = Machine.this()
     if machine.load > QUIET_LOAD:

@@ -1,4 +1,7 @@
-"""An MCP server on stdio that does nothing: what the SDK itself costs."""
+"""An MCP server that does nothing, on stdio or, told `http`, over HTTP: what the SDK costs."""
+
+import socket
+import sys
 
 from mcp.server import MCPServer
 
@@ -11,5 +14,21 @@ def execute(code: str, session: str = "") -> str:
     return code
 
 
+def serve_http() -> None:
+    """Serve on a port that is free, and say on stderr which one that is."""
+    import uvicorn  # the server on stdio starts without it
+
+    # named as TCP, or asyncio lets each answer wait for an acknowledgement
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    print(f"bare: serving http://127.0.0.1:{port}/mcp", file=sys.stderr, flush=True)
+    config = uvicorn.Config(server.streamable_http_app(), log_level="warning")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
 if __name__ == "__main__":
-    server.run("stdio")
+    if sys.argv[1:] == ["http"]:
+        serve_http()
+    else:
+        server.run("stdio")

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from mcp_types import ImageContent
 
-from benchmarks import crowds, field, ours, sessions
+from benchmarks import crowds, field, ours, over_http, sessions
 from benchmarks.connection import answer, call
 from benchmarks.crowds import PANDAS_ALL
 from benchmarks.floor import FLOOR
@@ -81,6 +81,13 @@ other subject before it, when the processor's caches hold something else.""",
             sessions.INTERRUPT,
             sessions.CLOSE,
         ),
+    ),
+    Chapter(
+        "Over HTTP",
+        """\
+Streamable HTTP on loopback, with a token. The floor is what a call costs over stdio, and besides \
+what HTTP adds to an MCP server of the same SDK that does nothing, all of it in turns.""",
+        (over_http.NEWEST, over_http.HANDSHAKE),
     ),
     Chapter(
         "Many sessions",
