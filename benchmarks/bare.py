@@ -21,6 +21,7 @@ def serve_http() -> None:
     # named as TCP, or asyncio lets each answer wait for an acknowledgement
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
+    listening.listen()
     port = listening.getsockname()[1]
     print(f"bare: serving http://127.0.0.1:{port}/mcp", file=sys.stderr, flush=True)
     config = uvicorn.Config(server.streamable_http_app(), log_level="warning")
