@@ -28,10 +28,11 @@ from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.checkpoints import Resting
+from kernel_mcp.sessions.ends import Ended, Ends
 from kernel_mcp.sessions.history import ClosedRecords, History
 from kernel_mcp.sessions.keeping import HELD_HERE, UNKEPT, UNUSED, Claim, Keeping
 from kernel_mcp.sessions.lifecycle import lost_names
-from kernel_mcp.sessions.losses import Loss, Reply
+from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.principals import Overseer, Principals
 from kernel_mcp.sessions.quota import Capacity, SessionQuota
 from kernel_mcp.sessions.saver import Kept, Saver
@@ -54,8 +55,6 @@ SHARED = (
 )
 MOST_CLIENTS = 50
 """Clients of a default session that are told apart; those that were longest away are forgotten."""
-MOST_ENDED = 500
-"""Ended sessions that are kept for their owners' next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +82,6 @@ def ago(seconds: float) -> str:
         return "less than a minute ago"
     unit, count = ("min", seconds / 60) if seconds < 3600 else ("h", seconds / 3600)
     return f"{count:.0f} {unit} ago"
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An ended session: why it ended, and what was lost.
-
-    `name` is empty once a later session of its owner has it.
-    """
-
-    owner: str
-    handle: str
-    name: str
-    why: str
-    loss: Loss
 
 
 class SessionManager:
@@ -135,8 +120,7 @@ class SessionManager:
         self._defaults: dict[tuple[str, str], str] = {}
         self._held: dict[str, ExitStack] = {}
         """What keeps the workspaces of sessions for them, by handle."""
-        self._ended: OrderedDict[str, Ended] = OrderedDict()
-        self._known: OrderedDict[str, Ended] = OrderedDict()
+        self._ends = Ends()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
         self._shares: WeakValueDictionary[str, DiskShare] = WeakValueDictionary()
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
@@ -345,9 +329,7 @@ class SessionManager:
             session.ledger.add(claim.note)
         self._sessions[handle] = session
         if name:
-            for former in [each for each in self._ended.values() if each.name == name]:
-                if former.owner == caller.principal:
-                    self._ended[former.handle] = replace(former, name="")
+            self._ends.give_name(caller.principal, name)
         session.journal.opened(
             name=name, packages=map(str, request.packages), python=request.python
         )
@@ -509,22 +491,9 @@ class SessionManager:
 
     def _own(self, caller: Caller, session: str) -> Session | None:
         """The caller's session of this handle or name."""
-        if (found := self._sessions.get(session)) is None:
-            return self._named(caller, session)
-        return found if found.owner == caller.principal else None
-
-    def _own_ended(self, caller: Caller, session: str) -> Ended | None:
-        """The caller's session of this handle or name whose end it does not know of."""
-        known = self._ended.get(session) if session not in self._sessions else None
-        found = [known] if known is not None else reversed(self._ended.values())
-        return next(
-            (
-                each
-                for each in found
-                if each.owner == caller.principal and session in (each.handle, each.name)
-            ),
-            None,
-        )
+        found = self._sessions.get(session)
+        own = found is not None and found.owner == caller.principal
+        return found if own else self._named(caller, session)
 
     async def resolve(self, caller: Caller, session: str) -> Session:
         """The caller's session of this handle or name; `""` is its default one, made if missing.
@@ -540,7 +509,7 @@ class SessionManager:
                 and self._keeping.has(caller.principal, session)
             ):
                 return await self.create(caller, name=session)
-            if (ended := self._own_ended(caller, session)) is not None:
+            if (ended := self._ends.find(caller.principal, session)) is not None:
                 raise SessionGone(
                     f"Session {session!r} {self._fate(ended)} Open another with create_session, "
                     "or leave `session` empty for the default session.",
@@ -563,7 +532,7 @@ class SessionManager:
                     self._defaults[key] = default.handle
                 if not caller.known:
                     caller.reply.lead = LEAD.format(default.handle)
-                if (ended := self._ended.pop(former, None)) is not None:
+                if (ended := self._ends.pop(caller.principal, former)) is not None:
                     text = f"The default session {self._fate(ended)} This is a new default session"
                     default.ledger.add(text, ended.loss)
         self._note_client(caller, default)
@@ -609,15 +578,11 @@ class SessionManager:
 
     def known_to_have_ended(self, handle: str) -> None:
         """Record a delivered answer about the end of a session."""
-        if (ended := self._ended.pop(handle, None)) is not None:
-            self._known[handle] = ended
-            if len(self._known) > MOST_ENDED:
-                self._known.popitem(last=False)
+        self._ends.told(handle)
 
     def not_known_to_have_ended(self, handle: str) -> None:
         """Record that this answer was revoked."""
-        if (ended := self._known.pop(handle, None)) is not None:
-            self._ended[handle] = ended
+        self._ends.untold(handle)
 
     def _fate(self, ended: Ended) -> str:
         files = "" if self._folders.keep else " and files"
@@ -661,14 +626,9 @@ class SessionManager:
 
     def _remember(self, session: Session, why: str) -> None:
         """Keep the end of a session for its owner's next call."""
-        told = session.handle in self._ended or session.handle in self._known
-        if session.handle in self._sessions and not told:
+        if session.handle in self._sessions:
             loss = session.lost_state(f"it {why}")
-            self._ended[session.handle] = Ended(
-                session.owner, session.handle, session.name, why, loss
-            )
-            if len(self._ended) > MOST_ENDED:
-                self._ended.popitem(last=False)
+            self._ends.add(Ended(session.owner, session.handle, session.name, why, loss))
 
     async def _serve(self, session: Session, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:

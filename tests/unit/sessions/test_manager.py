@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
-from kernel_mcp.sessions import manager as module
+from kernel_mcp.sessions import ends as module
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.reaper import Reaper
@@ -103,7 +103,7 @@ async def test_a_new_default_session_tells_what_went_with_the_former(tmp_path: P
 async def test_ends_that_are_remembered_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_ENDED", 2)
+    monkeypatch.setattr(module, "MOST", 2)
     manager = new_manager(tmp_path, FakeSource(), FakeClock())
     async with manager.running():
         sessions = [await manager.create(ME) for _ in range(3)]

@@ -27,10 +27,11 @@ from kernel_mcp.sandbox.select import NoSandbox
 from kernel_mcp.server import build_mcp
 from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters
-from kernel_mcp.tools import Services
+from kernel_mcp.tools import Callers, Services
 from tests.integration.agent import Agent, Answer
 from tests.unit.fake_kernels import FakeClock, FakeSource, FakeStore, Handed, new_manager
 
@@ -115,12 +116,14 @@ async def served(
     folder: Path,
     source: FakeSource | None = None,
     links: Callable[[str], str] | None = None,
+    callers: Callers | None = None,
+    keeping: Keeping | None = None,
     **options: Any,
 ) -> AsyncIterator[Served]:
-    """A server with these settings; `links` are addresses of sessions."""
+    """A server with these settings; `links` are addresses of sessions, `callers` say who calls."""
     settings = Settings(**{"allow_install": ("kmtest", BESIDE), **options})
     source, clock, store = source or FakeSource(), FakeClock(), FakeStore(folder / "environment")
-    manager = new_manager(folder, source, clock, **options)
+    manager = new_manager(folder, source, clock, keeping=keeping, **options)
     installer = FakeInstaller(settings)
     sandbox = NoSandbox()
     services = Services(
@@ -144,6 +147,6 @@ async def served(
         network=Network(),
         meters=Meters(),
     )
-    mcp = build_mcp(services, Handed(), links)
+    mcp = build_mcp(services, callers or Handed(), links)
     async with manager.running(), Client(mcp, mode="legacy") as client:
         yield Served(Agent(client), manager, source, store, installer, clock)
