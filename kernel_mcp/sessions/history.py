@@ -8,7 +8,7 @@ import os
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -368,7 +368,7 @@ def _row(cell: Cell) -> dict[str, Any]:
 KEPT_S = 600.0
 MOST_KEPT = 50
 KEPT_BYTES = 512 * MIB
-"""All kept outputs on disk; the oldest go first."""
+"""Records and their outputs on disk of one owner; the oldest go first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,19 +405,21 @@ class ClosedRecords:
         if not self._kept:
             self._spawn(self._expire)
         self._kept[handle] = _Kept(owner, cells, self._clock() + KEPT_S)
-        while len(self._kept) > MOST_KEPT or self._bytes() > KEPT_BYTES:
-            await self._remove_oldest()
+        own = [each for each, kept in self._kept.items() if kept.owner == owner]
+        while len(own) > MOST_KEPT or self._bytes(own) > KEPT_BYTES:
+            await self._remove(own.pop(0))
 
     async def _expire(self) -> None:
         while self._kept:
             await anyio.sleep(max(0.0, next(iter(self._kept.values())).until - self._clock()))
             while self._kept and next(iter(self._kept.values())).until <= self._clock():
-                await self._remove_oldest()
+                await self._remove(next(iter(self._kept)))
 
-    async def _remove_oldest(self) -> None:
-        handle, _ = self._kept.popitem(last=False)
+    async def _remove(self, handle: str) -> None:
+        if self._kept.pop(handle, None) is None:
+            return
         with Barrier("removing the record of a closed session", handle):
             await surely(remove_tree, self._folder / handle)
 
-    def _bytes(self) -> int:
-        return sum(kept.cells.disk_bytes for kept in self._kept.values())
+    def _bytes(self, handles: Iterable[str]) -> int:
+        return sum(self._kept[each].cells.disk_bytes for each in handles if each in self._kept)

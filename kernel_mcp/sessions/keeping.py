@@ -25,7 +25,7 @@ from kernel_mcp.config.values import KIB, Persist, format_bytes, no_more_or_unli
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.sessions.snapshot import Dump
-from kernel_mcp.sessions.store import Entry, Key, Saved, SessionStore
+from kernel_mcp.sessions.store import OF_PRINCIPAL, Entry, Key, Saved, SessionStore
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 KEPT = "kept"
 """The folder of the store in that for state."""
-OF_PRINCIPAL = "principal "
-"""How the place of a key begins that is a principal and no folder."""
 DEFAULT_NAME = "default"
 """What the default session is called in a store."""
 TRACE_BYTES = 256 * KIB

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 64 * MIB
 MOST_ENTRIES = 200_000
 """Files that are counted of one entry."""
+OF_PRINCIPAL = "principal "
+"""How the place of a key begins that is a principal and no folder."""
 ID_CHARS = 32
 _ID = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 ENDING_S = 5.0
@@ -140,6 +143,12 @@ class Stored:
     bytes: int
     used: float
     held: bool
+
+    @property
+    def owner(self) -> str:
+        """The principal of its session; those of no principal have one owner."""
+        folder = self.saved.folder if self.saved is not None else ""
+        return folder if folder.startswith(OF_PRINCIPAL) else ""
 
 
 class Entry:
@@ -332,19 +341,39 @@ class SessionStore:
         return True
 
     def make_room(self) -> list[Stored]:
-        """Remove what has expired, then the longest unused until all fit; what was removed."""
-        removed = []
+        """Remove what has expired, then the longest unused until all fit; what was removed.
+
+        Of principals, those go first that have the most, and nothing of one that has no more than
+        an equal part.
+        """
+        removed: list[Stored] = []
         found = self.entries()
-        total = sum(each.bytes for each in found)
         for each in reversed(found):
-            over = bool(self.most_bytes) and total > self.most_bytes
-            if each.held or not (over or self.now() - each.used > self.most_s):
-                continue
-            with contextlib.suppress(OSError):
-                if self.forget(each.id):
-                    removed.append(each)
-                    total -= each.bytes
+            if self.now() - each.used > self.most_s:
+                self._discard(each, removed)
+        left = [each for each in reversed(found) if each not in removed]
+        if not self.most_bytes:
+            return removed
+        held: Counter[str] = Counter()
+        for each in left:
+            held[each.owner] += each.bytes
+        part = self.most_bytes / max(1, len(held))
+        idle = [each for each in left if not each.held]
+        while idle and held.total() > self.most_bytes:
+            each = max(idle, key=lambda one: held[one.owner])
+            if held[each.owner] <= part:
+                break
+            idle.remove(each)
+            if self._discard(each, removed):
+                held[each.owner] -= each.bytes
         return removed
+
+    def _discard(self, each: Stored, removed: list[Stored]) -> bool:
+        with contextlib.suppress(OSError):
+            if not each.held and self.forget(each.id):
+                removed.append(each)
+                return True
+        return False
 
     def _entries(self) -> Iterator[Stored]:
         try:

@@ -6,9 +6,11 @@ import base64
 import gc
 import json
 import tracemalloc
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from kernel_mcp.output import displays
@@ -18,7 +20,7 @@ from kernel_mcp.output.outputs import EVICTED, OutputLog
 from kernel_mcp.output.render import render
 from kernel_mcp.sessions import history
 from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
-from kernel_mcp.sessions.history import BATCH, History
+from kernel_mcp.sessions.history import BATCH, ClosedRecords, History
 from kernel_mcp.sessions.losses import Loss, Notice
 from kernel_mcp.sessions.notebook import notebook
 
@@ -280,3 +282,21 @@ def test_a_state_that_is_none_changes_nothing(tmp_path: Path, change: dict[str, 
     with pytest.raises(ValueError, match=r"\w"):
         second.history.restore(state)
     assert len(second.history) == 0
+
+
+async def test_records_of_closed_sessions_make_room_among_those_of_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_KEPT", 2)
+    async with anyio.create_task_group() as tasks:
+
+        def spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            tasks.start_soon(work)
+
+        records = ClosedRecords(tmp_path, lambda: 0.0, spawn)
+        for owner, handle in (("other", "o1"), *(("greedy", f"g{n}") for n in range(4))):
+            await records.keep(owner, handle, Cells(tmp_path / handle).history)
+        assert records.find("other", "o1") is not None
+        there = [n for n in range(4) if records.find("greedy", f"g{n}") is not None]
+        assert there == [2, 3]
+        tasks.cancel_scope.cancel()

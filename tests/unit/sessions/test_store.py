@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernel_mcp.errors import HibernationError
-from kernel_mcp.sessions.store import Entry, Key, Saved, SessionStore
+from kernel_mcp.sessions.store import OF_PRINCIPAL, Entry, Key, Saved, SessionStore
 
 KEY = Key("/home/me/project", "default")
 ROW = {"names": ["a"], "lost": {}, "variables": [], "stored": ["a"], "copies": [], "files": []}
@@ -176,6 +176,21 @@ def test_the_longest_unused_go_when_all_hold_too_much_and_those_in_use_stay(
     removed = [each.saved.name for each in small.make_room() if each.saved is not None]
     assert removed == ["oldest"]
     assert {each.saved.name for each in small.entries() if each.saved} == {"held", "newer"}
+
+
+def test_a_principal_that_keeps_much_takes_no_room_from_others(tmp_path: Path) -> None:
+    made = store(tmp_path)
+    kept = [("other", "old"), ("greedy", "a"), ("greedy", "held"), ("greedy", "b"), ("greedy", "c")]
+    for number, (principal, name) in enumerate(kept):
+        entry = opened(made, Key(f"{OF_PRINCIPAL}{principal}", name))
+        save(entry, bytes(200_000))
+        for path in (entry.folder, entry.folder / "manifest.json"):
+            os.utime(path, (made.now() - 50 + number,) * 2)
+        if name != "held":
+            entry.close()
+    for most, gone in ((700_000, ["a", "b"]), (450_000, ["c"]), (150_000, ["old"])):
+        small = SessionStore(tmp_path / "kept", most_bytes=most, most_s=100.0)
+        assert [each.saved.name for each in small.make_room() if each.saved is not None] == gone
 
 
 def test_variables_that_are_dropped_do_not_come_back(tmp_path: Path) -> None:
