@@ -10,6 +10,7 @@ import anyio
 from mcp_types import CallToolResult, ResourceLink
 from pydantic import Field
 
+from kernel_mcp.config.settings import Settings
 from kernel_mcp.environments.metadata import modules_of
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import (
@@ -122,13 +123,13 @@ def register(box: Toolbox, services: Services) -> None:
         """Follow a running or queued cell: return the output since the last answer.
 
         Answers when the cell ends, at the latest after `wait` seconds; giving up does not stop it.
-        Of one that has ended the result is shown again.
+        Of one that has ended the result is shown again; without `cell` that of the last one.
         """
         check_seconds("wait", wait, least=0)
         caller, found = await box.resolve(ctx, session)
         chosen = cell_of(found.cells, cell) if cell else _next_to_tell(found)
         if chosen is None:
-            return say(_nothing_runs(found))
+            return await _said_again(found, caller.reply, settings)
         with found.queue.attending(chosen):
             await found.follow(chosen, wait, progress_of(ctx))
             since = Position() if chosen.told else chosen.reported
@@ -293,6 +294,15 @@ def _next_to_tell(session: Session) -> Cell | None:
     untold = session.cells.untold
     going = (cell for cell in untold if not cell.finished.is_set())
     return next(going, None) or next(iter(untold), None)
+
+
+async def _said_again(session: Session, reply: Reply, settings: Settings) -> CallToolResult:
+    """That nothing runs, and the last answer: the one who asks may not have received it."""
+    if not session.cells or session.cells[-1].outcome is None:
+        return say(_nothing_runs(session))
+    last = session.cells[-1]
+    result = await answer(session, last, reply, since=Position(), settings=settings)
+    return CallToolResult(content=[said(_nothing_runs(session)), *result.content])
 
 
 def _nothing_runs(session: Session) -> str:

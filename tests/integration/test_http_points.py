@@ -34,7 +34,6 @@ from tests.integration.principals import two_principals
 pytestmark = [pytest.mark.anyio]
 
 HANDLE = re.compile(r'\[session (s-\S+): pass session="(s-\S+)" to keep using these variables\]')
-LATER = pytest.mark.xfail(reason="the server does not do it yet")
 MIB = 1024 * 1024
 MOST_OF_ONE = 500
 """MCP sessions of one principal."""
@@ -148,7 +147,6 @@ async def dropped(client: Wire, server: HttpServer, name: str, folder: Path) -> 
     return session
 
 
-@LATER
 async def test_a_handshake_call_whose_client_hangs_up_goes_on_and_is_told_to_who_asks(
     server: HttpServer, folder: Path
 ) -> None:
