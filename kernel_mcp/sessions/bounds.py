@@ -16,6 +16,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import GIB, MIB, format_bytes
 from kernel_mcp.linux import process
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.sessions.sharing import level, totals
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,8 @@ class ServerBounds:
                 await anyio.sleep(RELIEF_S)
 
     def check_memory(self) -> bool:
-        """Have the session that holds most let go of it, if the server holds too much.
+        """Have a session that holds much let go of it, if the server holds too much: the largest
+        of the principal whose sessions hold most.
 
         False when there is too much and no session that holds a notable part of it.
         """
@@ -166,8 +168,10 @@ class ServerBounds:
         if (held := self._memory()) <= self._most_memory:
             return True
         parts = {session: held_by(session) for session in self._sessions()}
-        largest = max(parts, key=lambda session: parts[session], default=None)
-        if largest is None or parts[largest] < LARGE_BYTES:
+        owners = totals((session.owner, part) for session, part in parts.items())
+        notable = [session for session, part in parts.items() if part >= LARGE_BYTES]
+        largest = max(notable, key=lambda each: (owners[each.owner], parts[each]), default=None)
+        if largest is None:
             if not self._told:
                 logger.error(
                     "the server holds %s of memory, which is more than %s, and no session much of "
@@ -179,7 +183,7 @@ class ServerBounds:
         done = relieve(
             largest,
             f"the server's memory ran short (it holds {format_bytes(held)}, limit "
-            f"{format_bytes(self._most_memory)}), and this session held most of it: {part} of "
+            f"{format_bytes(self._most_memory)}), and this session held much of it: {part} of "
             "outputs and code",
         )
         logger.warning(
@@ -208,27 +212,20 @@ class ServerBounds:
             self._untidy, self._quiet = grown, 0
 
     def check_records(self) -> None:
-        """Have the sessions with the largest records remove their oldest outputs."""
+        """Have the owners with the largest records lose the oldest outputs of the largest."""
         sizes = {session: session.cells.disk_bytes for session in self._sessions()}
         if sum(sizes.values()) <= self._most_records:
             return
-        level = _level(sizes.values(), self._most_records)
-        for session in (session for session, size in sizes.items() if size > level):
-            logger.info("the oldest outputs of session %s make room for others", session.handle)
-            session.cells.make_room(level, before=len(session.cells) + 1)
+        owners = totals((session.owner, size) for session, size in sizes.items())
+        part = level(owners.values(), self._most_records)
+        for owner in (owner for owner, size in owners.items() if size > part):
+            own = {session: size for session, size in sizes.items() if session.owner == owner}
+            most = level(own.values(), part)
+            for session in (session for session, size in own.items() if size > most):
+                logger.info("the oldest outputs of session %s make room for others", session.handle)
+                session.cells.make_room(most, before=len(session.cells) + 1)
 
 
 def memory_bound(sessions: int) -> int:
     """Bytes of memory for a server with so many sessions that may run at once."""
     return OWN_BYTES + sessions * SESSION_BYTES
-
-
-def _level(sizes: Iterable[int], most: int) -> int:
-    """The bytes at which to cut each size so that the sum is `most`."""
-    ascending = sorted(sizes)
-    for place, size in enumerate(ascending):
-        fair = most // (len(ascending) - place)
-        if size > fair:
-            return fair
-        most -= size
-    return most

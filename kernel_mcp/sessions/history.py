@@ -8,7 +8,7 @@ import os
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -22,6 +22,7 @@ from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
 from kernel_mcp.sessions.losses import Loss, Notice
+from kernel_mcp.sessions.sharing import totals
 
 SEGMENT_BYTES = 4 * MIB
 """A file beyond this size is full. Files are dropped whole."""
@@ -367,8 +368,9 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 KEPT_S = 600.0
 MOST_KEPT = 50
+"""Records of one owner; the oldest go first."""
 KEPT_BYTES = 512 * MIB
-"""Records and their outputs on disk of one owner; the oldest go first."""
+"""All their outputs on disk; the oldest go first of the owner who has most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,9 +407,10 @@ class ClosedRecords:
         if not self._kept:
             self._spawn(self._expire)
         self._kept[handle] = _Kept(owner, cells, self._clock() + KEPT_S)
-        own = [each for each, kept in self._kept.items() if kept.owner == owner]
-        while len(own) > MOST_KEPT or self._bytes(own) > KEPT_BYTES:
-            await self._remove(own.pop(0))
+        while len(own := self._of(owner)) > MOST_KEPT:
+            await self._remove(own[0])
+        while sum((held := self._bytes()).values()) > KEPT_BYTES:
+            await self._remove(self._of(max(held, key=lambda each: held[each]))[0])
 
     async def _expire(self) -> None:
         while self._kept:
@@ -421,5 +424,9 @@ class ClosedRecords:
         with Barrier("removing the record of a closed session", handle):
             await surely(remove_tree, self._folder / handle)
 
-    def _bytes(self, handles: Iterable[str]) -> int:
-        return sum(self._kept[each].cells.disk_bytes for each in handles if each in self._kept)
+    def _of(self, owner: str) -> list[str]:
+        return [handle for handle, kept in self._kept.items() if kept.owner == owner]
+
+    def _bytes(self) -> dict[str, int]:
+        """What records of each owner take on disk."""
+        return totals((kept.owner, kept.cells.disk_bytes) for kept in self._kept.values())

@@ -284,6 +284,26 @@ def test_a_state_that_is_none_changes_nothing(tmp_path: Path, change: dict[str, 
     assert len(second.history) == 0
 
 
+async def test_all_records_together_are_bounded_at_the_cost_of_who_has_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "KEPT_BYTES", 35)
+    async with anyio.create_task_group() as tasks:
+
+        def spawn(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            tasks.start_soon(work)
+
+        records = ClosedRecords(tmp_path, lambda: 0.0, spawn)
+        for owner, handle in (("other", "o1"), *(("greedy", f"g{n}") for n in range(4))):
+            cells = Cells(tmp_path / handle).history
+            monkeypatch.setattr(cells, "_output_bytes", lambda: 10)
+            await records.keep(owner, handle, cells)
+        assert records.find("other", "o1") is not None
+        there = [n for n in range(4) if records.find("greedy", f"g{n}") is not None]
+        assert there == [2, 3]
+        tasks.cancel_scope.cancel()
+
+
 async def test_records_of_closed_sessions_make_room_among_those_of_their_owner_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

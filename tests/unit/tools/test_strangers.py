@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 import kernel_mcp
 from kernel_mcp.errors import SessionNotFound
 from kernel_mcp.identity import Principal
+from kernel_mcp.sessions import history
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
@@ -231,3 +232,19 @@ async def steps(server: Served, turns: Turns, key: str) -> list[tuple[str, int]]
         sys.settrace(former)
         gc.enable()
     return found
+
+
+async def test_scripts_of_one_push_out_no_record_of_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_KEPT", 3)
+    turns = Turns()
+    async with served(tmp_path, callers=turns, **SHARED) as server:
+        hers = (await server.call("run_script", script="say treasure")).cell["session"]
+        turns.name = "ben"
+        his = [(await server.call("run_script", script="say x")).cell["session"] for _ in range(5)]
+        read = [await server.call("read_file", path=f"kernel://{each}/cells/1") for each in his]
+        assert [each.failed for each in read] == [True, True, False, False, False]
+        turns.name = "ada"
+        found = await server.call("read_file", path=f"kernel://{hers}/cells/1")
+        assert found.text == "treasure"
