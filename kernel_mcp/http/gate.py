@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 MOST_BODY = 4 * MIB
 """Bytes of one MCP message: what is parsed at once keeps all others waiting, 20 ms a MiB."""
+MOST_VALUES = 10_000
+"""Items of lists and objects in one MCP message: a million take seconds to read, not 80 ms."""
 BODY_S = 60.0
 """Seconds for the whole body of a call."""
 MOST_SKIPPED = 16 * MIB
@@ -268,6 +270,8 @@ class Gate:
         self._begin()
         try:
             body = await _read(meter.receive, headers.get(b"content-length", ""), room, held)
+            if values_of(body) > MOST_VALUES:
+                raise Refused(413, "body", _TOO_MANY)
             self._require_scopes(state["principal"], headers.get(b"authorization", ""), body)
             outbox = self._outbox_of(headers.get(b"mcp-session-id", ""))
             delivery = Delivery(state.get("connection"), outbox)
@@ -493,6 +497,25 @@ async def _skip(headers: Iterable[tuple[bytes, bytes]], meter: _Meter) -> None:
             await meter.receive()
 
 
+def values_of(body: bytes) -> int:
+    """How many values a message has at most, without reading it as JSON.
+
+    Exact only where there are more than `MOST_VALUES`: texts, which may hold anything, do not
+    count.
+    """
+    found = _separators(body)
+    if found <= MOST_VALUES:
+        return found
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # only quotes that begin or end a text
+    if (quotes := plain.count(b'"')) > 4 * MOST_VALUES:
+        return quotes // 2
+    return sum(map(_separators, plain.split(b'"')[::2]))
+
+
+def _separators(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
 def installs(body: bytes) -> bool:
     """Whether a message calls the tool `install`."""
     if b'"install"' not in body:
@@ -573,6 +596,10 @@ def _too_long(most: int) -> str:
     )
 
 
+_TOO_MANY = (
+    f"A message may have {MOST_VALUES:,} values. Put large data there with PUT "
+    "/sessions/HANDLE/files/PATH, and read them from the code."
+)
 _NOT_HERE = (
     "This server is not known by the host that the request names. Behind a proxy it takes "
     "--public-url."

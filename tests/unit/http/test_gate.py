@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, cast
 
 import anyio
@@ -12,7 +13,14 @@ from starlette.types import Receive, Scope, Send
 from kernel_mcp.config.values import KIB, MIB, Quotas
 from kernel_mcp.errors import ServerFailure
 from kernel_mcp.http.connections import Connection
-from kernel_mcp.http.gate import MOST_BODY, PRINCIPAL_BODY, Addresses, Gate, respond_json
+from kernel_mcp.http.gate import (
+    MOST_BODY,
+    MOST_VALUES,
+    PRINCIPAL_BODY,
+    Addresses,
+    Gate,
+    respond_json,
+)
 from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
 from kernel_mcp.sessions.losses import Outbox
 from tests.unit.fake_kernels import FakeClock
@@ -301,6 +309,22 @@ async def test_the_bytes_of_one_principal_are_bounded_and_those_of_another_are_n
         other = await ask(gate, headers={"authorization": "Bearer ben"}, body=full)
         assert other.status == 200
     assert (await ask(gate, headers=ANNA, body=full)).status == 200
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[0] * MOST_VALUES, [[]] * MOST_VALUES, {str(n): {} for n in range(MOST_VALUES)}],
+    ids=["numbers", "lists", "objects"],
+)
+async def test_a_message_of_so_many_values_that_others_would_wait_is_refused(value: object) -> None:
+    gate, behind = made(Doorbell())
+    answer = await ask(gate, headers=ANNA, body=[json.dumps({"params": value}).encode()])
+    assert answer.status == 413
+    assert b"10,000 values" in answer.body
+    assert behind.reached == 0
+    text = '"\\' + json.dumps(value) * 2  # as the text of a file, say
+    answer = await ask(gate, headers=ANNA, body=[json.dumps({"params": [text, "a"]}).encode()])
+    assert answer.status == 200
 
 
 async def test_a_quota_of_bytes_bounds_one_body_too() -> None:
