@@ -90,7 +90,7 @@ class Checkpoints:
         """`mode` is that of `--checkpoints`; `clock` in seconds.
 
         `saved` says whether the variables are written in the background as well. `resting` are all
-        sessions of the server.
+        sessions of its principal.
         """
         self._mode = mode
         self._clock = clock

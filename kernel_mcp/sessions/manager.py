@@ -112,7 +112,8 @@ class SessionManager:
         self._workspace = workspace
         self._clock = clock
         self._preparation = preparation
-        self._resting = Resting()
+        self._resting: WeakValueDictionary[str, Resting] = WeakValueDictionary()
+        """Sessions at rest that have copies, by principal."""
         self._keeping = keeping
         self._audit = audit or Audit()
         self._saver = Saver(clock, lambda: keeping.store.make_room() if keeping else None)
@@ -321,7 +322,7 @@ class SessionManager:
             kept=kept,
             saver=self._saver,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting,
+            resting=self._resting.setdefault(caller.principal, Resting()),
         )
         if kept is not None:
             await self._continue(session, kept, claim)
@@ -398,7 +399,7 @@ class SessionManager:
             journal=self._audit.journal(parent.owner, handle),
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting,
+            resting=self._resting.setdefault(parent.owner, Resting()),
         )
         session.installing = parent.installing
         session.join(parent.family, start, origin)

@@ -115,6 +115,17 @@ async def test_sleepers_are_dropped_among_ones_own_alone(tmp_path: Path, clock: 
         assert len(asleep) == 1
 
 
+async def test_copies_of_kernels_are_given_up_among_ones_own_alone(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    sessions = manager(tmp_path, clock)
+    async with sessions.running():
+        hers, also = [await sessions.create(caller("ada")) for _ in range(2)]
+        his = await sessions.create(caller("ben"))
+        copies, more, other = [each.lifecycle.checkpoints._resting for each in (hers, also, his)]
+        assert copies is more is not other
+
+
 async def test_foreign_and_unknown_sessions_have_one_answer(
     tmp_path: Path, clock: FakeClock
 ) -> None:
