@@ -419,7 +419,7 @@ async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -
         ("ben", CALL_INSTALL.replace(b'"install"', b'"execute"'), 200),
         ("ben", b'["install"]', 200),
         ("ben", b'{"method": "tools/call", "params": "install", "x": "install"}', 200),
-        ("ben", b'"install"' + b"[" * 100_000, 200),
+        ("ben", b'"install"' + b"[" * 9_000, 200),
         ("anna", CALL_INSTALL, 200),
         ("kmcp_ben", CALL_INSTALL, 200),  # whom the tool tells, as nobody gives it another token
     ],
