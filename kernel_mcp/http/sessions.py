@@ -116,17 +116,22 @@ class OldTransport:
         self._ended = ended
         self._sse = SseServerTransport(self.messages, max_request_body_size=MOST_BODY)
         self._outboxes: dict[str, Outbox] = {}
+        self._owners: list[str] = []
+        """The principal of each client."""
 
     async def connect(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one client until it hangs up."""
         if scope["method"] != "GET":
             await Response(status_code=405, headers={"Allow": "GET"})(scope, receive, send)
             return
-        if len(self._outboxes) >= MOST_OF_ONE:
+        who = state_of(scope)["principal"].name
+        if self._owners.count(who) >= MOST_OF_ONE or len(self._owners) >= MOST_SESSIONS:
             await respond(send, 503, "Too many clients of HTTP+SSE are connected.", {})
             return
         outbox, known = Outbox(), set(self._sse._read_stream_writers)
         async with AsyncExitStack() as stack:
+            self._owners.append(who)
+            stack.callback(self._owners.remove, who)
             read, write = await stack.enter_async_context(
                 self._sse.connect_sse(scope, receive, send)
             )

@@ -324,6 +324,11 @@ async def test_a_stranger_reaches_nothing_and_learns_nothing(tmp_path: Path, *, 
             session = str((await own.call("create_session", name="theirs")).data["session"])
             await own.call("execute", code="secret = 'treasure'\nsecret", session=session)
             await own.call("write_file", path="f.txt", content="treasure", session=session)
+            script = await own.call("run_script", script="print('treasure')")
+            recorded = str(script.message["result"]["_meta"]["kernel-mcp/cell"]["session"])
+            ended = str((await own.call("create_session", name="gone")).data["session"])
+            await own.call("execute", code="secret = 'treasure'\nsecret", session=ended)
+            await own.call("close_session", session=ended)
             eras = [
                 await stack.enter_async_context(wire(server, stranger, handshake=handshake))
                 for handshake in (True, False)
@@ -331,7 +336,8 @@ async def test_a_stranger_reaches_nothing_and_learns_nothing(tmp_path: Path, *, 
             tries = 0
             for _ in range(8 if full else 1):
                 for client in eras:
-                    tries += await tried(server, client, session)
+                    for each in (session, recorded, ended):
+                        tries += await tried(server, client, each)
             assert tries >= (500 if full else 60)
             borrowed, eras[0].session = eras[0].session, own.session
             lost = await eras[0].ask("tools/list")
@@ -365,6 +371,8 @@ async def tried(server: HttpServer, client: Wire, session: str) -> int:
         "install": {"packages": ["cowsay"]},
         "list_packages": {},
         "undo": {},
+        "branch": {},
+        "check_syntax": {"code": "secret"},
         "info": {},
     }
     for tool, arguments in calls.items():
