@@ -33,7 +33,7 @@ from kernel_mcp.sessions.losses import Outbox
 logger = logging.getLogger(__name__)
 
 MOST_SESSIONS = 2000
-"""MCP sessions of all principals; each takes some 60 KiB (measured)."""
+"""MCP sessions of all principals; each takes some 40 KiB (measured)."""
 MOST_OF_ONE = 500
 """MCP sessions of one principal."""
 LEAST_IDLE_S = 30 * 60.0
