@@ -185,7 +185,7 @@ class Keeping:
         """
         entry = self.store.open(key)
         if entry is None:
-            return Claim(note=_HELD)
+            return Claim(note=_HELD.format("" if self.by_principal else " in this folder"))
         try:
             if fresh:
                 entry.remove()
@@ -304,7 +304,7 @@ HELD_HERE = (
     "another, and nothing of it is kept when the server ends"
 )
 _HELD = (
-    "Another server that runs has the kept state of this session: this one begins fresh, and "
+    "Another server that runs{} has the kept state of this session: this one begins fresh, and "
     "nothing of it is kept when the server ends"
 )
 
