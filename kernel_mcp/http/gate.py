@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from kernel_mcp.config.values import KIB, MIB, Quotas, format_bytes
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.delivery import Delivery
+from kernel_mcp.http.turns import BYTES_S, CALLS_S, Taken, Turns
 from kernel_mcp.identity import (
     INSTALL,
     METRICS,
@@ -90,6 +91,7 @@ class Usage:
     since: float
     held: int = 0
     user: AuthenticatedUser | None = None
+    taken: Taken = field(default_factory=Taken)
 
 
 class Refused(Exception):  # an answer
@@ -166,6 +168,7 @@ class Gate:
         metadata: Mapping[str, Any] | None = None,
         metadata_url: str = "",
         watch: Watch | None = None,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         """Without a `verifier` everyone is the same principal.
 
@@ -182,6 +185,7 @@ class Gate:
         self._metadata_url = metadata_url
         self.watch: Watch = watch or Unheard()
         self._usage: OrderedDict[str, Usage] = OrderedDict()
+        self._turns = Turns(clock, sleep)
         self.draining = False
         self._calls = 0
         self._idle = anyio.Event()
@@ -240,6 +244,11 @@ class Gate:
         quotas = who.quotas.over(self._quotas)
         if method in ("POST", "PUT", "DELETE"):
             self._admit(usage, quotas)
+        if wait_s := await self._turns.wait(who.name, usage.taken):
+            after = {"retry-after": str(round(wait_s + 0.5))}
+            raise Refused(429, "rate", _OTHERS_CALL, after)
+        if self.draining:
+            raise Refused(503, "draining", _STOPPING, {"retry-after": "5"})
         try:
             if method in ("PUT", "DELETE"):
                 self._begin()
@@ -270,6 +279,7 @@ class Gate:
         self._begin()
         try:
             body = await _read(meter.receive, headers.get(b"content-length", ""), room, held)
+            usage.taken.read(len(body))
             if values_of(body) > MOST_VALUES:
                 raise Refused(413, "body", _TOO_MANY)
             self._require_scopes(state["principal"], headers.get(b"authorization", ""), body)
@@ -599,6 +609,10 @@ def _too_long(most: int) -> str:
 _TOO_MANY = (
     f"A message may have {MOST_VALUES:,} values. Put large data there with PUT "
     "/sessions/HANDLE/files/PATH, and read them from the code."
+)
+_OTHERS_CALL = (
+    f"Others call this server, too, and this principal makes more than {CALLS_S:.0f} calls or "
+    f"{format_bytes(int(BYTES_S))} of them a second: its next ones wait."
 )
 _NOT_HERE = (
     "This server is not known by the host that the request names. Behind a proxy it takes "
