@@ -7,8 +7,9 @@ import builtins
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from kernel_mcp.policy import (
     HANDED_OUT,
@@ -42,12 +43,11 @@ class Bindings:
         return name in self.bound or name in self.modules
 
     @classmethod
-    def of(cls, tree: ast.Module) -> Bindings:
+    def of(cls, seen: Seen) -> Bindings:
         """Read them off a tree, following plain assignments such as `p = pathlib`."""
         modules: dict[str, str] = {}
-        stores: Counter[str] = Counter()
-        assignments: list[ast.Assign] = []
-        for node in ast.walk(tree):
+        stores = seen.stores
+        for node in seen.in_order(seen.imports):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     root = alias.name.partition(".")[0]
@@ -58,12 +58,9 @@ class Bindings:
                         modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
                     else:
                         stores[alias.asname or alias.name] += 1
-            else:
-                stores.update(_stored(node))
-                if isinstance(node, ast.Assign):
-                    assignments.append(node)
-        for assignment in assignments:
-            _follow(assignment, modules, stores)
+        for node in seen.in_order(seen.assignments):
+            assert isinstance(node, ast.Assign)
+            _follow(node, modules, stores)
         bound = frozenset(name for name, count in stores.items() if count > 0)
         return cls({name: path for name, path in modules.items() if name not in bound}, bound)
 
@@ -83,18 +80,119 @@ def holds_columns(path: str) -> bool:
     return not _COLUMNS.isdisjoint(path.split("."))
 
 
-def _stored(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-        return [node.id]
-    if isinstance(node, ast.arg):
-        return [node.arg]
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
-        return [node.name]
-    if isinstance(node, ast.MatchMapping) and node.rest:
-        return [node.rest]
-    return []
+Place: TypeAlias = tuple[int, int, ast.stmt]
+"""A statement with its depth, and how many nodes were seen before it."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a walk through a tree has come by.
+
+    judged       nodes that rules are about, with how an import there would be taken
+    imports      import statements
+    assignments  statements that give names to values, with one target each
+    stores       how often each name is given something else than a module
+    """
+
+    judged: list[tuple[ast.AST, Severity | None]] = field(default_factory=list)
+    imports: list[Place] = field(default_factory=list)
+    assignments: list[Place] = field(default_factory=list)
+    stores: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def in_order(places: list[Place]) -> list[ast.stmt]:
+        """Statements from the outermost to the innermost, and as they stand."""
+        return [node for *_, node in sorted(places, key=lambda place: (place[0], -place[1]))]
+
+
+def survey(tree: ast.Module, names: Container[str]) -> Seen:
+    """Walk a tree once, from its end to its beginning; `names` are those that rules are about."""
+    seen = Seen()
+    judged, stores = seen.judged, seen.stores
+    number = 0
+    waiting: list[tuple[ast.AST, Severity | None, int]] = [(tree, "error", 0)]
+    while waiting:
+        node, severity, depth = waiting.pop()
+        number += 1
+        kind = node.__class__
+        if kind is ast.Name:
+            name: ast.Name = node  # type: ignore[assignment]
+            if name.ctx.__class__ is not ast.Load:
+                stores[name.id] += 1
+            elif name.id in names:
+                judged.append((node, severity))
+            continue
+        if kind is ast.Attribute:
+            judged.append((node, severity))
+            while node.__class__ is ast.Attribute:
+                node = node.value
+            waiting.append((node, severity, depth + 1))
+            continue
+        if (stored := _STORED.get(kind)) is not None:
+            if (given := getattr(node, stored)) is not None:
+                stores[given] += 1
+        elif kind in _JUDGED:
+            judged.append((node, severity))
+        if kind is ast.Import or kind is ast.ImportFrom:
+            seen.imports.append((depth, number, node))  # type: ignore[arg-type]
+            continue
+        if kind is ast.Assign:
+            seen.assignments.append((depth, number, node))  # type: ignore[arg-type]
+        turns = kind in _TURNS and severity is not None
+        depth += 1
+        for field_name in _FIELDS[kind]:
+            value: Any = getattr(node, field_name, None)
+            if value.__class__ is list:
+                for child in value:
+                    if child.__class__ not in _LEAVES:
+                        below = _severity_below(node, child, severity) if turns else severity
+                        waiting.append((child, below, depth))
+            elif value.__class__ not in _LEAVES:
+                below = _severity_below(node, value, severity) if turns else severity
+                waiting.append((value, below, depth))
+    return seen
+
+
+_STORED = {
+    ast.arg: "arg",
+    ast.FunctionDef: "name",
+    ast.AsyncFunctionDef: "name",
+    ast.ClassDef: "name",
+    ast.ExceptHandler: "name",
+    ast.MatchAs: "name",
+    ast.MatchStar: "name",
+    ast.MatchMapping: "rest",
+}
+"""Kinds of nodes that give a name something, and where they have it."""
+_JUDGED = frozenset({ast.Import, ast.ImportFrom, ast.Call, ast.Subscript})
+_TURNS = frozenset(
+    kind for kind in (ast.If, ast.Try, getattr(ast, "TryStar", None), ast.With) if kind is not None
+)
+"""Kinds below which imports may count otherwise."""
+_LEAVES = frozenset(
+    [
+        *(str, int, float, complex, bytes, bool, type(None), type(...)),
+        *(ast.Constant, ast.Pass, ast.Break, ast.Continue, ast.alias, ast.TypeIgnore),
+        *ast.expr_context.__subclasses__(),
+        *ast.boolop.__subclasses__(),
+        *ast.operator.__subclasses__(),
+        *ast.unaryop.__subclasses__(),
+        *ast.cmpop.__subclasses__(),
+    ]
+)
+"""Of what may be in a field of a node, that with nothing below it that a rule is about."""
+_NO_NODES = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "type_comment", "kind", "level"})
+
+
+class _Fields(dict[type, tuple[str, ...]]):
+    """The fields of kinds of nodes that may hold others."""
+
+    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
+        found = self[kind] = tuple(name for name in kind._fields if name not in _NO_NODES)
+        return found
+
+
+_FIELDS = _Fields()
 
 
 def _follow(assignment: ast.Assign, modules: dict[str, str], stores: Counter[str]) -> None:
@@ -124,6 +222,8 @@ _CATCHES_IMPORT_ERROR = frozenset(
 )
 _FROM = re.compile(r"from\s+")
 _BUILTIN_NAMES = frozenset(dir(builtins))
+_NAMED = _INSIDES | {"get_ipython", "__import__"}
+"""Names that rules are about, with those of builtins that a policy denies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,48 +236,43 @@ class Findings:
 
 def apply_rules(source: Source, tree: ast.Module, policy: Policy) -> Findings:
     """Walk the tree once; nothing is refused when the policy allows everything."""
-    walk = _Walk(source, policy, Bindings.of(tree))
-    walk.run(tree)
-    return Findings(tuple(walk.diagnostics), tuple(dict.fromkeys(walk.imports)))
+    judge = _Judge(source, policy)
+    judge.run(tree)
+    return Findings(tuple(judge.diagnostics), tuple(dict.fromkeys(judge.imports)))
 
 
 @dataclass(slots=True)
-class _Walk:
+class _Judge:
     source: Source
     policy: Policy
-    bindings: Bindings
+    bindings: Bindings = field(default_factory=lambda: Bindings({}, frozenset()))
     diagnostics: list[Diagnostic] = field(default_factory=list)
     imports: list[ImportUse] = field(default_factory=list)
 
     def run(self, tree: ast.Module) -> None:
-        """Visit every node, with how an import there would be taken."""
-        waiting: list[tuple[ast.AST, Severity | None]] = [(tree, "error")]
-        while waiting:
-            node, severity = waiting.pop()
-            waiting.extend(self._visit(node, severity))
-
-    def _visit(
-        self, node: ast.AST, severity: Severity | None
-    ) -> Iterator[tuple[ast.AST, Severity | None]]:
-        """Judge one node; yields those below it with the severity of an import among them."""
-        if isinstance(node, ast.Import):
-            self._import(node, severity)
-        elif isinstance(node, ast.ImportFrom):
-            self._import_from(node, severity)
-        elif isinstance(node, ast.Name):
-            self._name(node)
-        elif isinstance(node, ast.Call):
-            yield from ((child, severity) for child in self._call(node))
-            return
-        elif isinstance(node, ast.Subscript):
-            self._subscript(node)
-        elif isinstance(node, ast.Attribute):
-            base, attributes = chain(node)
-            self._chain(base, [(item.attr, item) for item in attributes])
-            yield base, severity
-            return
-        for child in ast.iter_child_nodes(node):
-            yield child, _severity_below(node, child, severity)
+        """Judge every node that rules are about."""
+        free = self.policy.allow_all
+        seen = survey(tree, () if free else _NAMED | self.policy.deny_builtins)
+        passed: set[int] = set()
+        if not free:
+            self.bindings = Bindings.of(seen)
+        for node, severity in seen.judged:
+            kind = node.__class__
+            if kind is ast.Attribute:
+                if not free:
+                    base, attributes = chain(node)  # type: ignore[arg-type]
+                    self._chain(base, [(item.attr, item) for item in attributes])
+            elif kind is ast.Call:
+                self._call(node, passed)  # type: ignore[arg-type]
+            elif kind is ast.Name:
+                if id(node) not in passed:
+                    self._name(node)  # type: ignore[arg-type]
+            elif kind is ast.Import:
+                self._import(node, severity)  # type: ignore[arg-type]
+            elif kind is ast.ImportFrom:
+                self._import_from(node, severity)  # type: ignore[arg-type]
+            else:
+                self._subscript(node)  # type: ignore[arg-type]
 
     def _import(self, node: ast.Import, severity: Severity | None) -> None:
         for alias in node.names:
@@ -233,24 +328,25 @@ class _Walk:
         elif name in self.policy.deny_builtins and not self.bindings.defines(name):
             self._refuse_builtin(node, "")
 
-    def _call(self, node: ast.Call) -> Iterator[ast.AST]:
-        """`__import__("math")` is an import and `getattr(x, "y")` an attribute; yields the rest."""
-        function = node.func.id if isinstance(node.func, ast.Name) else ""
-        first = node.args[0] if node.args else None
-        children = ast.iter_child_nodes(node)
-        if function == "__import__" and isinstance(first, ast.Constant):
-            module = first.value
+    def _call(self, node: ast.Call, passed: set[int]) -> None:
+        """`__import__("math")` is an import and `getattr(x, "y")` an attribute.
+
+        Names that are judged by that are `passed`.
+        """
+        function = node.func.id if node.func.__class__ is ast.Name else ""
+        if function == "__import__" and node.args:
+            first = node.args[0]
+            module = first.value if isinstance(first, ast.Constant) else None
             denied = "__import__" in self.policy.deny_builtins
             if isinstance(module, str) and self.policy.allows(module) and not denied:
                 self.imports.append(ImportUse(module, True, node.lineno))
-                next(children)
-        elif function == "getattr" and first is not None and len(node.args) > 1:
+                passed.add(id(node.func))
+        elif function == "getattr" and len(node.args) > 1:
             name = node.args[1]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                base, attributes = chain(first)
+                base, attributes = chain(node.args[0])
                 steps: list[tuple[str, ast.expr]] = [(item.attr, item) for item in attributes]
                 self._chain(base, [*steps, (name.value, name)])
-        yield from children
 
     def _subscript(self, node: ast.Subscript) -> None:
         key = node.slice
