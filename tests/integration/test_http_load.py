@@ -318,12 +318,14 @@ UNKNOWN = "s-AAAAAAAAAAAA"
 
 
 async def test_a_stranger_reaches_nothing_and_learns_nothing(tmp_path: Path, *, full: bool) -> None:
-    with two_principals(tmp_path) as (server, owner, stranger):
+    with two_principals(tmp_path, *FORKED) as (server, owner, stranger):
         async with AsyncExitStack() as stack:
             own = await stack.enter_async_context(wire(server, owner, handshake=True))
             session = str((await own.call("create_session", name="theirs")).data["session"])
             await own.call("execute", code="secret = 'treasure'\nsecret", session=session)
             await own.call("write_file", path="f.txt", content="treasure", session=session)
+            made = await own.call("branch", session=session, n=1)
+            branch = str(made.data["branches"][0]["session"])
             script = await own.call("run_script", script="print('treasure')")
             recorded = str(script.message["result"]["_meta"]["kernel-mcp/cell"]["session"])
             ended = str((await own.call("create_session", name="gone")).data["session"])
@@ -336,7 +338,7 @@ async def test_a_stranger_reaches_nothing_and_learns_nothing(tmp_path: Path, *, 
             tries = 0
             for _ in range(8 if full else 1):
                 for client in eras:
-                    for each in (session, recorded, ended):
+                    for each in (session, branch, recorded, ended):
                         tries += await tried(server, client, each)
             assert tries >= (500 if full else 60)
             borrowed, eras[0].session = eras[0].session, own.session
