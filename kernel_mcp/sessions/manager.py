@@ -42,6 +42,8 @@ from kernel_mcp.sessions.storage import SCRIPT, SessionFolders
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+AT_WORK = 1
+"""Calls of one of several principals for which the server itself computes at a time."""
 JUST_NOW_S = 0.5
 """In which what code has done on the disk is heard of, on a busy machine too."""
 CLOSE_TIMEOUT_S = 2.0
@@ -125,6 +127,7 @@ class SessionManager:
         self._records = ClosedRecords(folders.records, clock, self._spawn)
         self._shares: WeakValueDictionary[str, DiskShare] = WeakValueDictionary()
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
         self.principals = Principals(settings)
         self._clients: dict[str, OrderedDict[str, float]] = {}
         """When each client has last used a default session, by handle and client."""
@@ -188,6 +191,11 @@ class SessionManager:
             found = DiskShare(lambda: self.principals.quotas(principal).disk, workspaces)
             self._shares[principal] = found
         return found
+
+    def turns(self, caller: Caller) -> anyio.CapacityLimiter:
+        """Held by calls for which the server itself computes: those of one principal take turns."""
+        most = AT_WORK if self.principals.several else sys.maxsize
+        return self._turns.setdefault(caller.principal, anyio.CapacityLimiter(most))
 
     def most_sessions(self, principal: str) -> int:
         """Sessions with a kernel that a principal may have at once."""

@@ -12,6 +12,7 @@ import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, Protocol, cast
 
@@ -343,12 +344,16 @@ class Toolbox:
         annotations: ToolAnnotations,
         meta: dict[str, Any] | None = None,
         structured_output: bool | None = None,
+        computes: bool = False,
     ) -> Callable[[Callable[P, Awaitable[BaseModel]]], None]:
-        """Adds the function it decorates, described by its docstring."""
+        """Adds the function it decorates, described by its docstring.
+
+        One that `computes` takes processor time of the server itself.
+        """
 
         def add(function: Callable[P, Awaitable[BaseModel]]) -> None:
             made = CheckedTool.from_function(
-                self._finished(function),
+                self._finished(function, computes=computes),
                 description=inspect.getdoc(function),
                 annotations=annotations,
                 meta=meta,
@@ -365,7 +370,7 @@ class Toolbox:
         return finished(result, session, caller.reply, about=False)
 
     def _finished(
-        self, tool: Callable[P, Awaitable[BaseModel]]
+        self, tool: Callable[P, Awaitable[BaseModel]], *, computes: bool
     ) -> Callable[P, Awaitable[BaseModel]]:
         """Guard the answer of a tool; KernelMcpErrors keep their text, others are explained."""
         about = "session" in inspect.signature(tool).parameters
@@ -377,8 +382,11 @@ class Toolbox:
             began = time.perf_counter()
             origin = of_call(ctx.request_id, caller.principal, caller.request)
             try:
-                with Within(origin):
-                    result = await tool(*args, **kwargs)
+                async with AsyncExitStack() as stack:
+                    if computes:
+                        await stack.enter_async_context(self._manager.turns(caller))
+                    with Within(origin):
+                        result = await tool(*args, **kwargs)
             except KernelMcpError as error:
                 if _bounded(error):
                     self._meters.refusal("quota")

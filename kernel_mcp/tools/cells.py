@@ -158,7 +158,7 @@ def register(box: Toolbox, services: Services) -> None:
                 return say(_nothing_runs(found))
             return await told(found, stopped, caller.reply, since=stopped.reported)
 
-    @tool(annotations=READS)
+    @tool(annotations=READS, computes=True)
     async def check_syntax(
         code: CodeArg,
         ctx: AnyContext,

@@ -41,7 +41,7 @@ def register(box: Toolbox, services: Services) -> None:
     documents = Documents(services.manager, files=True)
     one_notebook = anyio.CapacityLimiter(1)
 
-    @tool(annotations=READS)
+    @tool(annotations=READS, computes=True)
     async def list_files(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "."
     ) -> FileList:
@@ -60,7 +60,7 @@ def register(box: Toolbox, services: Services) -> None:
             omitted=listing.omitted,
         )
 
-    @tool(annotations=READS, structured_output=False)
+    @tool(annotations=READS, structured_output=False, computes=True)
     async def read_file(
         path: PathArg,
         ctx: AnyContext,
@@ -84,7 +84,7 @@ def register(box: Toolbox, services: Services) -> None:
         read = found.workspace.read_file
         return await anyio.to_thread.run_sync(lambda: _file(read(place, **part)))
 
-    @tool(annotations=CHANGES)
+    @tool(annotations=CHANGES, computes=True)
     async def write_file(
         path: PathArg,
         content: Annotated[str, Field(description="The content, in the given encoding")],
@@ -98,7 +98,7 @@ def register(box: Toolbox, services: Services) -> None:
         note = f"Written. Code opens it as {path!r}."
         return Written(session=found.handle, path=path, size=size, note=note)
 
-    @tool(annotations=CHANGES, structured_output=False)
+    @tool(annotations=CHANGES, structured_output=False, computes=True)
     async def export_notebook(
         ctx: AnyContext, session: SessionArg = "", path: PathArg = "notebook.ipynb"
     ) -> CallToolResult:

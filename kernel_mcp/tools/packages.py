@@ -58,7 +58,7 @@ def register(box: Toolbox, services: Services) -> None:
             is_error=outcome.failed,
         )
 
-    @tool(annotations=READS)
+    @tool(annotations=READS, computes=True)
     async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
         """List the packages of a session with their versions, and what install may add."""
         _, found = await box.resolve(ctx, session)

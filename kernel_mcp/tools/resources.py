@@ -152,6 +152,7 @@ class ResourceServer(MCPServer[Any]):
         self._names = tuple(tool.name for tool in tools)
         self._documents = Documents(manager, files=files)
         self._caller = caller
+        self._turns = manager.turns
         self._running: set[anyio.CancelScope] = set()
         self._more = "; read_file reads on in pages" if files else ""
 
@@ -198,7 +199,9 @@ class ResourceServer(MCPServer[Any]):
         """Read a resource. Raises ResourceError."""
         try:
             assert context is not None  # the SDK has one for each request
-            content, mime = await self._read(self._caller(context), str(uri))
+            caller = self._caller(context)
+            async with self._turns(caller):
+                content, mime = await self._read(caller, str(uri))
             if isinstance(content, str) and mime != NOTEBOOK_MIME:
                 content = guarded_lines(content)
             if isinstance(content, str):

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -248,3 +249,37 @@ async def test_scripts_of_one_push_out_no_record_of_anothers(
         turns.name = "ada"
         found = await server.call("read_file", path=f"kernel://{hers}/cells/1")
         assert found.text == "treasure"
+
+
+async def test_calls_that_compute_in_the_server_take_turns_among_those_of_a_principal(
+    tmp_path: Path,
+) -> None:
+    turns = Turns()
+    async with served(tmp_path, callers=turns, **SHARED) as server:
+        for name in ("ada", "ben"):
+            turns.name = name
+            await server.call("execute", code="a = 1")
+        his = server.manager.turns(turns.caller)
+        handle = server.session.handle
+        answers: list[Any] = []
+
+        async def ask(tool: str, **arguments: Any) -> None:
+            answers.append(await server.call(tool, **arguments))
+
+        async def read() -> None:
+            uri = f"kernel://{handle}/cells/1"
+            answers.append(await server.agent.client.read_resource(uri))
+
+        async with anyio.create_task_group() as tasks, his:
+            tasks.start_soon(ask, "list_files")
+            tasks.start_soon(partial(ask, "check_syntax", code="1"))
+            tasks.start_soon(read)
+            with anyio.fail_after(30):
+                while his.statistics().tasks_waiting < 3:
+                    await anyio.lowlevel.checkpoint()
+            for tool in ("interrupt", "wait", "list_sessions"):
+                assert not (await server.call(tool)).failed
+            turns.name = "ada"
+            assert not (await server.call("list_files")).failed
+            assert answers == []
+        assert len(answers) == 3
