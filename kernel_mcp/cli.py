@@ -100,7 +100,7 @@ def _serve(argv: Sequence[str]) -> int:
     from kernel_mcp.sandbox.select import begin_proof
 
     process.keep_small()
-    process.end_in_order()
+    process.end_in_order(None if settings.http is None else 0)  # services are stopped at any time
     # runs while the import below takes its time
     sandbox = begin_proof(*settings.sandbox, container=ContainerOptions.of(settings))
     gc.disable()  # the import makes a million objects that stay: collecting them costs 0.1 s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -213,56 +214,88 @@ class Wings:
 
 async def run_http(settings: Settings, sandbox: Sandbox) -> None:
     """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
-    assert settings.http is not None
-    listening = bound(settings.http)
-    url = url_of(settings, listening)
-    host = settings.http[0]
-    settings = replace(settings, http=(host, listening.getsockname()[1]))
-    verifier = verifier_of(settings, url)
-    wings = Wings(
-        settings, sandbox, url=url, callers=HttpCallers(authenticated=verifier is not None)
-    )
-    watched = Watched(wings.commons.audit.note, wings.commons.meters)
-    if isinstance(verifier, Verifiers):
-        verifier.tell(watched.tokens)
+    stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(wings.run)
-        operations = Starlette(
-            routes=routes(
-                wings.readiness,
-                lambda: gate.draining,
-                wings.commons.meters,
-                lambda: wings.levels(gate.calls),
-            )
-        )
+        await tasks.start(_heed_signals, stop)
+        assert settings.http is not None
+        listening = bound(settings.http)
+        url = url_of(settings, listening)
+        settings = replace(settings, http=(settings.http[0], listening.getsockname()[1]))
+        verifier = verifier_of(settings, url)
+        callers = HttpCallers(authenticated=verifier is not None)
+        wings = Wings(settings, sandbox, url=url, callers=callers)
+        with anyio.CancelScope() as building:
+            tasks.start_soon(_give_up, stop, building)
+            await tasks.start(wings.run)
+        if not stop.is_set():
+            await _serve(settings, listening, wings, verifier, stop)
+        end_soon()
+        tasks.cancel_scope.cancel()
 
-        async def behind(scope: Scope, receive: Receive, send: Send) -> None:
-            asked = scope["path"] in (*OPEN_PATHS, METRICS_PATH)
-            await (operations if asked else wings)(scope, receive, send)
 
-        gate = Gate(
-            Named(behind),
-            addresses=Addresses.of(host, settings.public_url),
-            verifier=verifier,
-            quotas=settings.quotas,
-            clock=time.monotonic,
-            outbox_of=wings.outbox,
-            metadata=metadata(url, settings.issuer) if settings.issuer else None,
-            metadata_url=metadata_url(url),
-            watch=watched,
+async def _heed_signals(stop: anyio.Event, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    """Set `stop` at the first signal; none after it cuts the end short."""
+    try:
+        with anyio.open_signal_receiver(*ENDING) as signals:
+            task_status.started()
+            async for number in signals:
+                logger.info("stopping on %s", signal.Signals(number).name)
+                stop.set()
+    finally:
+        stay()
+
+
+async def _give_up(stop: anyio.Event, scope: anyio.CancelScope) -> None:
+    await stop.wait()
+    scope.cancel()
+
+
+async def _serve(
+    settings: Settings,
+    listening: socket.socket,
+    wings: Wings,
+    verifier: Verifiers | OneToken | None,
+    stop: anyio.Event,
+) -> None:
+    """Serve until `stop` is set and the calls that run are answered."""
+    assert settings.http is not None
+    url = url_of(settings, listening)
+    watched = Watched(wings.commons.audit.note, wings.commons.meters)
+    operations = Starlette(
+        routes=routes(
+            wings.readiness,
+            lambda: gate.draining,
+            wings.commons.meters,
+            lambda: wings.levels(gate.calls),
         )
-        async with serving(gate, settings, listening, wings.end_calls) as drain:
-            tasks.start_soon(watched.run)
-            if isinstance(verifier, Verifiers):
-                tasks.start_soon(verifier.prepare)
-            announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
-            with anyio.open_signal_receiver(*ENDING) as signals:
-                async for number in signals:
-                    logger.info("stopping on %s", signal.Signals(number).name)
-                    break
-                await drain()
-                end_soon()
-            stay()
+    )
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = scope["path"] in (*OPEN_PATHS, METRICS_PATH)
+        await (operations if asked else wings)(scope, receive, send)
+
+    gate = Gate(
+        Named(behind),
+        addresses=Addresses.of(settings.http[0], settings.public_url),
+        verifier=verifier,
+        quotas=settings.quotas,
+        clock=time.monotonic,
+        outbox_of=wings.outbox,
+        metadata=metadata(url, settings.issuer) if settings.issuer else None,
+        metadata_url=metadata_url(url),
+        watch=watched,
+    )
+    async with (
+        anyio.create_task_group() as tasks,
+        serving(gate, settings, listening, wings.end_calls) as drain,
+    ):
+        tasks.start_soon(watched.run)
+        if isinstance(verifier, Verifiers):
+            verifier.tell(watched.tokens)
+            tasks.start_soon(verifier.prepare)
+        announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
+        await stop.wait()
+        await drain()
         tasks.cancel_scope.cancel()
 
 

@@ -237,20 +237,21 @@ def stay() -> None:
         signal.signal(number, _stay)
 
 
-def end_in_order() -> None:
+def end_in_order(code: int | None = None) -> None:
     """Have the first of `ENDING` raise SystemExit in the main thread: what it tries is cleared up.
 
-    No effect outside the main thread.
+    With that exit code, or else 128 and the number of the signal. No effect outside the main
+    thread.
     """
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        stay()
+        end_soon()
+        raise SystemExit(128 + number if code is None else code)
+
     if threading.current_thread() is threading.main_thread():
         for number in ENDING:
-            signal.signal(number, _leave)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    stay()
-    end_soon()
-    raise SystemExit(128 + number)
+            signal.signal(number, leave)
 
 
 def _stay(_number: int, _frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -28,8 +29,9 @@ from tests.integration.httpclient import (
     until,
     wire,
 )
-from tests.integration.httpserver import HttpServer, http_server
+from tests.integration.httpserver import READY_S, ROOT, HttpServer, command, http_server
 from tests.integration.principals import two_principals
+from tests.integration.processes import descendants, ends
 
 pytestmark = [pytest.mark.anyio]
 
@@ -395,3 +397,33 @@ async def test_mcp_sessions_are_bounded_and_one_that_ends_makes_room(server: Htt
             assert ended.status_code == 200
         client.session = ""
         assert (await client.greet()).status == 200
+
+
+@pytest.mark.parametrize("while_", ["it imports", "it prepares", "it begins to serve"])
+def test_a_server_that_is_stopped_while_it_starts_ends_in_order(while_: str) -> None:
+    process = subprocess.Popen(
+        command("--log-level", "info"), stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        assert process.stderr is not None
+        if while_ == "it imports":
+            status = Path(f"/proc/{process.pid}/status")
+            caught = 1 << (signal.SIGTERM - 1)
+            while not int(re.findall(r"SigCgt:\s*(\w+)", status.read_text())[0], 16) & caught:
+                assert process.poll() is None
+        else:
+            word = "Building" if while_ == "it prepares" else "serving http"
+            for line in process.stderr:
+                if word in line or "serving http" in line:
+                    break
+        known = set(descendants(process.pid))
+        process.terminate()
+        log = process.stderr.read()
+        assert process.wait(timeout=READY_S) == 0, log[-2000:]
+        assert "Traceback" not in log, log[-4000:]
+        assert ends(known) == []
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
