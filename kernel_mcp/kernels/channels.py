@@ -1,7 +1,7 @@
 """A kernel's channels on the event loop: no thread, no polling, no reading ahead, no reconnect.
 
-A flooding kernel gets `SHARE` of the loop's time and `BURST_S` at once. Then nothing of it is read
-until other sessions had their turn: its sockets fill up and block it.
+Flooding kernels get `SHARE` of the loop's time together, and each `BURST_S` at once. Then nothing
+of it is read until other sessions had their turn: its sockets fill up and block it.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class Connection:
 Channel: TypeAlias = Literal["shell", "iopub", "control"]
 
 BURST_S = 0.003
-SHARE = 0.5
-"""Part of the elapsed time that pays off debt: a flood gets a third of the loop."""
+SHARE = 1 / 3
+"""Part of the loop's time that all floods together get."""
 LONGEST_READ_S = 1.0
 """For what a dead kernel has sent."""
 AGAIN_S = 0.1
@@ -166,6 +166,25 @@ CLOSED_GRACE_S = 0.5
 """Seconds for a kernel that closed a channel to exit: its status says more."""
 OVERHEAD_BYTES = 64 * KIB
 """Bytes of a message's frames besides its content."""
+
+
+class Floods:
+    """The kernels of a server that have used up their time and are read again later."""
+
+    def __init__(self) -> None:
+        self._resting: set[object] = set()
+
+    def add(self, one: object) -> None:
+        """One more rests."""
+        self._resting.add(one)
+
+    def discard(self, one: object) -> None:
+        """It is read again, or has ended."""
+        self._resting.discard(one)
+
+    def pays(self, one: object) -> float:
+        """Part of the elapsed time that pays off the debt of one, so that all get `SHARE`."""
+        return 1 / (len(self._resting | {one}) / SHARE - 1)
 
 
 class Channels:
@@ -184,8 +203,13 @@ class Channels:
         on_refused: Callable[[str], None],
         on_broken: Callable[[str], None],
         ends: Sequence[socket.socket] = (),
+        floods: Floods | None = None,
     ) -> None:
-        """`ends` are sockets for shell, control and iopub, to be used instead of connecting."""
+        """`ends` are sockets for shell, control and iopub, to be used instead of connecting.
+
+        `floods` are those of all kernels that the loop reads.
+        """
+        self._floods = floods or Floods()
         self._wire = Wire(connection.key)
         self._on_message = on_message
         self._on_refused = on_refused
@@ -259,6 +283,7 @@ class Channels:
         """
         if self.resting:
             self._timers.pop("rest").cancel()
+            self._floods.discard(self)
             self._listen()
         self._debt = 0.0
         began = perf_counter()
@@ -275,6 +300,7 @@ class Channels:
     def close(self) -> None:
         """Close all connections; undelivered messages are dropped."""
         self._closed = True
+        self._floods.discard(self)
         for timer in self._timers.values():
             timer.cancel()
         for channel in list(self._lines):
@@ -293,7 +319,7 @@ class Channels:
     def _read(self, channel: Channel, *, rest: bool = True) -> None:
         """Take messages until there are none or the kernel's time is used up."""
         began = perf_counter()
-        self._debt = max(0.0, self._debt - (began - self._settled) * SHARE)
+        self._debt = max(0.0, self._debt - (began - self._settled) * self._floods.pays(self))
         self._settled = began
         longest = BURST_S - self._debt if rest else LONGEST_READ_S
         if not self._take(channel, began + longest):
@@ -327,10 +353,13 @@ class Channels:
     def _rest(self) -> None:
         for line in self._lines.values():
             self._loop.remove_reader(line)
-        self._timers["rest"] = self._loop.call_later(self._debt / SHARE, self._resume)
+        self._floods.add(self)
+        pause = self._debt / self._floods.pays(self)
+        self._timers["rest"] = self._loop.call_later(pause, self._resume)
 
     def _resume(self) -> None:
         self._timers.pop("rest", None)
+        self._floods.discard(self)
         with Barrier("listening to a kernel again") as barrier:
             self._listen()
         if barrier.failure is not None:

@@ -26,6 +26,7 @@ from kernel_mcp.environments.store import EnvironmentStore
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.environments.workshop import INSTALL_TIMEOUT_S
 from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.kernels.channels import Floods
 from kernel_mcp.launch.base import START_TIMEOUT_S, KernelEnvironment, LaunchRequest
 from kernel_mcp.launch.process import KernelProcess, Launcher
 from kernel_mcp.launch.rundir import compile_guest
@@ -36,7 +37,7 @@ from kernel_mcp.policy import DATA_MODULES, NextStep, Policy, profile_entries
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from kernel_mcp.kernels.kernel import Kernel
+from kernel_mcp.kernels.kernel import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,7 @@ class KernelFactory:
         self._built: dict[EnvironmentSpec, _Built] = {}
         self._own = Fitting(environments, self._spec(_NOBODY))
         self._masks = Masks(settings.hidden)
+        self._floods = Floods()
 
     async def environment(
         self, request: KernelRequest, progress: ProgressCallback
@@ -306,7 +308,13 @@ class KernelFactory:
     ) -> Kernel:
         from kernel_mcp.kernels.kernel import Kernel
 
-        return Kernel(handle, environment=environment, policy=policy, masks=self._masks)
+        return Kernel(
+            handle,
+            environment=environment,
+            policy=policy,
+            masks=self._masks,
+            floods=self._floods,
+        )
 
     def spec(self, request: KernelRequest) -> EnvironmentSpec:
         """The Python and packages that a request needs."""

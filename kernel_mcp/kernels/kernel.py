@@ -12,7 +12,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
-from kernel_mcp.kernels.channels import Channel, Channels
+from kernel_mcp.kernels.channels import Channel, Channels, Floods
 from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.checkpoint import Checkpoint
@@ -224,8 +224,10 @@ class Kernel:
         environment: KernelEnvironment,
         policy: Policy,
         masks: Masks | None = None,
+        floods: Floods | None = None,
     ) -> None:
-        """`masks` are put over what cells put out."""
+        """`masks` are put over what cells put out; `floods` are those of all kernels."""
+        self._floods = floods
         self.handle = handle
         self._masks = masks or Masks()
         self.environment = environment
@@ -251,6 +253,7 @@ class Kernel:
             on_refused=self._on_refused,
             on_broken=self._on_broken,
             ends=handle.channels,
+            floods=floods,
         )
 
     async def ready(self, timeout: float) -> None:
@@ -436,7 +439,13 @@ class Kernel:
             handle = await self.handle.enclosure.wake(checkpoint, folder)
         except OSError as reason:
             raise LaunchError(f"the checkpoint cannot be woken: {reason}") from reason
-        kernel = Kernel(handle, environment=self.environment, policy=self.policy, masks=self._masks)
+        kernel = Kernel(
+            handle,
+            environment=self.environment,
+            policy=self.policy,
+            masks=self._masks,
+            floods=self._floods,
+        )
         kernel.known = dict(self.known)
         kernel.closed_files = _words(handle.closed)
         kernel.names = KnownNames(self.known.get(checkpoint, self.names))

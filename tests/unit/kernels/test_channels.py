@@ -24,6 +24,7 @@ from kernel_mcp.kernels.channels import (
     Channel,
     Channels,
     Connection,
+    Floods,
 )
 from kernel_mcp.kernels.wire import Message, Overload, Wire
 from kernel_mcp.launch.base import ConnectionInfo
@@ -420,6 +421,18 @@ async def test_what_a_dead_kernel_had_sent_is_delivered_even_in_a_pause(
         with anyio.fail_after(60):
             await channels.drained(600)
         assert [n for _, _, n in kernel.taken] == list(range(10))
+
+
+@pytest.mark.parametrize("count", [1, 2, 20])
+def test_floods_have_one_part_of_the_loop_together(count: int) -> None:
+    floods = Floods()
+    for each in range(count):
+        floods.add(each)
+    rate = floods.pays(0)  # who has taken t rests for t / rate
+    assert count * rate / (1 + rate) == pytest.approx(module.SHARE)
+    for each in range(1, count):
+        floods.discard(each)
+    assert floods.pays(0) == pytest.approx(0.5)
 
 
 async def test_nothing_is_delivered_or_told_once_channels_are_closed() -> None:
