@@ -160,7 +160,8 @@ async def parts(
         if commons is None:
             commons = Commons(settings, sandbox)
             stack.callback(commons.close)
-        masks, meters, audit = commons.masks, commons.meters, commons.audit
+        meters, audit = commons.meters, commons.audit
+        masks = Masks(settings.hidden)  # not those of all: they would tell whether a guess is right
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
         resources = ResourceManager.create(run.path, sandbox.report())
         await stack.enter_async_context(resources.running())

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,6 +79,19 @@ def names_of_doors(settings: Settings) -> frozenset[str]:
             *(f"secret:{each.name}" for each in settings.secrets),
         }
     )
+
+
+def warn_of_doors(settings: Settings, named: Mapping[str, str]) -> None:
+    """Log which of the doors that rows name the server does not have; they open nothing."""
+    known = names_of_doors(settings)
+    for door, row in sorted(named.items()):
+        if door not in known:
+            logger.warning(
+                "%s of the tokens file names the door %s, which this server does not have: %s",
+                row,
+                door,
+                "it has " + ", ".join(sorted(known - {"*"})) if known != {"*"} else "it has none",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +166,8 @@ class Wings:
             if len(self.all) >= MOST_WINGS:
                 raise KernelMcpError(
                     f"Principals of this server have {MOST_WINGS} different sets of doors already, "
-                    "and there is no room for one more. The operator can make them fewer."
+                    "and there is no room for one more. The operator can make them fewer "
+                    "and start the server again."
                 )
             assert self._tasks is not None
             wing: Wing = await self._tasks.start(self._keep, granted(self._settings, doors))
@@ -292,6 +306,7 @@ async def _serve(
         tasks.start_soon(watched.run)
         if isinstance(verifier, Verifiers):
             verifier.tell(watched.tokens)
+            warn_of_doors(settings, verifier.doors())
             tasks.start_soon(verifier.prepare)
         announce(url, settings, verifier.token if isinstance(verifier, OneToken) else "")
         await stop.wait()

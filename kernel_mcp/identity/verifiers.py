@@ -32,6 +32,15 @@ class Verifiers:
             raise Unauthenticated(INVALID)
         return await asked.verify(token)
 
+    def doors(self) -> dict[str, str]:
+        """Doors that rows of the file name, each with the row that does so first."""
+        rows = self._tokens.rows if self._tokens is not None else ()
+        return {
+            door: f"row {row.line} ({row.principal or row.claim})"
+            for row in reversed(rows)
+            for door in row.doors
+        }
+
     def tell(self, told: Callable[[str], None]) -> None:
         """Have `told` called, in a thread, with what is new of the file."""
         if self._tokens is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 
 from tests.integration.httpclient import http_agent
-from tests.integration.httpserver import http_server
+from tests.integration.httpserver import LEAN, HttpServer, http_server
 from tests.integration.principals import add
 
 pytestmark = pytest.mark.anyio
@@ -62,6 +64,64 @@ async def test_a_principal_has_the_doors_of_its_row_and_no_others(tmp_path: Path
                 told = json.dumps(info) + (agent.client.instructions or "")
                 for name in (str(data), "GREETING", "example.com"):
                     assert (name in told) == (token == rich)
+
+
+async def test_outputs_do_not_tell_who_lacks_a_variable_what_its_value_is(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    rich, poor = add(tokens, "rich", "--door", "env:GREETING"), add(tokens, "poor")
+    flags = (*LEAN, "--tokens", str(tokens), "--env", "GREETING=good morning")
+    with http_server(*flags, token=rich) as server:
+        for token, shown in ((poor, "good morning"), (rich, "[GREETING masked]")):
+            async with http_agent(server, token=token) as agent:
+                ran = await agent.run("open('a.txt', 'w').write('good morning'); 'good morning'")
+                read = await agent.client.call_tool("read_file", {"path": "a.txt"})
+                assert shown in ran.text
+                assert shown in str(read.content)
+
+
+async def test_the_log_names_rows_with_a_door_that_the_server_lacks(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    token = add(tokens, "ada", "--door", "mount:/there/not", "--door", "env:GREETING")
+    flags = (*LEAN, "--tokens", str(tokens), "--env", "GREETING=good morning")
+    with http_server(*flags, token=token) as server:
+        async with http_agent(server) as agent:
+            found = await agent.run("import os; os.environ['GREETING'] == 'good ' + 'morning'")
+            assert "True" in found.text
+        assert "row 1 (ada) of the tokens file names the door mount:/there/not" in server.log
+        assert "the door env:GREETING" not in server.log
+
+
+async def test_a_principal_whose_wing_cannot_be_built_is_told_and_others_go_on(
+    tmp_path: Path,
+) -> None:
+    tokens, data = tmp_path / "tokens", tmp_path / "data"
+    data.mkdir()
+    rich, poor = add(tokens, "rich", "--door", f"mount:{data}"), add(tokens, "poor")
+    flags = (*LEAN, "--tokens", str(tokens), "--mount", str(data))
+    with http_server(*flags, token=rich) as server:
+        data.rmdir()
+        status, text = await anyio.to_thread.run_sync(_asked, server, rich)
+        assert status == 503
+        assert "there is no such folder" in text
+        async with http_agent(server, token=poor) as agent:
+            assert (await agent.run("6 * 7")).text.strip() == "42"
+        data.mkdir()
+        async with http_agent(server, token=rich) as agent:
+            found = await agent.run(f"import os; os.path.isdir({str(data)!r})")
+            assert "True" in found.text
+
+
+def _asked(server: HttpServer, token: str) -> tuple[int, str]:
+    """Status and body of what answers the beginning of an MCP session."""
+    connection = http.client.HTTPConnection(*server.address)
+    headers = {"authorization": f"Bearer {token}", "accept": "application/json, text/event-stream"}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {}})
+    headers["content-type"] = "application/json"
+    connection.request("POST", "/mcp", body, headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
 
 
 async def test_who_loses_a_door_loses_the_sessions_that_have_it(tmp_path: Path) -> None:
