@@ -242,6 +242,14 @@ class KernelLimits:
         self._cause = cause
         self.kill()
 
+    def exceed(self, cause: str) -> None:
+        """Interrupt the cells that run, or kill the kernel where none does, for that reason."""
+        self._cause = cause
+        for tell in self._on_excess:
+            tell()
+        if not self._on_excess:
+            self.kill()
+
     def rank(self) -> None:
         """Lower the CPU weight of a kernel that has computed for `LONG_S`."""
         if self.awake:
@@ -357,10 +365,8 @@ class KernelLimits:
         if not growing:
             return
         quota = max(growing, key=lambda quota: quota.severe)
-        self._cause = quota.sentence()
-        for tell in self._on_excess:
-            tell()
-        if not self._on_excess or quota.severe:
+        self.exceed(quota.sentence())
+        if quota.severe:
             self.kill()
 
     def _processes(self) -> list[int]:

@@ -96,18 +96,27 @@ class Overseer:
     def __init__(self, principals: Principals, sessions: Callable[[], Iterable[Session]]) -> None:
         self._principals = principals
         self._sessions = sessions
+        self._disk: dict[str, int] = {}
+        """Bytes of each session by the last look but one, by handle."""
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            busy = False
-            for name, own in self._by_owner().items():
-                with Barrier("comparing a principal with its quotas"):
-                    self._compare(name, own)
-                busy = busy or any(each.state == "busy" for each in own)
+            busy = self.look()
             with Barrier("sharing the processors among principals"):
                 self.share()
             await anyio.sleep(CHECK_S if busy else REST_S)
+
+    def look(self) -> bool:
+        """Compare each principal with its quotas; whether code of any runs."""
+        busy = False
+        there = {each.handle for each in self._sessions()}
+        self._disk = {key: size for key, size in self._disk.items() if key in there}
+        for name, own in self._by_owner().items():
+            with Barrier("comparing a principal with its quotas"):
+                self._compare(name, own)
+            busy = busy or any(each.state == "busy" for each in own)
+        return busy
 
     def _by_owner(self) -> dict[str, list[Session]]:
         found = defaultdict(list)
@@ -125,25 +134,32 @@ class Overseer:
                 self._stop(largest, "memory", sum(held.values()), quotas.memory)
                 return
         if quotas.disk:
-            taken = sum(_disk(each) for each in own)
-            writers = [each for each in own if each.state == "busy"]
-            if taken > quotas.disk and writers:
-                self._stop(max(writers, key=_disk), "disk", taken, quotas.disk)
+            self._compare_disk(own, quotas.disk)
+
+    def _compare_disk(self, own: Sequence[Session], most: int) -> None:
+        """Interrupt the cell that writes when there is too much: others may make room."""
+        taken = {each.handle: _disk(each) for each in own}
+        grown = {
+            each: taken[each.handle] - self._disk.get(each.handle, 0)
+            for each in own
+            if each.state == "busy"
+        }
+        self._disk.update(taken)
+        writer = max(grown, key=lambda each: grown[each], default=None)
+        total = sum(taken.values())
+        if total > most and writer is not None and grown[writer] > 0 and writer.kernel is not None:
+            cause = _too_much("disk", total, most)
+            logger.info("session %s: %s", writer.handle, cause)
+            writer.kernel.handle.limits.exceed(cause)
 
     def _stop(self, session: Session, quota: str, used: int, most: int) -> None:
-        cause = (
-            f"your sessions together take {format_bytes(used)} of {quota}, and at most "
-            f"{format_bytes(most)} are yours (your quota `{quota}`); close a session that is not "
-            "needed"
-        )
+        cause = _too_much(quota, used, most)
         logger.info("session %s: %s", session.handle, cause)
         assert session.kernel is not None
         session.kernel.handle.limits.give_up(cause)
 
     def share(self) -> None:
         """Have the kernels that compute share the processors by principal."""
-        if not self._principals.several:
-            return
         awake = {
             name: [
                 (each, each.kernel.handle.limits.weight)
@@ -152,13 +168,22 @@ class Overseer:
             ]
             for name, own in self._by_owner().items()
         }
-        found = weights(awake)
+        found = weights(awake) if self._principals.several else {}
         for name, own in awake.items():
             cpus = self._principals.quotas(name).cpu or 0.0
-            for session, _ in own:
+            for session, weight in own:
                 if session.kernel is not None:
                     limits = session.kernel.handle.limits
-                    limits.weigh(found[session.handle], cpus / len(own) if cpus else 0.0)
+                    part = found.get(session.handle, weight)
+                    limits.weigh(part, cpus / len(own) if cpus else 0.0)
+
+
+def _too_much(quota: str, used: int, most: int) -> str:
+    return (
+        f"your sessions together take {format_bytes(used)} of {quota}, and at most "
+        f"{format_bytes(most)} are yours (your quota `{quota}`); close a session that is not needed"
+        + (", or remove files" if quota == "disk" else "")
+    )
 
 
 def _memory(session: Session) -> int:

@@ -14,7 +14,7 @@ from kernel_mcp.errors import SessionLimitReached, SessionNotFound, WorkspaceErr
 from kernel_mcp.identity import LOCAL, RUN, Forbidden, Principal
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.principals import Principals, weights
+from kernel_mcp.sessions.principals import Overseer, Principals, weights
 from tests.unit.fake_kernels import FakeClock, FakeSource, new_manager
 
 pytestmark = pytest.mark.anyio
@@ -243,3 +243,65 @@ def test_principals_have_equal_parts_however_many_kernels_compute() -> None:
     found = weights({"a": kernels("a", 1.0, 0.125), "b": kernels("b", 1.0)})
     assert found["a0"] + found["a1"] == pytest.approx(found["b0"])
     assert found["a0"] == pytest.approx(8 * found["a1"])
+
+
+class Meter:
+    """The limits of a kernel, as a quota of its principal meets them."""
+
+    def __init__(self) -> None:
+        self.awake, self.weight = True, 1.0
+        self.quotas = [self]
+        self.measured, self.bytes = self, 0
+        self.interrupted: list[str] = []
+        self.weighed: tuple[float, float] | None = None
+
+    def exceed(self, cause: str) -> None:
+        self.interrupted.append(cause)
+
+    def weigh(self, weight: float, cpus: float) -> None:
+        self.weighed = (weight, cpus)
+
+
+class Kernel:
+    def __init__(self, meter: Meter) -> None:
+        self.handle = self
+        self.exit = None
+        self.limits = meter
+
+
+class Working:
+    """A session whose cell runs."""
+
+    def __init__(self, handle: str, owner: str) -> None:
+        self.handle, self.owner, self.state = handle, owner, "busy"
+        self.meter = Meter()
+        self.kernel = Kernel(self.meter)
+
+
+def working(handle: str, owner: str) -> Any:
+    return Working(handle, owner)
+
+
+def test_the_cell_that_writes_beyond_the_quota_is_interrupted_and_one_that_makes_room_is_not() -> (
+    None
+):
+    writer, tidy = working("s-1", "ada"), working("s-2", "ada")
+    found = Overseer(Principals(Settings(quotas=Quotas(disk=100))), lambda: [writer, tidy])
+    writer.meter.bytes, tidy.meter.bytes = 30, 60
+    found.look()
+    assert writer.meter.interrupted == tidy.meter.interrupted == []
+    writer.meter.bytes = 80
+    found.look()
+    (cause,) = writer.meter.interrupted
+    assert "quota `disk`" in cause
+    assert tidy.meter.interrupted == []
+    tidy.meter.bytes = 50
+    found.look()
+    assert len(writer.meter.interrupted) == 1
+    assert tidy.meter.interrupted == []
+
+
+def test_the_processors_of_a_quota_are_those_of_all_kernels_that_compute() -> None:
+    one, two = working("s-1", LOCAL), working("s-2", LOCAL)
+    Overseer(Principals(Settings(quotas=Quotas(cpu=1.5))), lambda: [one, two]).share()
+    assert one.meter.weighed == two.meter.weighed == (1.0, 0.75)
