@@ -567,6 +567,7 @@ class SessionManager:
     def dismiss(self, principal: str) -> None:
         """End the sessions of a principal whose doors are others now; what is kept stays."""
         for session in [each for each in self.sessions if each.owner == principal]:
+            self._remember(session, "was ended when other doors were given to its principal")
             session.close()
 
     def forget_default(self, principal: str, default: str) -> None:

@@ -133,6 +133,7 @@ async def test_who_loses_a_door_loses_the_sessions_that_have_it(tmp_path: Path) 
     with http_server("--tokens", str(tokens), "--mount", str(data), token=token) as server:
         async with http_agent(server) as agent:
             assert "seen" in (await agent.run(f"kept = 1; open({file!r}).read()")).text
+        before = tokens.read_text()
         rows = [json.loads(line) for line in tokens.read_text().splitlines() if line.strip()]
         for row in rows:
             row.pop("doors", None)
@@ -140,3 +141,8 @@ async def test_who_loses_a_door_loses_the_sessions_that_have_it(tmp_path: Path) 
         async with http_agent(server) as agent:
             found = await agent.run(f"import os; [os.path.exists({file!r}), 'kept' in dir()]")
             assert "[False, False]" in found.text
+        tokens.write_text(before)
+        async with http_agent(server) as agent:
+            found = await agent.run(f"[open({file!r}).read(), 'kept' in dir()]")
+            assert "['seen', False]" in found.text
+            assert "ended when other doors were given to its principal" in found.text
