@@ -149,6 +149,7 @@ class Wings:
         before = self._places.get(who.name)
         if before is not wing:
             self._places[who.name] = wing
+            wing.built.manager.welcome(who.name)
             if before is not None:
                 logger.warning("the doors of a principal are others now: its sessions are ended")
                 before.built.manager.dismiss(who.name)

@@ -125,6 +125,8 @@ class SessionManager:
         """What keeps the workspaces of sessions for them, by handle."""
         self._ends = Ends()
         self._records = ClosedRecords(folders.records, clock, self._spawn)
+        self._dismissed: set[str] = set()
+        """Principals whose sessions are in another manager now."""
         self._shares: WeakValueDictionary[str, DiskShare] = WeakValueDictionary()
         self._default_locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._turns: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
@@ -264,6 +266,12 @@ class SessionManager:
                     request = replace(request, workspace=kept, layer=entry.layer)
                 session = await self._open(caller, name, request, timeout_s, claim)
                 self._held[handle] = undo.pop_all()
+            if caller.principal in self._dismissed:
+                session.close()
+                raise SessionNotFound(
+                    "The session was not opened: other doors were given to you meanwhile. Call "
+                    "again."
+                )
             return session
 
     async def _claim(
@@ -564,8 +572,16 @@ class SessionManager:
         if len(known) > MOST_CLIENTS:
             known.popitem(last=False)
 
+    def welcome(self, principal: str) -> None:
+        """Let a principal that was dismissed open sessions again."""
+        self._dismissed.discard(principal)
+
     def dismiss(self, principal: str) -> None:
-        """End the sessions of a principal whose doors are others now; what is kept stays."""
+        """End the sessions of a principal whose doors are others now; what is kept stays.
+
+        Those that are being opened end with them.
+        """
+        self._dismissed.add(principal)
         for session in [each for each in self.sessions if each.owner == principal]:
             self._remember(session, "was ended when other doors were given to its principal")
             session.close()

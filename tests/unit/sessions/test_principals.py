@@ -245,6 +245,23 @@ def test_principals_have_equal_parts_however_many_kernels_compute() -> None:
     assert found["a0"] == pytest.approx(8 * found["a1"])
 
 
+async def test_who_is_dismissed_has_no_session_there_until_it_comes_back(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    ada, ben = caller("ada"), caller("ben")
+    sessions = manager(tmp_path, clock)
+    async with sessions.running():
+        hers, his = await sessions.create(ada), await sessions.create(ben)
+        sessions.dismiss("ada")
+        assert (hers.state, his.state) == ("closed", "new")
+        with pytest.raises(SessionNotFound, match="other doors"):
+            await sessions.create(ada)  # as one that was on its way
+        await anyio.wait_all_tasks_blocked()
+        assert sessions.owned_by(ada) == []
+        sessions.welcome("ada")
+        assert (await sessions.create(ada)).state == "new"
+
+
 class Meter:
     """The limits of a kernel, as a quota of its principal meets them."""
 
