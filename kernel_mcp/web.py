@@ -26,10 +26,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http import files as file_routes
+from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.callers import HttpCallers
 from kernel_mcp.http.connections import state_of
-from kernel_mcp.http.gate import MCP, METRICS_PATH, OPEN_PATHS, Addresses, Gate, respond
+from kernel_mcp.http.gate import MCP, METRICS_PATH, OPEN_PATHS, Gate
 from kernel_mcp.http.operations import Named, routes
+from kernel_mcp.http.refusals import respond
 from kernel_mcp.http.serving import announce, application, bound, serving, url_of
 from kernel_mcp.http.sessions import McpSessions, OldTransport
 from kernel_mcp.http.watching import Watched

@@ -6,24 +6,36 @@ it sees a request that is too long, too slow, one too many, or nobody's.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kernel_mcp.barriers import Barrier
-from kernel_mcp.config.values import KIB, MIB, Quotas, format_bytes
+from kernel_mcp.config.values import MIB, Quotas, format_bytes
 from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.http.addresses import Addresses
+from kernel_mcp.http.bodies import (
+    MOST_BODY,
+    MOST_VALUES,
+    TOO_MANY,
+    Held,
+    Meter,
+    installs,
+    read_body,
+    replayed,
+    skip_body,
+    values_of,
+)
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.delivery import Delivery
+from kernel_mcp.http.refusals import Refused, respond, respond_json
 from kernel_mcp.http.turns import BYTES_S, CALLS_S, Taken, Turns
 from kernel_mcp.identity import (
     INSTALL,
@@ -39,17 +51,6 @@ from kernel_mcp.sessions.losses import Outbox
 
 logger = logging.getLogger(__name__)
 
-MOST_BODY = 4 * MIB
-"""Bytes of one MCP message: what is parsed at once keeps all others waiting, 20 ms a MiB."""
-MOST_VALUES = 10_000
-"""Items of lists and objects in one MCP message: a million take seconds to read, not 80 ms."""
-BODY_S = 60.0
-"""Seconds for the whole body of a call."""
-MOST_SKIPPED = 16 * MIB
-SKIP_S = 5.0
-"""Bytes and seconds of a body that are still taken when its request has been refused."""
-WRITE_S = 60.0
-"""Seconds until a reader has taken the next piece of an answer."""
 PRINCIPAL_BODY = 32 * MIB
 """Bytes of calls of one principal that are being read or answered, without a quota of its own."""
 MOST_PRINCIPALS = 10_000
@@ -57,7 +58,6 @@ MOST_PRINCIPALS = 10_000
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 MCP = "/mcp"
 METRICS_PATH = "/metrics"
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _METADATA = "/.well-known/oauth-protected-resource"
 
 
@@ -92,65 +92,6 @@ class Usage:
     held: int = 0
     user: AuthenticatedUser | None = None
     taken: Taken = field(default_factory=Taken)
-
-
-class Refused(Exception):  # an answer
-    """An answer in place of that of the application."""
-
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        text: str,
-        headers: Mapping[str, str] | None = None,
-        who: str = "",
-    ) -> None:
-        """`who` is the principal, where it is known of no other request."""
-        super().__init__(text)
-        self.status = status
-        self.reason = reason
-        self.headers = dict(headers or {})
-        self.who = who
-
-
-class Addresses:
-    """Which hosts and origins requests may name; all hosts where `any_host`."""
-
-    def __init__(self, hosts: Iterable[str], origins: Iterable[str], *, any_host: bool) -> None:
-        self._hosts = frozenset(each.lower() for each in hosts)
-        self._origins = frozenset(each.lower() for each in origins)
-        self._any = any_host
-
-    @classmethod
-    def of(cls, host: str, public_url: str) -> Addresses:
-        """Those of a server that is bound to `host`, and known by `public_url`."""
-        own = f"[{host}]" if ":" in host else host
-        loopback = host in ("127.0.0.1", "localhost", "::1")
-        wild = host in ("0.0.0.0", "::")
-        hosts = [own, *(_LOOPBACK if loopback or wild else ())]
-        origins = [f"http://{each}" for each in hosts]
-        if public_url:
-            parts = urlsplit(public_url)
-            hosts.append(parts.netloc)
-            origins.append(f"{parts.scheme}://{parts.netloc}")
-        return cls(hosts, origins, any_host=wild and not public_url)
-
-    def host(self, given: str) -> bool:
-        """Whether a `Host` header names this server."""
-        given = given.lower().rstrip(".")
-        return bool(given) and (self._any or given in self._hosts or _bare(given) in self._hosts)
-
-    def origin(self, given: str) -> bool:
-        """Whether a page of this `Origin` may call."""
-        given = given.lower()
-        scheme, _, netloc = given.partition("://")
-        return given in self._origins or f"{scheme}://{_bare(netloc)}" in self._origins
-
-
-def _bare(netloc: str) -> str:
-    """A host without its port."""
-    host, colon, port = netloc.rpartition(":")
-    return host if colon and port.isdecimal() else netloc
 
 
 class Gate:
@@ -205,7 +146,7 @@ class Gate:
         if scope["type"] != "http":
             return
         peer = scope["client"][0] if scope.get("client") else ""
-        meter = _Meter(receive, send)
+        meter = Meter(receive, send)
         try:
             await self._pass(scope, meter, send, peer)
         except Refused as refused:
@@ -214,10 +155,10 @@ class Gate:
             headers = refused.headers
             if refused.status in (408, 413, 503):  # the rest of the request is not read
                 headers["connection"] = "close"
-            await _skip(scope["headers"], meter)
+            await skip_body(scope["headers"], meter)
             await respond(send, refused.status, str(refused), headers)
 
-    async def _pass(self, scope: Scope, meter: _Meter, send: Send, peer: str) -> None:
+    async def _pass(self, scope: Scope, meter: Meter, send: Send, peer: str) -> None:
         path, method = scope["path"], scope["method"]
         headers = _needed(scope["headers"])
         if path in OPEN_PATHS:
@@ -266,7 +207,7 @@ class Gate:
     async def _call(
         self,
         scope: Scope,
-        meter: _Meter,
+        meter: Meter,
         usage: Usage,
         quotas: Quotas,
         headers: Mapping[bytes, str],
@@ -275,13 +216,13 @@ class Gate:
         most = PRINCIPAL_BODY if quotas.body is None else quotas.body
         room = MOST_BODY if not most else min(MOST_BODY, most)
         state = state_of(scope)
-        held = _Held(usage, most)
+        held = Held(usage, most)
         self._begin()
         try:
-            body = await _read(meter.receive, headers.get(b"content-length", ""), room, held)
+            body = await read_body(meter.receive, headers.get(b"content-length", ""), room, held)
             usage.taken.read(len(body))
             if values_of(body) > MOST_VALUES:
-                raise Refused(413, "body", _TOO_MANY)
+                raise Refused(413, "body", TOO_MANY)
             self._require_scopes(state["principal"], headers.get(b"authorization", ""), body)
             outbox = self._outbox_of(headers.get(b"mcp-session-id", ""))
             delivery = Delivery(state.get("connection"), outbox)
@@ -291,7 +232,7 @@ class Gate:
                 self._end()
             try:
                 meter.at_end = delivery.sent
-                await self._app(scope, _replay(body, meter.receive), meter.send)
+                await self._app(scope, replayed(body, meter.receive), meter.send)
             finally:
                 with Barrier("taking note of an answer's delivery"):
                     delivery.over()
@@ -396,164 +337,6 @@ class Gate:
         usage.tokens -= 1
 
 
-class _Held:
-    """The bytes of one request in memory, as part of what its principal may have there."""
-
-    def __init__(self, usage: Usage, most: int) -> None:
-        self._usage = usage
-        self._most = most
-        self._bytes = 0
-
-    def take(self, count: int) -> None:
-        """Hold so many more. Raises Refused."""
-        if self._most and self._usage.held + count > self._most:
-            raise Refused(
-                429,
-                "body",
-                "The requests of this principal that are being read hold "
-                f"{format_bytes(self._most)} together, its quota `body`: wait until some of them "
-                "have been answered.",
-                {"retry-after": "1", "connection": "close"},
-            )
-        self._usage.held += count
-        self._bytes += count
-
-    def release(self) -> None:
-        """Hold none."""
-        self._usage.held -= self._bytes
-        self._bytes = 0
-
-
-_ANSWER = b'data: {"jsonrpc":"2.0","id":'
-"""How an event begins that is an answer: nothing follows it but the end of the stream."""
-MOST_FIELDS = 200
-"""Bytes of other fields before the data of an event."""
-
-
-class _Meter:
-    """Counts the bytes of a request and its answer; an answer that nobody reads is cut off."""
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive = receive
-        self._send = send
-        self.received = 0
-        self.sent = 0
-        self.whole = False
-        """Whether no more of the body comes."""
-        self.at_end: Callable[[], None] | None = None
-        self._ended = False
-
-    async def receive(self) -> Message:
-        """The next message of the client."""
-        message = await self._receive()
-        self.received += len(message.get("body", b""))
-        self.whole = self.whole or not message.get("more_body", False)
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Pass on a message of the answer. Raises OSError when its reader does not take it."""
-        if message["type"] == "http.response.body":
-            if self._ended:
-                return
-            body = message.get("body", b"")
-            self.sent += len(body)
-            if self.at_end is not None and _ANSWER in body[:MOST_FIELDS]:
-                # in one piece with its end: who has read it leaves nothing unread, which is a reset
-                message = {**message, "more_body": False}
-            self._ended = not message.get("more_body", False)
-            with anyio.move_on_after(WRITE_S) as waiting:
-                await self._send(message)
-            if waiting.cancelled_caught:
-                raise ConnectionAbortedError("the client does not read its answer")
-            if self._ended and self.at_end is not None:
-                with Barrier("taking note of an answer's delivery"):
-                    self.at_end()
-            return
-        await self._send(message)
-
-
-async def _read(receive: Receive, declared: str, most: int, held: _Held) -> bytes:
-    """The body of a call. Raises Refused."""
-    if declared.isdecimal() and int(declared) > most:
-        raise Refused(413, "body", _too_long(most))
-    parts: list[bytes] = []
-    total = 0
-    with anyio.move_on_after(BODY_S) as reading:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Refused(408, "body", "The request ended before its body did.")
-            part = message.get("body", b"")
-            total += len(part)
-            if total > most:
-                raise Refused(413, "body", _too_long(most))
-            held.take(len(part))
-            if part:
-                parts.append(part)
-            if not message.get("more_body", False):
-                break
-    if reading.cancelled_caught:
-        raise Refused(408, "body", f"The body did not arrive within {BODY_S:.0f} s.")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _skip(headers: Iterable[tuple[bytes, bytes]], meter: _Meter) -> None:
-    """Take what is left of a body: who still sends when a connection is closed hears no answer."""
-    if any(name == b"expect" for name, _ in headers):  # who asks first sends nothing
-        return
-    most = meter.received + MOST_SKIPPED
-    with anyio.move_on_after(SKIP_S):
-        while not meter.whole and meter.received < most:
-            await meter.receive()
-
-
-def values_of(body: bytes) -> int:
-    """How many values a message has at most, without reading it as JSON.
-
-    Exact only where there are more than `MOST_VALUES`: texts, which may hold anything, do not
-    count.
-    """
-    found = _separators(body)
-    if found <= MOST_VALUES:
-        return found
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # only quotes that begin or end a text
-    if (quotes := plain.count(b'"')) > 4 * MOST_VALUES:
-        return quotes // 2
-    return sum(map(_separators, plain.split(b'"')[::2]))
-
-
-def _separators(text: bytes) -> int:
-    return text.count(b",") + text.count(b"[") + text.count(b"{")
-
-
-def installs(body: bytes) -> bool:
-    """Whether a message calls the tool `install`."""
-    if b'"install"' not in body:
-        return False
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(message, dict) or message.get("method") != "tools/call":
-        return False
-    params = message.get("params")
-    return isinstance(params, dict) and params.get("name") == "install"
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Hands a body out that was read before, then what comes after it."""
-    given = False
-
-    async def again() -> Message:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
-
-    return again
-
-
 _NAMES = frozenset(
     {
         b"host",
@@ -577,39 +360,6 @@ def _needed(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, str]:
     return found
 
 
-async def respond(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
-    """An answer with a JSON object that says what happened."""
-    await respond_json(send, status, {"error": text}, headers)
-
-
-async def respond_json(
-    send: Send, status: int, value: Mapping[str, Any], headers: Mapping[str, str] | None = None
-) -> None:
-    """An answer that is a JSON object."""
-    body = json.dumps(value).encode()
-    fields = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "cache-control": "no-store",
-        "x-content-type-options": "nosniff",
-        **(headers or {}),
-    }
-    start = [(name.encode(), value.encode("latin-1", "replace")) for name, value in fields.items()]
-    await send({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _too_long(most: int) -> str:
-    return (
-        f"A message may have {most // KIB:,} KiB. Put files there with PUT "
-        "/sessions/HANDLE/files/PATH, which takes any length, and read them from the code."
-    )
-
-
-_TOO_MANY = (
-    f"A message may have {MOST_VALUES:,} values. Put large data there with PUT "
-    "/sessions/HANDLE/files/PATH, and read them from the code."
-)
 _OTHERS_CALL = (
     f"Others call this server, too, and this principal makes more than {CALLS_S:.0f} calls or "
     f"{format_bytes(int(BYTES_S))} of them a second: its next ones wait."

@@ -24,10 +24,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kernel_mcp.barriers import Barrier
+from kernel_mcp.http.bodies import MOST_BODY
 from kernel_mcp.http.callers import SESSION_HEADER
 from kernel_mcp.http.connections import state_of
 from kernel_mcp.http.delivery import Later
-from kernel_mcp.http.gate import MOST_BODY, respond
+from kernel_mcp.http.refusals import respond
 from kernel_mcp.sessions.losses import Outbox
 
 logger = logging.getLogger(__name__)

@@ -12,15 +12,11 @@ from starlette.types import Receive, Scope, Send
 
 from kernel_mcp.config.values import KIB, MIB, Quotas
 from kernel_mcp.errors import ServerFailure
+from kernel_mcp.http.addresses import Addresses
+from kernel_mcp.http.bodies import MOST_BODY, MOST_VALUES
 from kernel_mcp.http.connections import Connection
-from kernel_mcp.http.gate import (
-    MOST_BODY,
-    MOST_VALUES,
-    PRINCIPAL_BODY,
-    Addresses,
-    Gate,
-    respond_json,
-)
+from kernel_mcp.http.gate import PRINCIPAL_BODY, Gate
+from kernel_mcp.http.refusals import respond_json
 from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
 from kernel_mcp.sessions.losses import Outbox
 from tests.unit.fake_kernels import FakeClock
@@ -272,8 +268,8 @@ async def test_a_body_that_is_too_long_is_refused_with_the_way_that_takes_it() -
 async def test_a_body_without_end_is_refused_after_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kernel_mcp.http.gate.BODY_S", 0.01)
-    monkeypatch.setattr("kernel_mcp.http.gate.SKIP_S", 0.01)
+    monkeypatch.setattr("kernel_mcp.http.bodies.BODY_S", 0.01)
+    monkeypatch.setattr("kernel_mcp.http.bodies.SKIP_S", 0.01)
     gate, behind = made(Doorbell())
 
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:

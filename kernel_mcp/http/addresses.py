@@ -1,0 +1,48 @@
+"""Under which names a server may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Addresses:
+    """Which hosts and origins requests may name; all hosts where `any_host`."""
+
+    def __init__(self, hosts: Iterable[str], origins: Iterable[str], *, any_host: bool) -> None:
+        self._hosts = frozenset(each.lower() for each in hosts)
+        self._origins = frozenset(each.lower() for each in origins)
+        self._any = any_host
+
+    @classmethod
+    def of(cls, host: str, public_url: str) -> Addresses:
+        """Those of a server that is bound to `host`, and known by `public_url`."""
+        own = f"[{host}]" if ":" in host else host
+        loopback = host in ("127.0.0.1", "localhost", "::1")
+        wild = host in ("0.0.0.0", "::")
+        hosts = [own, *(_LOOPBACK if loopback or wild else ())]
+        origins = [f"http://{each}" for each in hosts]
+        if public_url:
+            parts = urlsplit(public_url)
+            hosts.append(parts.netloc)
+            origins.append(f"{parts.scheme}://{parts.netloc}")
+        return cls(hosts, origins, any_host=wild and not public_url)
+
+    def host(self, given: str) -> bool:
+        """Whether a `Host` header names this server."""
+        given = given.lower().rstrip(".")
+        return bool(given) and (self._any or given in self._hosts or _bare(given) in self._hosts)
+
+    def origin(self, given: str) -> bool:
+        """Whether a page of this `Origin` may call."""
+        given = given.lower()
+        scheme, _, netloc = given.partition("://")
+        return given in self._origins or f"{scheme}://{_bare(netloc)}" in self._origins
+
+
+def _bare(netloc: str) -> str:
+    """A host without its port."""
+    host, colon, port = netloc.rpartition(":")
+    return host if colon and port.isdecimal() else netloc
