@@ -112,8 +112,9 @@ class Agent:
         The first cell of a run of tests may find its environment being built, for minutes.
         """
         answer = await self.call("execute", code=code, **arguments)
+        patience = {"wait": max(0.1, arguments["wait"])} if "wait" in arguments else {}
         while "running: kernels are being prepared" in answer.text:
-            answer = await self.call("wait", session=arguments.get("session", ""))
+            answer = await self.call("wait", session=arguments.get("session", ""), **patience)
         assert "kernel-mcp/cell" in (answer.result.meta or {}), answer.text
         return answer
 
