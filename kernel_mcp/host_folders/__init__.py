@@ -491,12 +491,18 @@ class Shown:
         except OSError:
             return None
 
-    def sign(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """By which entry hosts execute what is at a path: that, or one in an environment."""
+    def sign(self, parts: tuple[str, ...]) -> tuple[str, ...] | None:
+        """By which entry hosts execute what is at a path: that, or one in an environment.
+
+        None for a folder that is no environment any more.
+        """
         inner = (*parts, secrets.OF_AN_ENVIRONMENT)
-        named = any(secrets.executed(parts, folder=folder) for folder in (False, True))
-        found = not named and os.path.lexists(self.mount.host.joinpath(*inner))
-        return inner if found else parts
+        if any(secrets.executed(parts, folder=folder) for folder in (False, True)):
+            return parts
+        if os.path.lexists(self.mount.host.joinpath(*inner)):
+            return inner
+        info = self._status(parts)
+        return None if info is not None and stat.S_ISDIR(info.st_mode) else parts
 
     def set_aside(self, parts: tuple[str, ...]) -> str:
         """Rename an entry to what no program looks for, beside it; the new path, for people.

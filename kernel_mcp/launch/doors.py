@@ -448,6 +448,11 @@ class Doors:
                 continue
             at_work = self.at_work()
             now, sign = "", shown.sign(parts)
+            if sign is None and shown.mount.host.joinpath(*parts) in self._fixed:
+                sign = parts
+            if sign is None:
+                aside.append(parts)  # seen to already; if it is made one again, it will be new
+                continue
             if maker == CODE or at_work:
                 with contextlib.suppress(OSError):  # in a folder closed to us
                     now = shown.set_aside(sign)

@@ -245,6 +245,9 @@ def test_an_environment_is_set_aside_by_its_file_and_all_else_as_it_is(tmp_path:
     assert shown.sign(("uv.toml",)) == ("uv.toml",)
     assert shown.sign((".git",)) == (".git",)
     for name in ("src", "uv.toml"):
-        shown.set_aside(shown.sign((name,)))
+        sign = shown.sign((name,))
+        assert sign is not None
+        shown.set_aside(sign)
+    assert shown.sign(("src",)) is None, "told of twice, it is set aside once"
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert names == {"src", "src/pyvenv.cfg.set-aside-1", "uv.toml.set-aside-2"}
