@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 MOST_WINGS = 8
 """Each has a template of its own, some 60 MB."""
+MOST_KEYS = 1000
 DOORS = ("mounts", "network", "devices", "variables", "secrets")
 """Fields of the settings that doors are."""
 
@@ -120,6 +121,8 @@ class Wings:
         self.commons = Commons(settings, sandbox)
         self.all: list[Wing] = []
         self._known: dict[tuple[Any, ...], Wing] = {}
+        self._keys: dict[tuple[str, ...], tuple[Any, ...]] = {}
+        """Keys of `_known` by the doors that principals have; computed once, as every call asks."""
         self._places: dict[str, Wing] = {}
         self._building = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -157,11 +160,16 @@ class Wings:
                 before.built.manager.dismiss(who.name)
         return wing
 
-    def _key(self, doors: Sequence[str]) -> tuple[Any, ...]:
-        found = granted(self._settings, doors)
-        return tuple(getattr(found, name) for name in DOORS)
+    def _key(self, doors: tuple[str, ...]) -> tuple[Any, ...]:
+        key = self._keys.get(doors)
+        if key is None:
+            found = granted(self._settings, doors)
+            if len(self._keys) >= MOST_KEYS:
+                self._keys.clear()
+            key = self._keys[doors] = tuple(getattr(found, name) for name in DOORS)
+        return key
 
-    async def _wing(self, doors: Sequence[str]) -> Wing:
+    async def _wing(self, doors: tuple[str, ...]) -> Wing:
         async with self._building:
             key = self._key(doors)
             if (found := self._known.get(key)) is not None:

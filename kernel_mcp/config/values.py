@@ -185,11 +185,16 @@ class Quotas:
 
     def over(self, others: Quotas) -> Quotas:
         """These, with `others` where they say nothing."""
+        if self == _UNSAID:
+            return others
         names = [entry.name for entry in fields(self)]
         own = {name: getattr(self, name) for name in names}
         return Quotas(
             **{name: getattr(others, name) if own[name] is None else own[name] for name in names}
         )
+
+
+_UNSAID = Quotas()
 
 
 def quotas(given: object) -> Quotas:

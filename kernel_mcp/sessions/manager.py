@@ -208,7 +208,8 @@ class SessionManager:
     def check_cells(self, caller: Caller) -> None:
         """Raise SessionLimitReached where the caller may run no further cell now."""
         self.principals.seen(caller.who)
-        self.principals.check_cells(caller.principal, self.owned_by(caller))
+        own = (each for each in self._sessions.values() if each.owner == caller.principal)
+        self.principals.check_cells(caller.principal, own)
 
     def owned_by(self, caller: Caller) -> list[Session]:
         """The caller's own sessions, oldest first."""
