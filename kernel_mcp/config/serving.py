@@ -17,7 +17,7 @@ def check_serving(settings: Settings) -> None:
     if settings.http is None:
         _check_stdio(settings)
         return
-    host, port = settings.http
+    host, _ = settings.http
     if settings.no_auth:
         _check_open(settings, host)
     if settings.several and not settings.confined:
@@ -26,7 +26,7 @@ def check_serving(settings: Settings) -> None:
             "without a sandbox the code of each can read the files of all. Take a sandbox, or "
             "leave --tokens and --issuer out"
         )
-    if settings.issuer and not settings.public_url and (not port or not is_loopback(host)):
+    if settings.issuer and not settings.public_url and not is_loopback(host):
         raise ConfigError(
             "--issuer: access tokens name the address that they are for; say which that is with "
             "--public-url, such as https://notebook.example.com"

@@ -42,6 +42,7 @@ from kernel_mcp.identity import (
     METRICS,
     OPERATOR,
     RUN,
+    SCOPES,
     TOKEN_PREFIX,
     Principal,
     Unauthenticated,
@@ -302,6 +303,9 @@ class Gate:
         parts = ['realm="kernel-mcp"']
         if error:
             parts.append(f'error="{error}"')
+        if self._metadata is not None and scope == RUN and error != "insufficient_scope":
+            # a client registers for the scopes that it is told first, and logs in for all of them
+            scope = " ".join(SCOPES)
         parts.append(f'scope="{scope}"')
         if self._metadata is not None:
             parts.append(f'resource_metadata="{self._metadata_url}"')

@@ -37,7 +37,8 @@ pytestmark = [pytest.mark.full, pytest.mark.anyio]
 PACKAGE = "oidc-provider@9"
 PROGRAM = Path(__file__).with_name("authorization_server.mjs")
 AUDIENCE = "http://127.0.0.1:8000/mcp"
-REDIRECT = "http://127.0.0.1:9/callback"
+CALLBACK = "/callback"
+REDIRECT = f"http://127.0.0.1:9{CALLBACK}"
 PATIENCE_S = 120.0
 
 
@@ -100,7 +101,7 @@ async def consent(url: str, account: str) -> str:
         for _ in range(20):
             if page.is_redirect:
                 url = urljoin(url, page.headers["location"])
-                if url.startswith(REDIRECT):
+                if urlsplit(url).path == CALLBACK:
                     return url
                 page = await browser.get(url)
                 continue
@@ -114,7 +115,12 @@ async def consent(url: str, account: str) -> str:
     raise AssertionError("there is no end of it")
 
 
-async def person_tokens(issuer: str, account: str) -> dict[str, Any]:
+async def person_tokens(
+    issuer: str,
+    account: str,
+    scope: str = "openid kernel:run kernel:install",
+    resource: str = AUDIENCE,
+) -> dict[str, Any]:
     """What a person's client has at the end of an authorization code flow with PKCE."""
     proof = PKCEParameters.generate()
     async with httpx2.AsyncClient() as http:
@@ -124,8 +130,8 @@ async def person_tokens(issuer: str, account: str) -> dict[str, Any]:
             response_type="code",
             client_id=client,
             redirect_uri=REDIRECT,
-            scope="openid kernel:run kernel:install",
-            resource=AUDIENCE,
+            scope=scope,
+            resource=resource,
             code_challenge=proof.code_challenge,
             code_challenge_method="S256",
             nonce="n",
@@ -137,7 +143,7 @@ async def person_tokens(issuer: str, account: str) -> dict[str, Any]:
             "redirect_uri": REDIRECT,
             "client_id": client,
             "code_verifier": proof.code_verifier,
-            "resource": AUDIENCE,
+            "resource": resource,
         }
         found = (await http.post(f"{issuer}/token", data=form)).json()
     assert isinstance(found, dict)
@@ -267,7 +273,8 @@ async def test_a_person_logs_in_and_has_one_session_whatever_the_client(
         assert "42" in answer.text
         session = answer.cell["session"]
     assert memory.tokens is not None
-    assert memory.tokens.scope == "kernel:run"
+    assert memory.tokens.scope is not None
+    assert set(memory.tokens.scope.split()) == {"kernel:run", "kernel:install"}
     async with agent(server, person(server, account, Memory()), era) as client:
         assert "42" in (await client.run("mine")).text
     async with agent(server, person(server, "mallory", Memory()), era) as client:
@@ -281,13 +288,14 @@ async def test_a_person_logs_in_and_has_one_session_whatever_the_client(
 async def test_a_person_is_asked_again_when_packages_are_to_be_added(
     issuer: str, server: HttpServer, era: str
 ) -> None:
-    memory = Memory()
+    account, memory = f"bob-{era}", Memory()
     memory.client = OAuthClientInformationFull(
         client_id="app", redirect_uris=[AnyUrl(REDIRECT)], issuer=issuer
     )
-    async with agent(server, person(server, f"bob-{era}", memory), era) as client:
+    less = await person_tokens(issuer, account, "openid kernel:run", server.mcp)
+    memory.tokens = OAuthToken.model_validate(less)
+    async with agent(server, person(server, account, memory), era) as client:
         await client.run("1")
-        assert memory.tokens is not None
         assert memory.tokens.scope == "kernel:run"
         assert "scope" not in await client.refused("install", packages=["not/a/name"])
         assert memory.tokens.scope is not None
@@ -311,7 +319,8 @@ async def test_a_token_for_something_else_is_asked_to_be_another(
             headers = {"authorization": f"Bearer {token}"} if token else {}
             answer = await http.post(server.mcp, headers=headers, json={})
             assert answer.status_code == status
-            challenge = f'Bearer realm="kernel-mcp", {error}scope="kernel:run", {metadata}'
+            scope = "kernel:run" if status == 403 else "kernel:run kernel:install"
+            challenge = f'Bearer realm="kernel-mcp", {error}scope="{scope}", {metadata}'
             assert answer.headers["www-authenticate"] == challenge
         for end in ("", "/mcp"):
             page = await http.get(f"{server.url}/.well-known/oauth-protected-resource{end}")

@@ -190,18 +190,24 @@ class Cli:
             "env": {**kept, "PYTHONPATH": str(root)},
         }
 
-    def _run(self, url: str, environ: dict[str, str]) -> None:
+    def configured(self) -> list[str]:
+        """The words by which it knows of the server."""
         config = self.folder / "servers.json"
         config.write_text(json.dumps({"mcpServers": {SERVER: self.server()}}))
-        command = [str(self.programs / "claude"), "-p", "begin", "--mcp-config", str(config)]
-        options = ["--strict-mcp-config", "--allowedTools", PREFIX.rstrip("_")]
+        return ["--mcp-config", str(config), "--strict-mcp-config"]
+
+    def environ(self) -> dict[str, str]:
+        """The environment of its processes."""
+        path = f"{self.programs}:{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "HOME": str(self.folder)}
+
+    def _run(self, url: str, environ: dict[str, str]) -> None:
+        command = [str(self.programs / "claude"), "-p", "begin", *self.configured()]
         done = subprocess.run(
-            [*command, *options, "--model", "claude-sonnet-4-5"],
+            [*command, "--allowedTools", PREFIX.rstrip("_"), "--model", "claude-sonnet-4-5"],
             cwd=self.project or self.folder,
             env={
-                **os.environ,
-                "PATH": f"{self.programs}:{os.environ['PATH']}",
-                "HOME": str(self.folder),
+                **self.environ(),
                 "ANTHROPIC_BASE_URL": url,
                 "ANTHROPIC_API_KEY": "none",
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",

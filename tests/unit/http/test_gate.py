@@ -236,6 +236,7 @@ async def test_the_metadata_is_at_both_addresses(suffix: str) -> None:
     assert (await ask(gate, "GET", path)).json == document
     challenge = (await ask(gate)).headers["www-authenticate"]
     assert f'resource_metadata="{where}"' in challenge
+    assert 'scope="kernel:run kernel:install"' in challenge, "clients register for these alone"
 
 
 @pytest.mark.parametrize("name", ["authorization", "host", "content-length"])
