@@ -309,14 +309,30 @@ class _TrialRunner:
         self._count = 0
 
     async def perform_all(self) -> list[Check]:
-        return [check for trial in self._trials for check in await self._perform(trial)]
+        """Perform the trials one after the other; their kernels start at the same time."""
+        found: list[list[Check]] = []
+        before = anyio.Event()
+        before.set()
+        async with anyio.create_task_group() as tasks:
+            for trial in self._trials:
+                found.append([])
+                done = anyio.Event()
+                tasks.start_soon(self._perform, trial, before, done, found[-1])
+                before = done
+        return [check for checks in found for check in checks]
 
-    async def _perform(self, trial: Trial) -> list[Check]:
+    async def _perform(
+        self, trial: Trial, before: anyio.Event, done: anyio.Event, found: list[Check]
+    ) -> None:
         try:
             async with self._kernel() as target:
-                return await trial.perform(target)
+                await before.wait()
+                found += await trial.perform(target)
         except (KernelMcpError, OSError) as error:
-            return [Check(trial.name, False, f"could not be tried: {error}"[:300])]
+            found.append(Check(trial.name, False, f"could not be tried: {error}"[:300]))
+        finally:
+            await before.wait()
+            done.set()
 
     @asynccontextmanager
     async def _kernel(self) -> AsyncIterator[TrialKernel]:
