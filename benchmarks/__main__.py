@@ -19,11 +19,11 @@ from types import MappingProxyType
 
 import anyio
 
-from benchmarks import crowds, field, ours, over_http, record, report, sessions
+from benchmarks import compare, crowds, field, ours, over_http, record, report, sessions
 from benchmarks.bench import Bench
 from benchmarks.machine import Machine
 from benchmarks.places import build_ours
-from benchmarks.results import Results, failure
+from benchmarks.results import BenchmarkError, Results, failure
 
 GROUP_S = 1200
 QUIET_LOAD = 0.5
@@ -55,6 +55,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true", help="measure other MCP servers too")
     parser.add_argument("--only", metavar="NAME,…", default="", help=f"some of {', '.join(GROUPS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where all values are written")
+    parser.add_argument(
+        "--compare",
+        metavar="REV",
+        help="measure a revision of git and this tree in turns, and print ratios",
+    )
     parser.add_argument(
         "--record",
         action="store_true",
@@ -91,6 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # some servers print into the protocol
     for noisy in ("httpx2", "httpcore2"):  # a line for each call, which would be measured too
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    if options.compare:
+        try:
+            return compare.compare(options.compare, options.only, quick=options.quick)
+        except BenchmarkError as error:
+            print(f"benchmarks: {error}", file=sys.stderr)
+            return 1
     now = datetime.now(timezone.utc)
     machine = Machine.this()
     if machine.load > QUIET_LOAD:

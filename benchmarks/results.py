@@ -127,6 +127,7 @@ class Results:
                 "figure": figure.name,
                 "title": figure.title,
                 "unit": figure.unit,
+                "higher_is_better": figure.higher_is_better,
                 "subject": series.subject,
                 "sessions": series.at,
                 "median": series.median if series.values else None,
