@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 PRINCIPAL_BODY = 32 * MIB
 """Bytes of calls of one principal that are being read or answered, without a quota of its own."""
+REFUSED_S = 0.5
+"""Seconds until a call beyond a principal's rate is refused: who calls again at once, waits."""
 MOST_PRINCIPALS = 10_000
 """Principals whose rates are known."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
@@ -127,6 +129,7 @@ class Gate:
         self._metadata_url = metadata_url
         self.watch: Watch = watch or Unheard()
         self._usage: OrderedDict[str, Usage] = OrderedDict()
+        self._sleep = sleep
         self._turns = Turns(clock, sleep)
         self.draining = False
         self._calls = 0
@@ -185,7 +188,11 @@ class Gate:
         scope["user"] = usage.user
         quotas = who.quotas.over(self._quotas)
         if method in ("POST", "PUT", "DELETE"):
-            self._admit(usage, quotas)
+            try:
+                self._admit(usage, quotas)
+            except Refused:
+                await self._sleep(REFUSED_S)
+                raise
         if wait_s := await self._turns.wait(who.name, usage.taken):
             after = {"retry-after": str(round(wait_s + 0.5))}
             raise Refused(429, "rate", _OTHERS_CALL, after)

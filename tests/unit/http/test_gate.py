@@ -15,7 +15,7 @@ from kernel_mcp.errors import ServerFailure
 from kernel_mcp.http.addresses import Addresses
 from kernel_mcp.http.bodies import MOST_BODY, MOST_VALUES
 from kernel_mcp.http.connections import Connection
-from kernel_mcp.http.gate import PRINCIPAL_BODY, Gate
+from kernel_mcp.http.gate import PRINCIPAL_BODY, REFUSED_S, Gate
 from kernel_mcp.http.refusals import respond_json
 from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
 from kernel_mcp.sessions.losses import Outbox
@@ -344,6 +344,19 @@ async def test_more_calls_a_second_than_the_quota_wait_and_those_of_others_do_no
     clock.now += 60
     assert [(await ask(gate, headers=ANNA)).status for _ in range(3)] == [200, 200, 429]
     assert behind.reached == 6
+
+
+async def test_who_calls_again_at_once_hears_late_that_it_may_not() -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    gate, _ = made(Doorbell(), quotas=Quotas(rate=1), sleep=sleep)
+    assert (await ask(gate, headers=ANNA)).status == 200
+    assert slept == []
+    assert (await ask(gate, headers=ANNA)).status == 429
+    assert slept == [REFUSED_S]
 
 
 async def test_a_server_that_stops_takes_no_more_and_waits_for_what_runs() -> None:
