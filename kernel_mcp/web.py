@@ -38,7 +38,7 @@ from kernel_mcp.http.watching import Watched
 from kernel_mcp.identity import OneToken, Principal
 from kernel_mcp.identity.issuer import metadata, metadata_url
 from kernel_mcp.identity.verifiers import Verifiers, verifier_of
-from kernel_mcp.linux.process import ENDING, end_soon, stay
+from kernel_mcp.linux.process import ENDING, SHUTDOWN_S, end_soon, stay
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.server import Commons, Parts, build_mcp, parts, stay_within_bounds, warm_up
 from kernel_mcp.sessions.losses import Outbox
@@ -125,19 +125,28 @@ class Wings:
         """Keys of `_known` by the doors that principals have; computed once, as every call asks."""
         self._places: dict[str, Wing] = {}
         self._building = anyio.Lock()
+        self._over = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Keep wings until cancelled. Raises KernelMcpError where the first cannot be built."""
+        """Keep wings until `end`. Raises KernelMcpError where the first cannot be built.
+
+        Cancelled, it ends at once, and what has changed in sessions is not saved.
+        """
         try:
-            async with anyio.create_task_group() as self._tasks:
-                self._tasks.start_soon(
-                    stay_within_bounds, self._settings, lambda: self.commons.sessions
-                )
-                await self._wing(() if self._settings.several else ("*",))
-                task_status.started()
+            async with anyio.create_task_group() as beside:
+                beside.start_soon(stay_within_bounds, self._settings, lambda: self.commons.sessions)
+                async with anyio.create_task_group() as self._tasks:
+                    await self._wing(() if self._settings.several else ("*",))
+                    task_status.started()
+                    await self._over.wait()
+                beside.cancel_scope.cancel()
         finally:
             self.commons.close()
+
+    def end(self) -> None:
+        """Have every wing end in order: what has changed in its sessions is saved."""
+        self._over.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request in the wing of its principal, as an ASGI application."""
@@ -208,7 +217,8 @@ class Wings:
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
             tasks.start_soon(warm_up, built, begun)
             task_status.started(Wing(built, mcp, sessions, application(moved, sessions, old)))
-            await anyio.sleep_forever()
+            await self._over.wait()
+            tasks.cancel_scope.cancel()
 
     def outbox(self, session: str) -> Outbox | None:
         """The outbox of an MCP session; None where there is none."""
@@ -249,12 +259,14 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
         verifier = verifier_of(settings, url)
         callers = HttpCallers(authenticated=verifier is not None)
         wings = Wings(settings, sandbox, url=url, callers=callers)
-        with anyio.CancelScope() as building:
-            tasks.start_soon(_give_up, stop, building)
-            await tasks.start(wings.run)
-        if not stop.is_set():
-            await _serve(settings, listening, wings, verifier, stop)
-        end_soon()
+        async with anyio.create_task_group() as inner:
+            with anyio.CancelScope() as building:
+                tasks.start_soon(_give_up, stop, building)
+                await inner.start(wings.run)
+            if not stop.is_set():
+                await _serve(settings, listening, wings, verifier, stop)
+            end_soon(SHUTDOWN_S * settings.patience)
+            wings.end()
         tasks.cancel_scope.cancel()
 
 

@@ -491,10 +491,19 @@ class Settings:
     )
     drain_s: float = _flag(
         "drain", duration, _HTTP, "TIME", "20s",
-        "after SIGTERM calls that run are answered for this long, then told that the server stops",
+        "how long an end by SIGTERM takes at most: calls that run are answered, or told before it "
+        "is over that the server stops",
     )
     file: Path | None = None
     refusal: Refusal | None = None
+
+    @property
+    def patience(self) -> float:
+        """How many times the end may take what a client on stdin and stdout gives it.
+
+        Who stops a service waits, and its sessions may be hundreds.
+        """
+        return 1.0 if self.http is None else 6.0
 
     @property
     def several(self) -> bool:

@@ -27,7 +27,7 @@ from kernel_mcp.http.gate import MCP, Gate
 logger = logging.getLogger(__name__)
 
 LAST_ANSWERS_S = 3.0
-"""Seconds for the answers of calls that were given up, after the drain."""
+"""Seconds for the answers of calls that were given up, before the drain is over."""
 LAST_BYTES_S = 2.0
 """Seconds for the last bytes of answers, to clients that read them."""
 MOST_CONNECTIONS = 4096
@@ -109,7 +109,8 @@ async def serving(
 ) -> AsyncIterator[Callable[[], Any]]:
     """Serve inside this block; yields `drain`, which ends the service in order.
 
-    It refuses new calls, waits `drain_s` for those that run, then has `end_calls` answer the rest.
+    It refuses new calls, waits for those that run, and has `end_calls` answer the rest before
+    `drain_s` is over.
     Streams and listeners do not hold it.
     """
     connections = Connections(most_connections(), anyio.current_time)
@@ -138,7 +139,7 @@ async def serving(
 
         async def drain() -> None:
             gate.draining = True
-            with anyio.move_on_after(settings.drain_s):
+            with anyio.move_on_after(max(settings.drain_s - LAST_ANSWERS_S, settings.drain_s / 2)):
                 await gate.drained()
             if gate.calls:
                 logger.warning("giving up %d calls that outlast --drain", end_calls())

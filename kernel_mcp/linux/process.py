@@ -226,9 +226,9 @@ SHUTDOWN_S = 2.5
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def end_soon() -> None:
-    """Start a timer of `SHUTDOWN_S`, after which SIGALRM ends the process."""
-    signal.setitimer(signal.ITIMER_REAL, SHUTDOWN_S)
+def end_soon(within_s: float = SHUTDOWN_S) -> None:
+    """Start a timer, after which SIGALRM ends the process."""
+    signal.setitimer(signal.ITIMER_REAL, within_s)
 
 
 def stay() -> None:

@@ -161,11 +161,13 @@ class SessionManager:
                     if session.kept is not None:
                         with Barrier("saying that a session ends", session.handle):
                             session.kept.entry.ends()
-                await self._saver.finish()
+                patience = self._settings.patience
+                await self._saver.finish(patience)
                 for session in self.sessions:
                     with Barrier("closing a session", session.handle):
                         session.close()
-                with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_TIMEOUT_S):
+                longest_s = CLOSE_TIMEOUT_S * patience
+                with anyio.CancelScope(shield=True), anyio.move_on_after(longest_s):
                     for session in self.sessions:
                         await session.ended.wait()
                 tasks.cancel_scope.cancel()

@@ -204,6 +204,9 @@ class Saveable(Protocol):
         HibernationError, OSError.
         """
 
+    async def freed(self) -> bool:
+        """Wait for what keeps it from being saved and ends soon: whether there was any."""
+
     def unsaved(self, reason: str) -> None:
         """The last save has failed for a reason; an empty one: it has not."""
 
@@ -282,6 +285,7 @@ RETRY_MOST_S = 3600.0
 AT_ONCE = 2
 LAST_S = 1.6
 """For all saves at the server's end: clients wait some 2 s."""
+LAST_AT_ONCE = 8
 LAST_BYTES = 20 * MIB
 
 
@@ -339,13 +343,17 @@ class Saver:
                 with anyio.move_on_after(min(later) - now if later else None):
                     await self._wake.wait()
 
-    async def finish(self) -> None:
-        """Save what has changed and is small, in the time that a server has at its end."""
+    async def finish(self, patience: float = 1.0) -> None:
+        """Save what has changed and is small, in the time that a server has at its end.
+
+        That is `patience` times what one on stdin and stdout has.
+        """
         sessions, self._waiting = list(self._waiting.values()), {}
-        with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_S):
+        limiter = anyio.CapacityLimiter(LAST_AT_ONCE)
+        with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_S * patience):
             async with anyio.create_task_group() as tasks:
                 for session in sessions:
-                    tasks.start_soon(self._last, session)
+                    tasks.start_soon(self._last, session, limiter)
 
     async def _save(self, session: Saveable, limiter: anyio.CapacityLimiter) -> None:
         handle, began = session.handle, self._clock()
@@ -383,9 +391,12 @@ class Saver:
         count = self._failures[handle] = self._failures.get(handle, 0) + 1
         self._not_before[handle] = began + min(RETRY_S * 2 ** (count - 1), RETRY_MOST_S)
 
-    async def _last(self, session: Saveable) -> None:
+    async def _last(self, session: Saveable, limiter: anyio.CapacityLimiter) -> None:
         with Barrier("keeping a session at the end", session.handle):
             try:
-                await session.save(most_bytes=LAST_BYTES)
+                async with limiter:
+                    while await session.save(most_bytes=LAST_BYTES) is None:
+                        if not await session.freed():
+                            return
             except HibernationError as error:
                 logger.warning("what has changed in a session was not kept: %s", error)

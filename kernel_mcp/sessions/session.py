@@ -420,6 +420,20 @@ class Session:
                         await anyio.to_thread.run_sync(kept.entry.tidy)
         return None
 
+    async def freed(self) -> bool:
+        """Wait for work of its own that keeps it from being saved, such as a checkpoint.
+
+        Whether there was any. Code that runs may never end, and is not waited for.
+        """
+        members = self.family.members
+        if any(each.state == "busy" for each in members):
+            return False
+        held = [each.turn for each in members if each.turn.locked()]
+        for turn in held:
+            async with turn:
+                pass
+        return bool(held)
+
     def unsaved(self, reason: str) -> None:
         """The last save in the background has failed for a reason; an empty one: it has not."""
         if reason and not self.trouble:

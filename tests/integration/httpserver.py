@@ -92,7 +92,7 @@ class HttpServer:
         known = self.processes if known is None else known
         code = self.process.wait(timeout=READY_S)
         self._reader.join(READY_S)
-        assert code == 0, self.log[-2000:]
+        assert code == 0, (code, self.log[-2000:])
         assert ends(known) == []
         assert "Traceback" not in self.log, self.log[-4000:]
 

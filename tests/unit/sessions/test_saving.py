@@ -137,11 +137,22 @@ class Changing:
         self.failure: Exception | None = None
         self.told: list[str] = []
         self.done = anyio.Event()
+        self.held = 0
+        """How often something of its own keeps it from being saved."""
+        self.busy = False
 
     def unsaved(self, reason: str) -> None:
         self.told.append(reason)
 
+    async def freed(self) -> bool:
+        if self.busy or not self.held:
+            return False
+        self.held -= 1
+        return True
+
     async def save(self, *, most_bytes: int | None = None) -> int | None:
+        if self.busy or self.held:
+            return None
         self.saves.append(most_bytes)
         self.changed = self.written is None
         self.done.set()
@@ -209,3 +220,14 @@ async def test_at_the_end_what_has_changed_is_saved_whole_or_not_at_all() -> Non
     assert [session.saves for session in sessions] == [[20 * 2**20]] * 3
     await saver.finish()
     assert len(sessions[0].saves) == 1
+
+
+async def test_the_end_waits_for_a_checkpoint_and_not_for_code_that_runs() -> None:
+    clock = FakeClock()
+    saver = Saver(clock, lambda: None)
+    held, busy = Changing("held", clock), Changing("busy", clock)
+    held.held, busy.busy = 2, True
+    saver.touch(held)
+    saver.touch(busy)
+    await saver.finish()
+    assert [len(each.saves) for each in (held, busy)] == [1, 0]
