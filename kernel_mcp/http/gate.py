@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ from kernel_mcp.http.bodies import (
     skip_body,
     values_of,
 )
-from kernel_mcp.http.connections import state_of
+from kernel_mcp.http.connections import Connection, state_of
 from kernel_mcp.http.delivery import Delivery
 from kernel_mcp.http.refusals import Refused, respond, respond_json
 from kernel_mcp.http.turns import BYTES_S, CALLS_S, Taken, Turns
@@ -133,6 +134,8 @@ class Gate:
         self._turns = Turns(clock, sleep)
         self.draining = False
         self._calls = 0
+        self._lasting: dict[Connection, tuple[str, str]] = {}
+        """What answers that may last were let in with: `Authorization`, and the scope needed."""
         self._idle = anyio.Event()
         self._idle.set()
 
@@ -144,6 +147,16 @@ class Gate:
     async def drained(self) -> None:
         """Wait until none is."""
         await self._idle.wait()
+
+    async def recheck(self) -> None:
+        """Cut streams and downloads whose token has expired or was revoked since they began."""
+        for connection, (authorization, needed) in list(self._lasting.items()):
+            with Barrier("checking the token of a stream"):
+                try:
+                    await self._who(authorization, needed)
+                except Refused as refused:
+                    if refused.status in (401, 403):
+                        connection.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -206,7 +219,8 @@ class Gate:
                 finally:
                     self._end()
             elif method != "POST":
-                await self._app(scope, meter.receive, meter.send)
+                with self._lasts(state, headers, needed):
+                    await self._app(scope, meter.receive, meter.send)
             else:
                 await self._call(scope, meter, usage, quotas, headers)
         finally:
@@ -240,7 +254,8 @@ class Gate:
                 self._end()
             try:
                 meter.at_end = delivery.sent
-                await self._app(scope, replayed(body, meter.receive), meter.send)
+                with self._lasts(state, headers, RUN) if long else nullcontext():
+                    await self._app(scope, replayed(body, meter.receive), meter.send)
             finally:
                 with Barrier("taking note of an answer's delivery"):
                     delivery.over()
@@ -249,6 +264,21 @@ class Gate:
         finally:
             held.release()
             self._end()
+
+    @contextmanager
+    def _lasts(
+        self, state: Mapping[str, Any], headers: Mapping[bytes, str], needed: str
+    ) -> Iterator[None]:
+        """An answer that may last: `recheck` looks after it inside this block."""
+        connection: Connection | None = state.get("connection")
+        if connection is None or self._verifier is None:
+            yield
+            return
+        self._lasting[connection] = headers.get(b"authorization", ""), needed
+        try:
+            yield
+        finally:
+            del self._lasting[connection]
 
     def _begin(self) -> None:
         if not self._calls:

@@ -134,7 +134,7 @@ async def serving(
     server = _Server(config)
     config.load()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_sweep, connections)
+        tasks.start_soon(_sweep, connections, gate)
         tasks.start_soon(_serve, server, listening, connections)
 
         async def drain() -> None:
@@ -173,10 +173,11 @@ async def _serve(server: _Server, listening: socket.socket, connections: Connect
                     task.cancel()
 
 
-async def _sweep(connections: Connections) -> None:
+async def _sweep(connections: Connections, gate: Gate) -> None:
     while True:
         await anyio.sleep(CHECK_S)
         connections.sweep()
+        await gate.recheck()
 
 
 def announce(url: str, settings: Settings, token: str) -> None:

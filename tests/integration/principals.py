@@ -31,6 +31,12 @@ def add(file: Path, name: str, *flags: str) -> str:
     return str(token)
 
 
+def revoke(file: Path, name: str) -> None:
+    """Have all tokens of a principal refused."""
+    words = [sys.executable, "-m", "kernel_mcp", "token", "revoke", name, "--tokens", str(file)]
+    subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
+
+
 @contextmanager
 def two_principals(folder: Path, *flags: str) -> Iterator[tuple[HttpServer, str, str]]:
     """A server with two principals and the token of each."""

@@ -30,7 +30,7 @@ from tests.integration.httpclient import (
     wire,
 )
 from tests.integration.httpserver import READY_S, ROOT, HttpServer, command, http_server
-from tests.integration.principals import two_principals
+from tests.integration.principals import revoke, two_principals
 from tests.integration.processes import descendants, ends
 
 pytestmark = [pytest.mark.anyio]
@@ -427,3 +427,27 @@ def test_a_server_that_is_stopped_while_it_starts_ends_in_order(while_: str) -> 
         process.wait()
         assert process.stderr is not None
         process.stderr.close()
+
+
+async def test_an_open_stream_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
+    async def listen(token: str, begun: anyio.Event, ended: anyio.Event) -> None:
+        async with wire(running, token, handshake=True) as client:
+            with suppress(httpx2.HTTPError):
+                async with client.http.stream("GET", client.url, headers=client.headers()) as said:
+                    assert said.status_code == 200
+                    begun.set()
+                    await said.aread()
+            ended.set()
+            client.session = ""
+
+    with two_principals(tmp_path) as (running, *tokens):
+        events = [(anyio.Event(), anyio.Event()) for _ in tokens]
+        async with anyio.create_task_group() as tasks:
+            for token, pair in zip(tokens, events, strict=True):
+                tasks.start_soon(listen, token, *pair)
+                await pair[0].wait()
+            revoke(tmp_path / "tokens", "one")
+            with anyio.fail_after(READY_S):
+                await events[0][1].wait()
+            assert not events[1][1].is_set(), "the other principal's goes on"
+            tasks.cancel_scope.cancel()

@@ -18,6 +18,9 @@ class Line:
     def is_closing(self) -> bool:
         return self.closing
 
+    def abort(self) -> None:
+        self.closing = True
+
 
 def connection(*, closing: bool = False) -> Connection:
     return Connection(cast("object", Line(closing=closing)))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any, cast
 
 import anyio
@@ -394,6 +395,37 @@ async def test_listeners_are_no_calls_to_wait_for() -> None:
         await gate.drained()
         behind.hold.set()
     assert gate.calls == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_stream_is_cut_when_its_token_is_good_no_more(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, behind = made(Doorbell())
+    begun, hold = anyio.Event(), anyio.Event()
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await hold.wait()
+        await behind(scope, receive, send)
+
+    gate._app = stream
+    line = Line()
+    state = {"connection": Connection(cast(asyncio.Transport, line))}
+    headers = {**ANNA, "mcp-method": "subscriptions/listen"}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(ask, gate, method, headers=headers, state=state))
+        await begun.wait()
+        await gate.recheck()
+        assert not line.closing
+        monkeypatch.delitem(_SCOPES, "anna")
+        await gate.recheck()
+        assert line.closing
+        hold.set()
+    monkeypatch.undo()
+    line.closing = False
+    await gate.recheck()
+    assert not line.closing, "it has ended"
 
 
 async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -> None:
