@@ -77,6 +77,8 @@ class Meter:
         self._send = send
         self.received = 0
         self.sent = 0
+        self.begun = False
+        """Whether the answer has."""
         self.whole = False
         """Whether no more of the body comes."""
         self.at_end: Callable[[], None] | None = None
@@ -108,6 +110,7 @@ class Meter:
                 with Barrier("taking note of an answer's delivery"):
                     self.at_end()
             return
+        self.begun = True
         await self._send(message)
 
 

@@ -134,6 +134,7 @@ class Gate:
         self._turns = Turns(clock, sleep)
         self.draining = False
         self._calls = 0
+        self._transfers: set[anyio.CancelScope] = set()
         self._lasting: dict[Connection, tuple[str, str]] = {}
         """What answers that may last were let in with: `Authorization`, and the scope needed."""
         self._idle = anyio.Event()
@@ -147,6 +148,13 @@ class Gate:
     async def drained(self) -> None:
         """Wait until none is."""
         await self._idle.wait()
+
+    def give_up(self) -> int:
+        """Have uploads and removals that go on be answered now; how many there were."""
+        given_up = len(self._transfers)
+        for each in self._transfers:
+            each.cancel()
+        return given_up
 
     async def recheck(self) -> None:
         """Cut streams and downloads whose token has expired or was revoked since they began."""
@@ -213,11 +221,7 @@ class Gate:
             raise Refused(503, "draining", _STOPPING, {"retry-after": "5"})
         try:
             if method in ("PUT", "DELETE"):
-                self._begin()
-                try:
-                    await self._app(scope, meter.receive, meter.send)
-                finally:
-                    self._end()
+                await self._transfer(scope, meter)
             elif method != "POST":
                 with self._lasts(state, headers, needed):
                     await self._app(scope, meter.receive, meter.send)
@@ -225,6 +229,21 @@ class Gate:
                 await self._call(scope, meter, usage, quotas, headers)
         finally:
             self.watch.moved(meter.received, meter.sent)
+
+    async def _transfer(self, scope: Scope, meter: Meter) -> None:
+        """Pass on a request that ends when the server does."""
+        self._begin()
+        try:
+            with anyio.CancelScope() as transfer:
+                self._transfers.add(transfer)
+                try:
+                    await self._app(scope, meter.receive, meter.send)
+                finally:
+                    self._transfers.discard(transfer)
+            if transfer.cancelled_caught and not meter.begun:
+                await respond(meter.send, 503, _GIVEN_UP, {"connection": "close"})
+        finally:
+            self._end()
 
     async def _call(
         self,
@@ -410,6 +429,10 @@ _NOT_HERE = (
     "--public-url."
 )
 _STOPPING = "The server is stopping. Call again when it is back."
+_GIVEN_UP = (
+    "The server is stopping, so this was given up before its end: the file is as it was. Send it "
+    "again when the server is back."
+)
 _NO_TOKEN = (
     "A token is missing: send `Authorization: Bearer TOKEN`. `kernel-mcp token add NAME` makes one."
 )

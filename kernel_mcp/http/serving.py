@@ -142,8 +142,9 @@ async def serving(
             with anyio.move_on_after(max(settings.drain_s - LAST_ANSWERS_S, settings.drain_s / 2)):
                 await gate.drained()
             if gate.calls:
-                logger.warning("giving up %d calls that outlast --drain", end_calls())
-                with anyio.move_on_after(LAST_ANSWERS_S):
+                given_up = end_calls() + gate.give_up()
+                logger.warning("giving up %d calls that outlast --drain", given_up)
+                with anyio.move_on_after(min(LAST_ANSWERS_S, settings.drain_s / 2)):
                     await gate.drained()
 
         try:

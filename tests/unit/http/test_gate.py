@@ -21,7 +21,7 @@ from kernel_mcp.http.refusals import respond_json
 from kernel_mcp.identity import INSTALL, METRICS, RUN, OneToken, Principal, Unauthenticated
 from kernel_mcp.sessions.losses import Outbox
 from tests.unit.fake_kernels import FakeClock
-from tests.unit.http.asgi import PEER, ask
+from tests.unit.http.asgi import PEER, Answer, ask
 from tests.unit.http.test_delivery import Line
 
 pytestmark = pytest.mark.anyio
@@ -395,6 +395,31 @@ async def test_listeners_are_no_calls_to_wait_for() -> None:
         await gate.drained()
         behind.hold.set()
     assert gate.calls == 0
+
+
+async def test_an_upload_that_outlasts_the_server_is_told_so() -> None:
+    gate, behind = made(Doorbell())
+    begun = anyio.Event()
+
+    async def store(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await anyio.sleep_forever()
+
+    gate._app = store
+    answers: list[Answer] = []
+
+    async def upload() -> None:
+        answers.append(await ask(gate, "PUT", "/sessions/s/files/a", headers=ANNA))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(upload)
+        await begun.wait()
+        gate.draining = True
+        assert (gate.calls, gate.give_up()) == (1, 1)
+        await gate.drained()
+    assert answers[0].status == 503
+    assert "the file is as it was" in answers[0].json["error"]
+    assert behind.reached == gate.give_up() == 0
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
