@@ -20,6 +20,46 @@ SILENT_S = 75.0
 HEAD_S = 20.0
 """The same for one on which a request has begun, or that is new."""
 CHECK_S = 5.0
+JOINED_BYTES = 64 * 1024
+"""Bytes above which nothing more waits to be sent together but the end of a body."""
+END_BYTES = 64
+
+
+class Joined:
+    """A transport that sends what is written in one turn of the loop as one piece.
+
+    A client that hangs up when it has read the last event of an answer leaves nothing unread then:
+    the end of the body has come with it. What it leaves unread would be a reset, by which an
+    answer counts as lost.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._soon = asyncio.get_running_loop().call_soon
+        self._waiting: list[bytes] = []
+        self._bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send it before the loop waits again."""
+        if len(data) > END_BYTES and self._bytes + len(data) > JOINED_BYTES:
+            self._flush()
+        if not self._waiting:
+            self._soon(self._flush)
+        self._waiting.append(data)
+        self._bytes += len(data)
+
+    def close(self) -> None:
+        """Send what waits, then close."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if waiting and not self._transport.is_closing():
+            self._transport.write(b"".join(waiting))
 
 
 class Connection:
@@ -122,7 +162,7 @@ class HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
-        super().connection_made(transport)
+        super().connection_made(Joined(transport))  # type: ignore[arg-type]
         self._all: Connections = self.app_state["connections"]
         self._here = Connection(transport)
         self.app_state = {**self.app_state, "connection": self._here}

@@ -429,6 +429,13 @@ def test_a_server_that_is_stopped_while_it_starts_ends_in_order(while_: str) -> 
         process.stderr.close()
 
 
+async def test_no_answer_is_lost_whose_client_hangs_up_behind_it(server: HttpServer) -> None:
+    async with http_agent(server, "legacy") as agent:
+        await agent.run("here = 1")
+        told = [notices(await agent.run("here")) for _ in range(60)]
+    assert told == [[]] * 60
+
+
 async def test_an_open_stream_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
     async def listen(token: str, begun: anyio.Event, ended: anyio.Event) -> None:
         async with wire(running, token, handshake=True) as client:

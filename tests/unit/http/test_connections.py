@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import cast
+
 import anyio
+import anyio.lowlevel
 import pytest
 
-from kernel_mcp.http.connections import HEAD_S, SILENT_S, Connections
+from kernel_mcp.http.connections import (
+    HEAD_S,
+    JOINED_BYTES,
+    SILENT_S,
+    Connections,
+    Joined,
+)
 from tests.unit.fake_kernels import FakeClock
 
 
@@ -76,3 +86,49 @@ async def test_all_are_ended_or_cut_and_it_is_known_when_none_is_left() -> None:
         tasks.start_soon(connections.gone)
         connections.cut()
     assert (connections.count, [each.cuts for each in wires]) == (0, [1, 1])
+
+
+class Pipe:
+    """A transport that notes what it was given."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.anyio
+async def test_what_is_written_in_one_turn_is_one_piece_with_its_end() -> None:
+    pipe = Pipe()
+    joined = Joined(cast(asyncio.Transport, pipe))
+    for part in (b"head", b"body", b"end"):
+        joined.write(part)
+    assert pipe.sent == []
+    await anyio.lowlevel.checkpoint()
+    assert pipe.sent == [b"headbodyend"]
+    large = b"x" * JOINED_BYTES
+    for part in (large, large, b"end"):
+        joined.write(part)
+    assert pipe.sent[1:] == [large], "no more than one waits"
+    await anyio.lowlevel.checkpoint()
+    assert pipe.sent[2:] == [large + b"end"]
+
+
+@pytest.mark.anyio
+async def test_a_close_sends_what_waits_and_nothing_is_sent_behind_it() -> None:
+    pipe = Pipe()
+    joined = Joined(cast(asyncio.Transport, pipe))
+    joined.write(b"last")
+    joined.close()
+    joined.write(b"late")
+    await anyio.lowlevel.checkpoint()
+    assert pipe.sent == [b"last"]
+    assert joined.is_closing()
