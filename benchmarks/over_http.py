@@ -10,7 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import httpx2
+from anyio.streams.text import TextReceiveStream
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
@@ -34,7 +36,6 @@ HANDSHAKE = Figure("http-handshake", "Warm cell `1` over HTTP, handshake era", E
 ERAS: tuple[tuple[Figure, Era], ...] = ((NEWEST, "auto"), (HANDSHAKE, "legacy"))
 _SERVING = re.compile(r"serving (\S+/mcp)")
 _TOKEN = re.compile(r"Bearer (kmcp_\S+?)\"")
-_POLL_S = 0.05
 
 
 @asynccontextmanager
@@ -42,19 +43,18 @@ async def connected_by_http(
     argv: Sequence[str], folder: Path, era: Era = "auto"
 ) -> AsyncIterator[Client]:
     """A client of a server process that says on stderr where it serves. Raises BenchmarkError."""
-    log = folder / "http.log"
-    with open(log, "w", encoding="utf-8") as errors:
-        process = await anyio.open_process(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            cwd=folder,
-            env={**clean_environ(), **ANEW},
-        )
-    async with process:
+    process = await anyio.open_process(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+        env={**clean_environ(), **ANEW},
+    )
+    async with process, anyio.create_task_group() as tasks:
         try:
-            url, token = await _address(log)
+            with anyio.fail_after(ANSWER_S):
+                url, token = await tasks.start(_listen, process)
             headers = {"authorization": f"Bearer {token}"} if token else {}
             async with (
                 httpx2.AsyncClient(headers=headers, timeout=ANSWER_S) as http,
@@ -65,16 +65,22 @@ async def connected_by_http(
             process.terminate()
 
 
-async def _address(log: Path) -> tuple[str, str]:
-    """Where the server is and the token that it has made, which its last line has."""
-    with anyio.move_on_after(ANSWER_S):
-        while True:
-            said = log.read_text(encoding="utf-8", errors="replace")
-            found, token = _SERVING.search(said), _TOKEN.search(said)
-            if found and (token or said.startswith("bare")):
-                return found[1], token[1] if token else ""
-            await anyio.sleep(_POLL_S)
-    raise BenchmarkError(f"the server says nowhere that it serves: {said[-300:]}")
+async def _listen(
+    process: anyio.abc.Process, *, task_status: anyio.abc.TaskStatus[tuple[str, str]]
+) -> None:
+    """Hear all that a server says; starts with where it is and the token that it has made."""
+    assert process.stderr is not None
+    said, started = "", False
+    async for part in TextReceiveStream(process.stderr, errors="replace"):
+        if started:
+            continue
+        said += part
+        found, token = _SERVING.search(said), _TOKEN.search(said)
+        if found and (token or said.startswith("bare")):
+            task_status.started((found[1], token[1] if token else ""))
+            started = True
+    if not started:
+        raise BenchmarkError(f"the server says nowhere that it serves: {said[-300:]}")
 
 
 async def warm(bench: Bench) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import anyio
@@ -51,6 +52,7 @@ logger = logging.getLogger(__name__)
 MOST_WINGS = 8
 """Each has a template of its own, some 60 MB."""
 MOST_KEYS = 1000
+"""Doors of rows whose wing is known at once: every call asks."""
 DOORS = ("mounts", "network", "devices", "variables", "secrets")
 """Fields of the settings that doors are."""
 
@@ -121,8 +123,7 @@ class Wings:
         self.commons = Commons(settings, sandbox)
         self.all: list[Wing] = []
         self._known: dict[tuple[Any, ...], Wing] = {}
-        self._keys: dict[tuple[str, ...], tuple[Any, ...]] = {}
-        """Keys of `_known` by the doors that principals have; computed once, as every call asks."""
+        self._key = lru_cache(MOST_KEYS)(self._key_of)
         self._places: dict[str, Wing] = {}
         self._building = anyio.Lock()
         self._over = anyio.Event()
@@ -169,14 +170,9 @@ class Wings:
                 before.built.manager.dismiss(who.name)
         return wing
 
-    def _key(self, doors: tuple[str, ...]) -> tuple[Any, ...]:
-        key = self._keys.get(doors)
-        if key is None:
-            found = granted(self._settings, doors)
-            if len(self._keys) >= MOST_KEYS:
-                self._keys.clear()
-            key = self._keys[doors] = tuple(getattr(found, name) for name in DOORS)
-        return key
+    def _key_of(self, doors: tuple[str, ...]) -> tuple[Any, ...]:
+        found = granted(self._settings, doors)
+        return tuple(getattr(found, name) for name in DOORS)
 
     async def _wing(self, doors: tuple[str, ...]) -> Wing:
         async with self._building:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from kernel_mcp.config.serving import is_loopback
+
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -20,9 +22,8 @@ class Addresses:
     def of(cls, host: str, public_url: str) -> Addresses:
         """Those of a server that is bound to `host`, and known by `public_url`."""
         own = f"[{host}]" if ":" in host else host
-        loopback = host in ("127.0.0.1", "localhost", "::1")
         wild = host in ("0.0.0.0", "::")
-        hosts = [own, *(_LOOPBACK if loopback or wild else ())]
+        hosts = [own, *(_LOOPBACK if is_loopback(host) or wild else ())]
         origins = [f"http://{each}" for each in hosts]
         if public_url:
             parts = urlsplit(public_url)

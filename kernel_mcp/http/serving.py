@@ -110,8 +110,7 @@ async def serving(
     """Serve inside this block; yields `drain`, which ends the service in order.
 
     It refuses new calls, waits for those that run, and has `end_calls` answer the rest before
-    `drain_s` is over.
-    Streams and listeners do not hold it.
+    `drain_s` is over. Streams and listeners do not hold it.
     """
     connections = Connections(most_connections(), anyio.current_time)
 
@@ -139,12 +138,13 @@ async def serving(
 
         async def drain() -> None:
             gate.draining = True
-            with anyio.move_on_after(max(settings.drain_s - LAST_ANSWERS_S, settings.drain_s / 2)):
+            last_s = min(LAST_ANSWERS_S, settings.drain_s / 2)
+            with anyio.move_on_after(settings.drain_s - last_s):
                 await gate.drained()
             if gate.calls:
                 given_up = end_calls() + gate.give_up()
                 logger.warning("giving up %d calls that outlast --drain", given_up)
-                with anyio.move_on_after(min(LAST_ANSWERS_S, settings.drain_s / 2)):
+                with anyio.move_on_after(last_s):
                     await gate.drained()
 
         try:

@@ -306,8 +306,6 @@ class KernelFactory:
     def _connect(
         self, handle: KernelProcess, environment: KernelEnvironment, policy: Policy
     ) -> Kernel:
-        from kernel_mcp.kernels.kernel import Kernel
-
         return Kernel(
             handle,
             environment=environment,

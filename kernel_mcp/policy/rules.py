@@ -94,7 +94,7 @@ class Seen:
     stores       how often each name is given something else than a module
     """
 
-    judged: list[tuple[ast.AST, Severity | None]] = field(default_factory=list)
+    judged: list[tuple[Any, Severity | None]] = field(default_factory=list)
     imports: list[Place] = field(default_factory=list)
     assignments: list[Place] = field(default_factory=list)
     stores: Counter[str] = field(default_factory=Counter)
@@ -110,16 +110,15 @@ def survey(tree: ast.Module, names: Container[str]) -> Seen:
     seen = Seen()
     judged, stores = seen.judged, seen.stores
     number = 0
-    waiting: list[tuple[ast.AST, Severity | None, int]] = [(tree, "error", 0)]
+    waiting: list[tuple[Any, Severity | None, int]] = [(tree, "error", 0)]  # nodes by their class
     while waiting:
         node, severity, depth = waiting.pop()
         number += 1
         kind = node.__class__
         if kind is ast.Name:
-            name: ast.Name = node  # type: ignore[assignment]
-            if name.ctx.__class__ is not ast.Load:
-                stores[name.id] += 1
-            elif name.id in names:
+            if node.ctx.__class__ is not ast.Load:
+                stores[node.id] += 1
+            elif node.id in names:
                 judged.append((node, severity))
             continue
         if kind is ast.Attribute:
@@ -134,21 +133,20 @@ def survey(tree: ast.Module, names: Container[str]) -> Seen:
         elif kind in _JUDGED:
             judged.append((node, severity))
         if kind is ast.Import or kind is ast.ImportFrom:
-            seen.imports.append((depth, number, node))  # type: ignore[arg-type]
+            seen.imports.append((depth, number, node))
             continue
         if kind is ast.Assign:
-            seen.assignments.append((depth, number, node))  # type: ignore[arg-type]
-        turns = kind in _TURNS and severity is not None
+            seen.assignments.append((depth, number, node))
+        inside = _severity_inside(node, severity) if kind in _TURNS else severity
         depth += 1
         for field_name in _FIELDS[kind]:
             value: Any = getattr(node, field_name, None)
+            below = inside if field_name == "body" else severity
             if value.__class__ is list:
-                for child in value:
-                    if child.__class__ not in _LEAVES:
-                        below = _severity_below(node, child, severity) if turns else severity
-                        waiting.append((child, below, depth))
+                waiting.extend(
+                    (child, below, depth) for child in value if child.__class__ not in _LEAVES
+                )
             elif value.__class__ not in _LEAVES:
-                below = _severity_below(node, value, severity) if turns else severity
                 waiting.append((value, below, depth))
     return seen
 
@@ -168,7 +166,7 @@ _JUDGED = frozenset({ast.Import, ast.ImportFrom, ast.Call, ast.Subscript})
 _TURNS = frozenset(
     kind for kind in (ast.If, ast.Try, getattr(ast, "TryStar", None), ast.With) if kind is not None
 )
-"""Kinds below which imports may count otherwise."""
+"""Kinds in whose body imports may count otherwise."""
 _LEAVES = frozenset(
     [
         *(str, int, float, complex, bytes, bool, type(None), type(...)),
@@ -260,19 +258,19 @@ class _Judge:
             kind = node.__class__
             if kind is ast.Attribute:
                 if not free:
-                    base, attributes = chain(node)  # type: ignore[arg-type]
+                    base, attributes = chain(node)
                     self._chain(base, [(item.attr, item) for item in attributes])
             elif kind is ast.Call:
-                self._call(node, passed)  # type: ignore[arg-type]
+                self._call(node, passed)
             elif kind is ast.Name:
                 if id(node) not in passed:
-                    self._name(node)  # type: ignore[arg-type]
+                    self._name(node)
             elif kind is ast.Import:
-                self._import(node, severity)  # type: ignore[arg-type]
+                self._import(node, severity)
             elif kind is ast.ImportFrom:
-                self._import_from(node, severity)  # type: ignore[arg-type]
+                self._import_from(node, severity)
             else:
-                self._subscript(node)  # type: ignore[arg-type]
+                self._subscript(node)
 
     def _import(self, node: ast.Import, severity: Severity | None) -> None:
         for alias in node.names:
@@ -439,26 +437,21 @@ def _offset(name: str, node: ast.expr | ast.alias) -> int:
     return node.col_offset
 
 
-def _severity_below(node: ast.AST, child: ast.AST, severity: Severity | None) -> Severity | None:
-    """How an import in `child` counts: not at all, as a warning, or as the parent's."""
+def _severity_inside(node: Any, severity: Severity | None) -> Severity | None:
+    """How an import in such a body counts: not at all, as a warning, or as around it."""
     if severity is None:
         return None
-    if isinstance(node, ast.If) and child in node.body and _type_checking(node.test):
-        return None
-    if _is_try(node) and child in node.body:  # type: ignore[attr-defined]
-        handlers: list[ast.ExceptHandler] = node.handlers  # type: ignore[attr-defined]
-        if any(handler.type is None or _catches(handler.type) for handler in handlers):
-            return "warning"
-    if isinstance(node, ast.With) and child in node.body:
+    if isinstance(node, ast.If):
+        return None if _type_checking(node.test) else severity
+    if isinstance(node, ast.With):
         for item in node.items:
             call = item.context_expr
             if isinstance(call, ast.Call) and _last_name(call.func) == "suppress":
                 return "warning" if any(map(_catches, call.args)) else severity
-    return severity
-
-
-def _is_try(node: ast.AST) -> bool:
-    return type(node).__name__ in ("Try", "TryStar")
+        return severity
+    handlers: list[ast.ExceptHandler] = node.handlers
+    caught = any(handler.type is None or _catches(handler.type) for handler in handlers)
+    return "warning" if caught else severity
 
 
 def _catches(caught: ast.expr) -> bool:

@@ -492,8 +492,8 @@ async def test_foreign_and_unknown_sessions_are_one(tmp_path: Path) -> None:
         for method in ("PUT", "DELETE"):
             foreign = await client.ask(method, client.of("a"), length, [b"2"], who="bob")
             assert foreign.status == 404
-        assert (await client.ask("GET", "/sessions/work/files/a")).body == b"1"
-        assert (await client.ask("GET", "/sessions/work/files/a", who="bob")).status == 404
+        assert (await client.ask("GET", "/sessions/desk/files/a")).body == b"1"
+        assert (await client.ask("GET", "/sessions/desk/files/a", who="bob")).status == 404
 
 
 async def test_an_escaped_slash_makes_no_other_address(tmp_path: Path) -> None:
@@ -529,13 +529,13 @@ async def test_a_cell_a_notebook_and_an_output(tmp_path: Path) -> None:
         await cell.finished.wait()
         got = await client.ask("GET", f"/sessions/{client.mine.handle}/cells/1")
         assert (got.status, got.headers["content-type"]) == (200, "text/plain; charset=utf-8")
-        record = await client.ask("GET", "/sessions/work/cells/1.json")
+        record = await client.ask("GET", "/sessions/desk/cells/1.json")
         assert record.json["cell"] == 1
-        book = await client.ask("GET", "/sessions/work/notebook")
+        book = await client.ask("GET", "/sessions/desk/notebook")
         assert book.json["cells"][0]["source"] == "print(1)"
         assert book.headers["content-disposition"].endswith('.ipynb"')
         for rest in ("cells/2", "cells/x", "cells/1/outputs/9", "cells/"):
-            missing = await client.ask("GET", f"/sessions/work/{rest}")
+            missing = await client.ask("GET", f"/sessions/desk/{rest}")
             assert missing.status == 404
 
 

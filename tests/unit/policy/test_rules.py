@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kernel_mcp.policy import Diagnostic, Policy
@@ -324,3 +326,16 @@ def test_nothing_is_refused_when_everything_is_allowed() -> None:
         "import os, sys\n__import__('os')\nget_ipython()\nf.__globals__\nrandom._os\n__builtins__"
     )
     assert check(code, Policy.for_allow(["*"])).diagnostics == ()
+
+
+@pytest.mark.parametrize("head", ["if True:", "try:", "with x:"])
+def test_long_blocks_take_no_longer_than_their_lines(head: str) -> None:
+    def seconds(code: str) -> float:
+        began = time.process_time()
+        assert refused(code) == []
+        return time.process_time() - began
+
+    body = " x\n" * 20_000
+    end = "except ImportError: pass\n" if head == "try:" else ""
+    flat = max(seconds(body.replace(" ", "")), 0.01)
+    assert seconds(f"{head}\n{body}{end}") < 10 * flat
