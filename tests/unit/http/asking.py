@@ -164,5 +164,5 @@ async def asking(
 
     app = Starlette(routes=routes(manager, caller_of, masks=masks, **options))
     async with manager.running():
-        mine = await manager.create(Caller(principal="ann"), name="work")
+        mine = await manager.create(Caller(principal="ann"), name="desk")
         yield Asking(app, manager, mine)
