@@ -6,7 +6,6 @@ it sees a request that is too long, too slow, one too many, or nobody's.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -20,15 +19,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.values import MIB, Quotas, format_bytes
-from kernel_mcp.errors import KernelMcpError
 from kernel_mcp.http.addresses import Addresses
+from kernel_mcp.http.admission import Admission
 from kernel_mcp.http.bodies import (
     MOST_BODY,
     MOST_VALUES,
     TOO_MANY,
     Held,
     Meter,
-    installs,
     read_body,
     replayed,
     skip_body,
@@ -39,19 +37,12 @@ from kernel_mcp.http.delivery import Delivery
 from kernel_mcp.http.refusals import Refused, respond, respond_json
 from kernel_mcp.http.turns import BYTES_S, CALLS_S, Taken, Turns
 from kernel_mcp.identity import (
-    INSTALL,
     METRICS,
-    OPERATOR,
     RUN,
-    SCOPES,
-    TOKEN_PREFIX,
     Principal,
-    Unauthenticated,
     Verifier,
 )
 from kernel_mcp.sessions.losses import Outbox
-
-logger = logging.getLogger(__name__)
 
 PRINCIPAL_BODY = 32 * MIB
 """Bytes of calls of one principal that are being read or answered, without a quota of its own."""
@@ -122,12 +113,10 @@ class Gate:
         """
         self._app = app
         self._addresses = addresses
-        self._verifier = verifier
+        self._admission = Admission(verifier, metadata, metadata_url)
         self._quotas = quotas
         self._clock = clock
         self._outbox_of = outbox_of
-        self._metadata = metadata
-        self._metadata_url = metadata_url
         self.watch: Watch = watch or Unheard()
         self._usage: OrderedDict[str, Usage] = OrderedDict()
         self._sleep = sleep
@@ -161,7 +150,7 @@ class Gate:
         for connection, (authorization, needed) in list(self._lasting.items()):
             with Barrier("checking the token of a stream"):
                 try:
-                    await self._who(authorization, needed)
+                    await self._admission.who(authorization, needed)
                 except Refused as refused:
                     if refused.status in (401, 403):
                         connection.close()
@@ -194,14 +183,17 @@ class Gate:
         origin = headers.get(b"origin", "")
         if origin and not self._addresses.origin(origin):
             raise Refused(403, "origin", "Pages of this origin may not call this server.")
-        if self._metadata is not None and path in (_METADATA, _METADATA + MCP):
-            await respond_json(send, 200, self._metadata)
+        metadata = self._admission.metadata
+        if metadata is not None and path in (_METADATA, _METADATA + MCP):
+            await respond_json(send, 200, metadata)
             return
         if self.draining:
             raise Refused(503, "draining", _STOPPING, {"retry-after": "5"})
         state = state_of(scope)
         needed = METRICS if path == METRICS_PATH else RUN
-        who = state["principal"] = await self._who(headers.get(b"authorization", ""), needed)
+        who = state["principal"] = await self._admission.who(
+            headers.get(b"authorization", ""), needed
+        )
         usage = self._usage_of(who)
         if usage.user is None:
             token = AccessToken(token="", client_id=who.name, scopes=sorted(who.scopes))
@@ -264,7 +256,9 @@ class Gate:
             usage.taken.read(len(body))
             if values_of(body) > MOST_VALUES:
                 raise Refused(413, "body", TOO_MANY)
-            self._require_scopes(state["principal"], headers.get(b"authorization", ""), body)
+            self._admission.require_scopes(
+                state["principal"], headers.get(b"authorization", ""), body
+            )
             outbox = self._outbox_of(headers.get(b"mcp-session-id", ""))
             delivery = Delivery(state.get("connection"), outbox)
             state["delivery"] = delivery
@@ -290,7 +284,7 @@ class Gate:
     ) -> Iterator[None]:
         """An answer that may last: `recheck` looks after it inside this block."""
         connection: Connection | None = state.get("connection")
-        if connection is None or self._verifier is None:
+        if connection is None or self._admission.verifier is None:
             yield
             return
         self._lasting[connection] = headers.get(b"authorization", ""), needed
@@ -308,64 +302,6 @@ class Gate:
         self._calls -= 1
         if not self._calls:
             self._idle.set()
-
-    async def _who(self, authorization: str, needed: str) -> Principal:
-        """The principal of a request, who has the scope that it needs. Raises Refused."""
-        if self._verifier is None:
-            return Principal(scopes=OPERATOR, doors=())
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token.strip():
-            raise Refused(
-                401, "unauthenticated", _NO_TOKEN, {"www-authenticate": self._challenge("", needed)}
-            )
-        try:
-            who = await self._verifier.verify(token.strip())
-        except Unauthenticated as error:
-            challenge = self._challenge("invalid_token", needed)
-            raise Refused(
-                401, "unauthenticated", str(error), {"www-authenticate": challenge}
-            ) from None
-        except KernelMcpError as error:
-            raise Refused(503, "verifier", str(error), {"retry-after": "10"}) from None
-        if needed not in who.scopes:
-            challenge = self._challenge("insufficient_scope", needed)
-            raise Refused(
-                403,
-                "forbidden",
-                f"This token lacks the scope {needed}. Ask for one that has it.",
-                {"www-authenticate": challenge},
-                who.name,
-            )
-        return who
-
-    def _require_scopes(self, who: Principal, authorization: str, body: bytes) -> None:
-        """Have the client of an issuer's token log in again for what the call takes beyond RUN.
-
-        Others cannot: the tool says to them what is lacking. Raises Refused.
-        """
-        if self._metadata is None or INSTALL in who.scopes or not installs(body):
-            return
-        if authorization.partition(" ")[2].strip().startswith(TOKEN_PREFIX):
-            return
-        raise Refused(
-            403,
-            "forbidden",
-            f"This token lacks the scope {INSTALL}, which `install` takes.",
-            {"www-authenticate": self._challenge("insufficient_scope", f"{RUN} {INSTALL}")},
-            who.name,
-        )
-
-    def _challenge(self, error: str, scope: str) -> str:
-        parts = ['realm="kernel-mcp"']
-        if error:
-            parts.append(f'error="{error}"')
-        if self._metadata is not None and scope == RUN and error != "insufficient_scope":
-            # a client registers for the scopes that it is told first, and logs in for all of them
-            scope = " ".join(SCOPES)
-        parts.append(f'scope="{scope}"')
-        if self._metadata is not None:
-            parts.append(f'resource_metadata="{self._metadata_url}"')
-        return "Bearer " + ", ".join(parts)
 
     def _usage_of(self, who: Principal) -> Usage:
         usage = self._usage.get(who.name)
@@ -432,7 +368,4 @@ _STOPPING = "The server is stopping. Call again when it is back."
 _GIVEN_UP = (
     "The server is stopping, so this was given up before its end: the file is as it was. Send it "
     "again when the server is back."
-)
-_NO_TOKEN = (
-    "A token is missing: send `Authorization: Bearer TOKEN`. `kernel-mcp token add NAME` makes one."
 )
