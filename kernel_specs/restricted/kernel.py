@@ -98,10 +98,11 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     async def _serve_shell(self) -> None:
         """Handle shell requests in one task, so that context variables persist."""
         while True:
-            if self._aborting and not self.shell_stream.held:
-                self._aborting = False  # all that was queued when a cell failed is answered
             self._unanswered = None
             try:
+                if not self.shell_stream.held:
+                    self._aborting = False  # all that was queued when a cell failed is answered
+                    await asyncio.sleep(0)  # what a cell left to the loop comes before the next
                 message = self.shell_stream.receive()
                 if message is None:
                     await self.shell_stream.readable()

@@ -57,6 +57,19 @@ def test_user_code_cannot_be_run_through_control(kernel: GuestKernel) -> None:
     assert kernel.run("'x' in globals()").outputs() == ["execute_result:False"]
 
 
+def test_what_a_cell_left_to_the_loop_comes_before_the_next_cell(kernel: GuestKernel) -> None:
+    begun = "import time; time.sleep(.3)\nloop = get_ipython().kernel.io_loop.asyncio_loop\n"
+    leaving = kernel.begin(begun + "_ = loop.call_soon(globals().update, {'left': 1})")
+    reading = kernel.begin("left")
+    assert kernel.finish(leaving).outputs() == []
+    assert kernel.finish(reading).outputs() == ["execute_result:1"]
+    kernel.begin(begun + "loop.stop()")
+    late = kernel.workspace / "late"
+    kernel.begin(f"open({str(late)!r}, 'w').close()")
+    kernel.wait_exit()
+    assert not late.exists()
+
+
 def test_blocking_jupyter_client_works_without_boot_file(folder: Path) -> None:
     started = GuestKernel(folder, confined=False)
     client = BlockingKernelClient(connection_file=str(started.connection_file))
