@@ -125,27 +125,39 @@ class Agent:
         return answer.text
 
 
-def command(*flags: str, env: dict[str, str] | None = None) -> StdioServerParameters:
+UNPAUSED = """
+import sys
+from kernel_mcp.sessions import checkpoints
+checkpoints.PAUSE_S = 3600.0
+from kernel_mcp.cli import main
+sys.exit(main())
+"""
+
+
+def command(
+    *flags: str, env: dict[str, str] | None = None, pauses: bool = True
+) -> StdioServerParameters:
     """How the server is started; the environment cache of the user running the tests is used.
 
-    No session is kept for the next server unless `--persist` is given.
+    No session is kept for the next server unless `--persist` is given. Without `pauses`, no
+    checkpoint is made because the machine was slow between two calls.
     """
     inherited = {key: value for key, value in os.environ.items() if key.startswith(("UV_", "XDG_"))}
     return StdioServerParameters(
         command=sys.executable,
-        args=["-m", "kernel_mcp", *flags],
+        args=[*(("-m", "kernel_mcp") if pauses else ("-c", UNPAUSED)), *flags],
         env={"KERNEL_MCP_PERSIST": "off", **inherited, **(env or {})},
         cwd=Path(__file__).parents[2],
     )
 
 
 @asynccontextmanager
-async def agent(*flags: str, era: str = "auto") -> AsyncIterator[Agent]:
+async def agent(*flags: str, era: str = "auto", pauses: bool = True) -> AsyncIterator[Agent]:
     """A client of a fresh server with these flags.
 
     Kernels in reserve and templates, which only make starts fast, are left out unless `--warm` is
     given: a test starts one or two kernels.
     """
     lean = () if "--warm" in flags else ("--warm", "0", "--no-template")
-    async with Client(command(*flags, *lean), mode=era) as client:
+    async with Client(command(*flags, *lean, pauses=pauses), mode=era) as client:
         yield Agent(client)

@@ -61,7 +61,7 @@ async def test_the_trail_names_what_checkpoints_are_used_for(tmp_path: Path) -> 
     flags = ("--audit-log", str(path), "--allow", "*", "--warm", "0")
     persist = ("--persist", "1G,1d", "--state-dir", str(tmp_path / "state"))
     (tmp_path / "state").mkdir(mode=0o700)
-    async with agent(*flags, *persist) as notebook:
+    async with agent(*flags, *persist, pauses=False) as notebook:
         kept = (await notebook.call("create_session", name="kept")).data["session"]
         await notebook.run("x = 1", session=kept)
         await notebook.run("x = 2", session=kept, checkpoint=True)

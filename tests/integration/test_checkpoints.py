@@ -31,16 +31,15 @@ async def checkpoints(agent: Agent, session: str = "") -> str:
     return str((await agent.call("info", session=session)).data["checkpoints"])
 
 
-async def until_checkpoint(agent: Agent, session: str = "") -> None:
-    """Pause as an agent does that thinks, until the pause was used."""
-    before = await checkpoints(agent, session)
+async def until_checkpoint(agent: Agent, cell: int = 1, session: str = "") -> None:
+    """Pause as an agent does that thinks, until there is a checkpoint as after this cell."""
     with anyio.fail_after(20):
-        while await checkpoints(agent, session) == before:
+        while not (await checkpoints(agent, session)).endswith(f" {cell}"):
             await anyio.sleep(0.1)
 
 
 async def test_a_killed_cell_costs_the_cell() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
         dead = await agent.run("print('last words')\nimport os\nx = 0\nos.kill(os.getpid(), 9)")
         assert dead.status == "killed"
@@ -75,7 +74,7 @@ async def test_a_killed_cell_costs_the_cell() -> None:
 
 
 async def test_a_cell_that_waits_behind_a_killed_one_is_told_what_it_builds_on() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
         await agent.run("y = 6")
         answers: dict[str, Answer] = {}
@@ -93,7 +92,7 @@ async def test_a_cell_that_waits_behind_a_killed_one_is_told_what_it_builds_on()
 
 
 async def test_a_kernel_that_dies_between_cells_comes_back() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
         await agent.run(f"x = 5\n{AT_WORK}")
         await agent.run("import threading, os\nthreading.Timer(0.2, os._exit, [4]).start()")
         await anyio.sleep(0.5)
@@ -112,7 +111,7 @@ async def test_of_many_sessions_that_rest_the_last_keep_copies_and_the_others_ge
             made = await agent.call("create_session")
             sessions.append(made.data["session"])
             await agent.run(f"x = {number}", session=sessions[-1])
-            await until_checkpoint(agent, sessions[-1])
+            await until_checkpoint(agent, session=sessions[-1])
         found = [await checkpoints(agent, session) for session in sessions]
         assert ["none now" in each for each in found] == [True, *[False] * RESTING]
         dead = await agent.run("import os\nos._exit(1)", session=sessions[0])
@@ -135,7 +134,7 @@ x = 5
 
 
 async def test_a_kernel_that_dies_while_it_comes_back_is_woken_again() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
         await agent.run(DIES_ONCE)
         await agent.run("1", checkpoint=True)
         dead = await agent.run("os._exit(1)")
@@ -148,7 +147,7 @@ async def test_a_pause_is_used_and_a_thread_is_named_once() -> None:
         await agent.run("x = 5")
         await until_checkpoint(agent)
         await agent.run("x = 6")
-        await until_checkpoint(agent)
+        await until_checkpoint(agent, 2)
         dead = await agent.run("import os\nos._exit(1)")
         assert dead.cell["state_as_of"] == 2
 
@@ -191,7 +190,7 @@ INTEGRITY = "con.execute('pragma integrity_check').fetchone()[0]"
 
 
 async def test_what_a_library_knew_of_a_file_is_not_written_over_what_it_has_become() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
         await agent.run(DATABASE)
         await agent.run("1", checkpoint=True)
         await agent.run(CHANGES)
@@ -235,7 +234,7 @@ _ = _thread.start_new_thread(wait, ())
 
 
 async def test_threads_that_no_object_stands_for_are_in_the_way() -> None:
-    async with serving("--allow", "*", "--warm", "0") as agent:
+    async with serving("--allow", "*", "--warm", "0", pauses=False) as agent:
         await agent.run(NATIVE_THREAD)
         asked = await agent.run("1", checkpoint=True)
         assert "it has threads of an unknown library" in told(asked)
