@@ -124,8 +124,11 @@ class Gate:
         self.draining = False
         self._calls = 0
         self._transfers: set[anyio.CancelScope] = set()
-        self._lasting: dict[Connection, tuple[str, str]] = {}
-        """What answers that may last were let in with: `Authorization`, and the scope needed."""
+        self._lasting: dict[object, tuple[Connection, str, str]] = {}
+        """Answers that may last: over which connection, by which `Authorization`, for which scope.
+
+        A connection has two of them when a client asks again before the last answer is put away.
+        """
         self._idle = anyio.Event()
         self._idle.set()
 
@@ -147,7 +150,7 @@ class Gate:
 
     async def recheck(self) -> None:
         """Cut streams and downloads whose token has expired or was revoked since they began."""
-        for connection, (authorization, needed) in list(self._lasting.items()):
+        for connection, authorization, needed in list(self._lasting.values()):
             with Barrier("checking the token of a stream"):
                 try:
                     await self._admission.who(authorization, needed)
@@ -287,11 +290,12 @@ class Gate:
         if connection is None or self._admission.verifier is None:
             yield
             return
-        self._lasting[connection] = headers.get(b"authorization", ""), needed
+        answer = object()
+        self._lasting[answer] = connection, headers.get(b"authorization", ""), needed
         try:
             yield
         finally:
-            del self._lasting[connection]
+            del self._lasting[answer]
 
     def _begin(self) -> None:
         if not self._calls:

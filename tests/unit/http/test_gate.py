@@ -453,6 +453,42 @@ async def test_a_stream_is_cut_when_its_token_is_good_no_more(
     assert not line.closing, "it has ended"
 
 
+async def test_a_stream_is_cut_though_the_answer_before_it_ended_after_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, behind = made(Doorbell())
+    begun = [anyio.Event(), anyio.Event()]
+    hold = [anyio.Event(), anyio.Event()]
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        number = sum(each.is_set() for each in begun)
+        begun[number].set()
+        await hold[number].wait()
+        await behind(scope, receive, send)
+
+    gate._app = stream
+    line = Line()
+    state = {"connection": Connection(cast(asyncio.Transport, line))}
+    asked = partial(ask, gate, "GET", headers=ANNA, state=state)
+
+    async def first() -> None:
+        await asked()
+        first_ended.set()
+
+    first_ended = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first)
+        await begun[0].wait()
+        tasks.start_soon(asked)
+        await begun[1].wait()
+        hold[0].set()
+        await first_ended.wait()
+        monkeypatch.delitem(_SCOPES, "anna")
+        await gate.recheck()
+        assert line.closing
+        hold[1].set()
+
+
 async def test_an_answer_that_is_an_event_has_arrived_before_its_stream_ends() -> None:
     outbox, told = Outbox(), list[str]()
     outbox.expect(7).then(lambda: told.append("delivered"))
