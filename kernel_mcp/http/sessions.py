@@ -41,6 +41,7 @@ LEAST_IDLE_S = 30 * 60.0
 MOST_IDLE_S = 24 * 3600.0
 """Bounds of the time after which an idle MCP session ends; between them it is that of sessions."""
 
+_LAST_EVENT = b"last-event-id"
 _UNKNOWN = (
     "There is no such MCP session: the server was started anew, or has ended it. Send `initialize` "
     "again; sessions of kernels stay and are found by their handles and names."
@@ -80,6 +81,9 @@ class McpSessions(StreamableHTTPSessionManager):
         if session is not None and not self._is_of(session, scope.get("user")):
             await respond(send, 404, _UNKNOWN, {})
             return
+        if scope["method"] == "GET":  # no event has an id, so what resumes a stream begins one
+            kept = [each for each in scope["headers"] if each[0] != _LAST_EVENT]
+            scope = {**scope, "headers": kept}
         await self.handle_request(scope, receive, send)
 
     def _is_of(self, session: str, user: object) -> bool:

@@ -268,6 +268,15 @@ async def test_a_client_of_the_server_before_is_told_to_greet_again(server: Http
         assert (await client.ask("tools/list")).status == 200
 
 
+async def test_a_stream_that_is_to_be_resumed_begins_anew(server: HttpServer) -> None:
+    async with wire(server, handshake=True) as client:
+        headers = {**client.headers(), "Last-Event-ID": "7"}
+        async with client.http.stream("GET", client.url, headers=headers) as said:
+            assert said.status_code == 200
+            assert said.headers["content-type"].startswith("text/event-stream")
+            assert (await client.ask("tools/list")).status == 200
+
+
 # 5. Large files
 
 
