@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import KIB, Persist, format_bytes, no_more_or_unlimited
-from kernel_mcp.errors import HibernationError
+from kernel_mcp.errors import HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
 from kernel_mcp.sessions.snapshot import Dump
 from kernel_mcp.sessions.store import OF_PRINCIPAL, Entry, Key, Saved, SessionStore
@@ -122,15 +122,45 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """What a caller wants of a session's past: it `fresh`, or taken whatever is open (`resume`)."""
+
+    name: str
+    default: bool = False
+    fresh: bool = False
+    resume: bool = False
+
+    @property
+    def takes(self) -> bool:
+        """Whether it says what is to become of a past that was held back."""
+        return self.fresh or self.resume
+
+    def check(self) -> None:
+        """Raise InputError for what contradicts itself."""
+        if self.fresh and self.resume:
+            raise InputError(
+                "fresh=true forgets what was kept, resume=true brings it back: pass one of them. "
+                "Nothing was done."
+            )
+        if self.resume and not self.name:
+            raise InputError(
+                "resume=true takes the name of what was kept: pass `name` "
+                f"({DEFAULT_NAME!r} for the default session)."
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """What a new session has of its past: `entry` None for one that is not kept.
 
-    `note` is for its first answer, empty for none.
+    `note` is for its first answer, empty for none. With `held_back` there is a past, which only who
+    asks for it can have.
     """
 
     entry: Entry | None = None
     past: Past | None = None
     note: str = ""
+    held_back: bool = False
 
 
 UNKEPT = Claim()
@@ -192,6 +222,8 @@ class Keeping:
                 entry.saved, entry.problem = None, ""
                 entry.make()
             claim = self._past(entry, resume=resume)
+            if resume and claim == Claim(entry):
+                claim = Claim(entry, note=NOTHING_KEPT)
         except BaseException:
             entry.close()
             raise
@@ -259,9 +291,11 @@ class Keeping:
         when = moment(saved.moment or entry.used, self.store.now())
         wider = self._wider(saved) if saved.dump and not resume else []
         if wider:
-            return Claim(note=_held_back(saved, when, _OPENED.format("; ".join(wider)), entry.key))
+            why = _OPENED.format("; ".join(wider))
+            return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
         if saved.dump and saved.undone and not resume:
-            return Claim(note=_held_back(saved, when, _UNDONE.format(saved.cell), entry.key))
+            why = _UNDONE.format(saved.cell)
+            return Claim(note=_held_back(saved, when, why, entry.key), held_back=True)
         if saved.dump and saved.python[1:] != (_IMPLEMENTATION, platform.machine()):
             of = f"{saved.python[1]} on {saved.python[2]}"
             return Claim(note=f"{UNUSED}: its variables are those of {of}")
@@ -293,12 +327,14 @@ class Keeping:
 
 
 _IMPLEMENTATION = "cpython"
+NOTHING_KEPT = "Nothing was kept of a session of this name: this one begins fresh"
 UNUSED = "What was kept of this session cannot be used, and stays as it is; this one is not kept"
 _FILES_STAY = "Its files and packages are there; its variables are not"
 _BRANCHES = (
     "Branches end with their server: those of this session are gone with their variables. Files "
     "that they had for themselves are in .branches"
 )
+NOT_KEPT = "Nothing is kept of this session beyond the server's end, and nothing was (see `info`)"
 HELD_HERE = (
     "Branches of the session that was here before still have its folder: this one begins fresh, in "
     "another, and nothing of it is kept when the server ends"
@@ -400,12 +436,13 @@ _UNDONE = (
 
 def _held_back(saved: Saved, when: str, why: str, key: Key) -> str:
     count, name = len(saved.names), key.name
+    variables = "1 variable" if count == 1 else f"{count} variables"
     return (
-        f"A session of this name was kept {when}, with {count} variables. It was not brought back: "
+        f"A session of this name was kept {when}, with {variables}. It was not brought back: "
         f"{why}. "
         f"create_session(name={name!r}, resume=true) takes it all the same, "
-        f"create_session(name={name!r}, fresh=true) forgets it. This session begins fresh, and is "
-        "not kept"
+        f"create_session(name={name!r}, fresh=true) forgets it. This session begins fresh, is not "
+        "kept, and ends when one of them is called"
     )
 
 

@@ -30,7 +30,16 @@ from kernel_mcp.sessions.audit import Audit
 from kernel_mcp.sessions.checkpoints import Resting
 from kernel_mcp.sessions.ends import Ended, Ends
 from kernel_mcp.sessions.history import ClosedRecords, History
-from kernel_mcp.sessions.keeping import HELD_HERE, UNKEPT, UNUSED, Claim, Keeping
+from kernel_mcp.sessions.keeping import (
+    DEFAULT_NAME,
+    HELD_HERE,
+    NOT_KEPT,
+    UNKEPT,
+    UNUSED,
+    Ask,
+    Claim,
+    Keeping,
+)
 from kernel_mcp.sessions.lifecycle import lost_names
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.principals import Overseer, Principals
@@ -235,20 +244,19 @@ class SessionManager:
 
         `limits`, `timeout_s` and `network` are those of the settings where it has none of its own.
         What was kept of an earlier one comes back, unless it is to be `fresh`; with `resume` also
-        where more is open now.
+        where more is open now: the session that began in its place ends.
 
         Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
-        self._check_name(caller, name)
+        ask = Ask(name, default=default, fresh=fresh, resume=resume)
         self.principals.seen(caller.who)
         limits = self.principals.limits(caller.principal, limits, self._settings.limits)
-        async with self._quota.reserve(caller.principal):
+        async with self._way(caller, ask) as (ask, ended), self._quota.reserve(caller.principal):
+            name, default = ask.name, ask.default
             self._check_name(caller, name)  # again: a session may have had to make room
             handle = "s-" + secrets.token_urlsafe(9)
             with ExitStack() as undo:
-                claim = await self._claim(
-                    caller, name, undo, default=default, fresh=fresh, resume=resume
-                )
+                claim = await self._claim(caller, ask, undo)
                 name, folder = self._folders.place(
                     handle, name, undo, default=default, principal=caller.principal
                 )
@@ -269,6 +277,11 @@ class SessionManager:
                     request = replace(request, workspace=kept, layer=entry.layer)
                 session = await self._open(caller, name, request, timeout_s, claim)
                 self._held[handle] = undo.pop_all()
+            if default and caller.default:
+                self._defaults[caller.principal, caller.default] = handle
+            if ended is not None:
+                text = f"The session that had begun in its place {self._fate(ended)}"
+                session.ledger.add(text, ended.loss)
             if caller.principal in self._dismissed:
                 session.close()
                 raise SessionNotFound(
@@ -277,29 +290,55 @@ class SessionManager:
                 )
             return session
 
-    async def _claim(
-        self,
-        caller: Caller,
-        name: str,
-        undo: ExitStack,
-        *,
-        default: bool,
-        fresh: bool,
-        resume: bool,
-    ) -> Claim:
+    @asynccontextmanager
+    async def _way(self, caller: Caller, ask: Ask) -> AsyncIterator[tuple[Ask, Ended | None]]:
+        """What is to be opened, once nothing is in its way; and what had to end for that.
+
+        What is kept as `DEFAULT_NAME` is the default session. Raises InputError.
+        """
+        ask.check()
+        if ask.default or not self._is_default(caller, ask.name):
+            self._check_name(caller, ask.name, but_held_back=ask.takes)
+            yield ask, await self._give_way(caller, self._named(caller, ask.name))
+            return
+        async with self._lock_of(caller.principal):
+            there = self._sessions.get(self._defaults.get((caller.principal, caller.default), ""))
+            if there is not None and not (ask.takes and there.held_back):
+                raise InputError(
+                    f"{ask.name!r} is your default session, which is there: leave `session` empty. "
+                    "reset empties it, close_session ends it."
+                )
+            yield replace(ask, name="", default=True), await self._give_way(caller, there)
+
+    async def _give_way(self, caller: Caller, session: Session | None) -> Ended | None:
+        """End a session that began in the place of one that was kept; None if nothing is lost."""
+        if session is None:
+            return None
+        blank = session.blank
+        await self.close(session, "was closed, as you asked for what was kept of it")
+        ended = self._ends.pop(caller.principal, session.handle)
+        return None if blank else ended
+
+    def _is_default(self, caller: Caller, name: str) -> bool:
+        """Whether what is kept under this name is the caller's default session."""
+        if name != DEFAULT_NAME or self._keeping is None or not caller.default:
+            return False
+        return self._keeping.key(caller.principal, "", default=True) is not None
+
+    async def _claim(self, caller: Caller, ask: Ask, undo: ExitStack) -> Claim:
         """What was kept of a session, which `undo` lets go of."""
         keeping = self._keeping
         key = None
-        if keeping is not None and name != SCRIPT:
-            key = keeping.key(caller.principal, name, default=default)
+        if keeping is not None and ask.name != SCRIPT:
+            key = keeping.key(caller.principal, ask.name, default=ask.default)
         if keeping is None or key is None:
-            return UNKEPT
+            return Claim(note=NOT_KEPT) if ask.resume else UNKEPT
         claim = UNKEPT
         for family in (each.family for each in self._sessions.values()):
             if any(each.kept and each.kept.entry.key == key for each in family.ended):
                 return Claim(note=HELD_HERE)
         with Barrier("looking for what was kept of a session") as barrier:
-            work = partial(keeping.claim, key, fresh=fresh, resume=resume)
+            work = partial(keeping.claim, key, fresh=ask.fresh, resume=ask.resume)
             claim = await anyio.to_thread.run_sync(work)
         if barrier.failure is not None:
             return Claim(note=f"This session is not kept: {reason_of(barrier.failure)}")
@@ -343,6 +382,7 @@ class SessionManager:
             checkpoints=self._settings.checkpoints,
             resting=self._resting.setdefault(caller.principal, Resting()),
         )
+        session.held_back = claim.held_back
         if kept is not None:
             await self._continue(session, kept, claim)
         elif claim.note:
@@ -488,8 +528,11 @@ class SessionManager:
         if note:
             session.ledger.add(note)
 
-    def _check_name(self, caller: Caller, name: str) -> None:
-        """Raise InputError for a name that no further session of this caller can have."""
+    def _check_name(self, caller: Caller, name: str, *, but_held_back: bool = False) -> None:
+        """Raise InputError for a name that no further session of this caller can have.
+
+        With `but_held_back` it can have that of a session whose past was held back.
+        """
         if name in ("", SCRIPT):
             return
         if not NAME.fullmatch(name) or HANDLE.fullmatch(name):
@@ -497,7 +540,8 @@ class SessionManager:
                 f"{name[:80]!r} cannot be the name of a session: it takes 1 to 64 letters, digits, "
                 "dots, hyphens and underscores, and may not look like a handle."
             )
-        if self._named(caller, name) is not None:
+        there = self._named(caller, name)
+        if there is not None and not (but_held_back and there.held_back):
             raise InputError(
                 f"You have a session named {name!r} already. Use it by session={name!r}, end it "
                 f"with close_session(session={name!r}), or choose another name."
@@ -520,7 +564,7 @@ class SessionManager:
 
         Raises SessionNotFound with one text for unknown, foreign and expired ones.
         """
-        if session:
+        if session and not self._is_default(caller, session):
             if (found := self._own(caller, session)) is not None:
                 return found
             if (
@@ -548,8 +592,6 @@ class SessionManager:
             default = self._sessions.get(former)
             if default is None:
                 default = await self.create(caller, default=True)
-                if caller.default:
-                    self._defaults[key] = default.handle
                 if not caller.known:
                     caller.reply.lead = LEAD.format(default.handle)
                 if (ended := self._ends.pop(caller.principal, former)) is not None:
@@ -595,7 +637,8 @@ class SessionManager:
 
     def find(self, caller: Caller, session: str) -> Session | None:
         """The session that `resolve` would find, if there is one."""
-        session = session or self._defaults.get((caller.principal, caller.default), "")
+        if not session or self._is_default(caller, session):
+            session = self._defaults.get((caller.principal, caller.default), "")
         return self._own(caller, session) if session else None
 
     async def retire(self, session: Session) -> None:

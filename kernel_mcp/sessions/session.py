@@ -163,6 +163,8 @@ class Session:
         self._wake = anyio.Event()
         self._closed = False
         self._gone: Loss | None = None
+        self.held_back = False
+        """Whether there is a past of this session that its owner has to ask for."""
         self._touched = False
 
     @property

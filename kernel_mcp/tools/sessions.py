@@ -105,6 +105,10 @@ def register(box: Toolbox, services: Services) -> None:
         note = f"Pass the {which} as `session`: it has its own kernel, variables and workspace."
         if settings.workspace is not None:
             note += f" Its files are kept: a later session named {opened.name!r} has them again."
+        if name and not opened.name:
+            note = "This is your default session: leave `session` empty."
+        for each in opened.ledger.pending:
+            note += f" {spoken(each.text)}"
         note += _own_words(limits, limit_s)
         if reached is not None:
             note += f" Network: {services.network.rules_for(reached)}."

@@ -256,6 +256,63 @@ async def test_nothing_is_loaded_by_itself_where_more_is_open_than_at_the_save(
         assert (await third.run("a")).text.startswith("1\n")
 
 
+@pytest.mark.parametrize("name", ["named", "default"])
+async def test_what_was_held_back_takes_the_place_of_what_began_instead(
+    name: str, place: Place
+) -> None:
+    handle = "" if name == "default" else name
+    async with place.life() as first:
+        if handle:
+            await first.call("create_session", name=name)
+        await first.run("a = 1", session=handle)
+    async with place.life("--env", "TOKEN=value-of-it") as second:
+        if handle:
+            begun = await second.call("create_session", name=name)
+            assert "env TOKEN" in begun.data["note"]
+        await second.run("b = 2", session=handle)
+        taken = await second.call("create_session", name=name, resume=True)
+        assert not taken.failed
+        assert "Lost: b." in taken.data["note"]
+        answer = await second.run("a, 'b' in globals()", session=handle)
+        assert answer.text.startswith("(1, False)\n")
+        assert answer.cell["lost"] == ["b"]
+        again = await second.call("create_session", name=name, fresh=True)
+        assert again.failed, "it is there now, and nobody asked to end it"
+        assert (await second.run("a", session=name)).text == "1"
+    async with place.life("--env", "TOKEN=another-value", "--env", "MORE=1") as third:
+        answer = await third.run("'a' in globals()", session=name)
+        assert "env MORE" in answer.text
+        assert not (await third.call("create_session", name=name, fresh=True)).failed
+        answer = await third.run("'a' in globals()", session=name)
+        assert answer.text.startswith("False")
+        assert len((await third.call("list_sessions")).data["sessions"]) == 1
+        await third.run("c = 3", session=name)
+    async with place.life() as fourth:
+        assert (await fourth.run("c", session=name)).text.startswith("3")
+        assert len((await fourth.call("list_sessions")).data["sessions"]) == 1
+
+
+async def test_what_is_asked_of_a_past_that_is_not_there_is_answered(place: Place) -> None:
+    async with place.life() as first:
+        both = await first.refused("create_session", name="one", fresh=True, resume=True)
+        assert "pass one of them" in both
+        assert "pass `name`" in await first.refused("create_session", resume=True)
+        made = await first.call("create_session", name="one", resume=True)
+        assert "Nothing was kept" in made.data["note"]
+        made = await first.call("create_session", name="default", fresh=True)
+        assert "default session" in made.data["note"]
+        await first.run("a = 1", session="default")
+        assert (await first.run("a")).text == "1"
+        there = await first.refused("create_session", name="default", resume=True)
+        assert "your default session" in there
+        async with place.life() as second:
+            made = await second.call("create_session", name="one")
+            assert "Another server" in made.data["note"]
+    async with place.life("--persist", "off") as third:
+        made = await third.call("create_session", name="one", resume=True)
+        assert "Nothing is kept" in made.data["note"]
+
+
 POISON = """
 import os, signal, time
 class Deadly:
