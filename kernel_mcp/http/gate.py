@@ -262,10 +262,12 @@ class Gate:
             self._admission.require_scopes(
                 state["principal"], headers.get(b"authorization", ""), body
             )
-            outbox = self._outbox_of(headers.get(b"mcp-session-id", ""))
+            mcp_session = headers.get(b"mcp-session-id", "")
+            outbox = self._outbox_of(mcp_session)
             delivery = Delivery(state.get("connection"), outbox)
             state["delivery"] = delivery
-            long = headers.get(b"mcp-method", "") == "subscriptions/listen"
+            # of a handshake client nobody compares that header with the body
+            long = not mcp_session and headers.get(b"mcp-method", "") == "subscriptions/listen"
             if long:  # goes on until its client ends it: nothing to wait for
                 self._end()
             try:

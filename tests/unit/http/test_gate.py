@@ -383,16 +383,20 @@ async def test_a_server_that_stops_takes_no_more_and_waits_for_what_runs() -> No
     assert [each.status for each in answers] == [200]
 
 
-async def test_listeners_are_no_calls_to_wait_for() -> None:
+@pytest.mark.parametrize("handshake", [False, True])
+async def test_listeners_are_no_calls_to_wait_for(handshake: bool) -> None:
     gate, behind = made(Doorbell())
     behind.hold = anyio.Event()
     headers = {**ANNA, "mcp-method": "subscriptions/listen"}
+    if handshake:  # has no such listeners: this may be any call
+        headers["mcp-session-id"] = "f" * 32
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: ask(gate, headers=headers))
         while not behind.reached:
             await anyio.lowlevel.checkpoint()
-        assert gate.calls == 0
-        await gate.drained()
+        assert gate.calls == handshake
+        if not handshake:
+            await gate.drained()
         behind.hold.set()
     assert gate.calls == 0
 
