@@ -1,13 +1,17 @@
 """Connections of clients: how many there may be, how long one may be silent, which answers arrived.
 
 uvicorn speaks HTTP; here stands what it leaves open: a bound on connections, and the end of those
-on which no whole request comes.
+on which no whole request comes or no answer goes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import struct
+import termios
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,6 +23,8 @@ SILENT_S = 75.0
 """A connection without a whole request for this long is closed: longer than proxies keep theirs."""
 HEAD_S = 20.0
 """The same for one on which a request has begun, or that is new."""
+STALLED_S = 60.0
+"""One whose client takes not a byte of an answer for this long is closed, as nginx does."""
 CHECK_S = 5.0
 JOINED_BYTES = 64 * 1024
 """Bytes above which nothing more waits to be sent together but the end of a body."""
@@ -84,6 +90,9 @@ class Wire(Protocol):
 
     patience_s: float
 
+    def unsent(self) -> int:
+        """Bytes of answers that the client's side has not taken yet."""
+
     def end(self) -> None:
         """End it once what was sent on it is on its way."""
 
@@ -100,6 +109,8 @@ class Connections:
         self._silent: OrderedDict[Wire, float] = OrderedDict()
         """Those on which no request is being answered, the longest silent first."""
         self._open: set[Wire] = set()
+        self._stalled: dict[Wire, tuple[int, float]] = {}
+        """Those that take nothing of an answer: bytes that wait, and since when it is so many."""
         self._none = asyncio.Event()
         self._none.set()
 
@@ -127,6 +138,7 @@ class Connections:
         if not self._open:
             self._none.set()
         self._silent.pop(wire, None)
+        self._stalled.pop(wire, None)
 
     def end(self) -> None:
         """Close all once what was sent on them is on its way."""
@@ -145,11 +157,19 @@ class Connections:
     def silent(self, wire: Wire) -> None:
         """A request has been answered."""
         self._silent[wire] = self._now()
+        self._stalled.pop(wire, None)
 
     def sweep(self) -> None:
-        """Cut those that have been silent for too long."""
+        """Cut those that have been silent for too long, or take nothing of their answer."""
         now = self._now()
         late = [each for each, since in self._silent.items() if now - since > each.patience_s]
+        for wire in self._open.difference(self._silent):
+            unsent = wire.unsent()
+            before, since = self._stalled.get(wire, (0, now))
+            if unsent != before:
+                self._stalled[wire] = unsent, now
+            elif unsent and now - since > STALLED_S:
+                late.append(wire)
         for each in late:
             self._silent.pop(each, None)
             each.cut()
@@ -165,6 +185,7 @@ class HttpProtocol(H11Protocol):
         super().connection_made(Joined(transport))  # type: ignore[arg-type]
         self._all: Connections = self.app_state["connections"]
         self._here = Connection(transport)
+        self._socket = transport.get_extra_info("socket")
         self.app_state = {**self.app_state, "connection": self._here}
         self._all.opened(self)
 
@@ -191,6 +212,14 @@ class HttpProtocol(H11Protocol):
         super().on_response_complete()
         if self.cycle is not before:  # the next one had come in already
             self._all.busy(self)
+
+    def unsent(self) -> int:
+        """See `Wire`."""
+        waiting = self.transport.get_write_buffer_size()
+        with suppress(OSError, ValueError):  # it has just ended
+            queued = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+            waiting += struct.unpack("i", queued)[0]
+        return waiting
 
     def end(self) -> None:
         """See `Wire`."""

@@ -13,6 +13,7 @@ from kernel_mcp.http.connections import (
     HEAD_S,
     JOINED_BYTES,
     SILENT_S,
+    STALLED_S,
     Connections,
     Joined,
 )
@@ -28,7 +29,11 @@ class Wire:
         self._all = connections
         self.cuts = 0
         self.ends = 0
+        self.waiting = 0
         self._all.opened(self)
+
+    def unsent(self) -> int:
+        return self.waiting
 
     def end(self) -> None:
         self.ends += 1
@@ -46,6 +51,26 @@ def test_one_connection_too_many_ends_the_longest_silent_one() -> None:
     fourth = Wire(connections)
     assert [each.cuts for each in (first, second, third, fourth)] == [0, 1, 0, 0]
     assert connections.count == 3
+
+
+def test_one_that_takes_nothing_of_its_answer_is_cut_and_a_slow_one_is_not() -> None:
+    clock = FakeClock()
+    connections = Connections(9, clock)
+    stuck, slow, computing = (Wire(connections) for _ in range(3))
+    for each in (stuck, slow, computing):
+        connections.busy(each)
+    stuck.waiting = slow.waiting = 100
+    for _ in range(4):
+        connections.sweep()
+        clock.now += STALLED_S / 2
+        slow.waiting -= 1
+    connections.sweep()
+    assert [each.cuts for each in (stuck, slow, computing)] == [1, 0, 0]
+    slow.waiting = 0
+    for _ in range(4):
+        connections.sweep()
+        clock.now += STALLED_S
+    assert slow.cuts == 0
 
 
 def test_when_all_are_busy_the_new_one_goes() -> None:
