@@ -123,7 +123,10 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a caller wants of a session's past: it `fresh`, or taken whatever is open (`resume`)."""
+    """Which session a caller wants, and what is to become of its past.
+
+    `fresh` forgets it, `resume` takes it whatever is open now.
+    """
 
     name: str
     default: bool = False
@@ -222,7 +225,7 @@ class Keeping:
                 entry.saved, entry.problem = None, ""
                 entry.make()
             claim = self._past(entry, resume=resume)
-            if resume and claim == Claim(entry):
+            if resume and claim.past is None and not claim.note:
                 claim = Claim(entry, note=NOTHING_KEPT)
         except BaseException:
             entry.close()

@@ -64,6 +64,7 @@ SHARED = (
     "default session, last used by another client {}; create_session for your own. Variables and "
     "files of this one are those of all clients of your principal"
 )
+_GAVE_WAY = "was closed, as you asked for what was kept under its name"
 MOST_CLIENTS = 50
 """Clients of a default session that are told apart; those that were longest away are forgotten."""
 
@@ -251,7 +252,7 @@ class SessionManager:
         ask = Ask(name, default=default, fresh=fresh, resume=resume)
         self.principals.seen(caller.who)
         limits = self.principals.limits(caller.principal, limits, self._settings.limits)
-        async with self._way(caller, ask) as (ask, ended), self._quota.reserve(caller.principal):
+        async with self._way(caller, ask) as ask, self._quota.reserve(caller.principal):
             name, default = ask.name, ask.default
             self._check_name(caller, name)  # again: a session may have had to make room
             handle = "s-" + secrets.token_urlsafe(9)
@@ -277,11 +278,7 @@ class SessionManager:
                     request = replace(request, workspace=kept, layer=entry.layer)
                 session = await self._open(caller, name, request, timeout_s, claim)
                 self._held[handle] = undo.pop_all()
-            if default and caller.default:
-                self._defaults[caller.principal, caller.default] = handle
-            if ended is not None:
-                text = f"The session that had begun in its place {self._fate(ended)}"
-                session.ledger.add(text, ended.loss)
+            self._succeed(caller, session, default=default)
             if caller.principal in self._dismissed:
                 session.close()
                 raise SessionNotFound(
@@ -291,33 +288,44 @@ class SessionManager:
             return session
 
     @asynccontextmanager
-    async def _way(self, caller: Caller, ask: Ask) -> AsyncIterator[tuple[Ask, Ended | None]]:
-        """What is to be opened, once nothing is in its way; and what had to end for that.
+    async def _way(self, caller: Caller, ask: Ask) -> AsyncIterator[Ask]:
+        """What is to be opened, once what began in its place has ended.
 
         What is kept as `DEFAULT_NAME` is the default session. Raises InputError.
         """
         ask.check()
         if ask.default or not self._is_default(caller, ask.name):
             self._check_name(caller, ask.name, but_held_back=ask.takes)
-            yield ask, await self._give_way(caller, self._named(caller, ask.name))
+            if (there := self._named(caller, ask.name)) is not None:
+                await self.close(there, _GAVE_WAY)
+            yield ask
             return
         async with self._lock_of(caller.principal):
             there = self._sessions.get(self._defaults.get((caller.principal, caller.default), ""))
-            if there is not None and not (ask.takes and there.held_back):
-                raise InputError(
-                    f"{ask.name!r} is your default session, which is there: leave `session` empty. "
-                    "reset empties it, close_session ends it."
-                )
-            yield replace(ask, name="", default=True), await self._give_way(caller, there)
+            if there is not None:
+                if not (ask.takes and there.held_back):
+                    raise InputError(
+                        f"{ask.name!r} is your default session, which is there: leave `session` "
+                        "empty. reset empties it, close_session ends it."
+                    )
+                await self.close(there, _GAVE_WAY)
+            yield replace(ask, name="", default=True)
 
-    async def _give_way(self, caller: Caller, session: Session | None) -> Ended | None:
-        """End a session that began in the place of one that was kept; None if nothing is lost."""
-        if session is None:
-            return None
-        blank = session.blank
-        await self.close(session, "was closed, as you asked for what was kept of it")
-        ended = self._ends.pop(caller.principal, session.handle)
-        return None if blank else ended
+    def _succeed(self, caller: Caller, session: Session, *, default: bool) -> None:
+        """Have a session be found as the default one or by its name, and tell of the one before."""
+        owner, name, ended = caller.principal, session.name, None
+        if default:
+            which, new = "default session", "default session"
+            ended = self._ends.pop(owner, self._defaults.get((owner, caller.default), ""))
+            if caller.default:
+                self._defaults[owner, caller.default] = session.handle
+        elif name:
+            which, new = f"session {name!r}", "one"
+            ended = self._ends.find(owner, name) if name != SCRIPT else None
+            self._ends.give_name(owner, name)
+        if ended is not None:
+            text = f"The {which} {self._fate(ended)} This is a new {new}"
+            session.ledger.add(text, ended.loss)
 
     def _is_default(self, caller: Caller, name: str) -> bool:
         """Whether what is kept under this name is the caller's default session."""
@@ -388,8 +396,6 @@ class SessionManager:
         elif claim.note:
             session.ledger.add(claim.note)
         self._sessions[handle] = session
-        if name:
-            self._ends.give_name(caller.principal, name)
         session.journal.opened(
             name=name, packages=map(str, request.packages), python=request.python
         )
@@ -588,15 +594,11 @@ class SessionManager:
             )
         key = (caller.principal, caller.default)
         async with self._lock_of(caller.principal):
-            former = self._defaults.get(key, "")
-            default = self._sessions.get(former)
+            default = self._sessions.get(self._defaults.get(key, ""))
             if default is None:
                 default = await self.create(caller, default=True)
                 if not caller.known:
                     caller.reply.lead = LEAD.format(default.handle)
-                if (ended := self._ends.pop(caller.principal, former)) is not None:
-                    text = f"The default session {self._fate(ended)} This is a new default session"
-                    default.ledger.add(text, ended.loss)
         self._note_client(caller, default)
         return default
 

@@ -101,13 +101,15 @@ def register(box: Toolbox, services: Services) -> None:
             opened.begin()
             with anyio.move_on_after(HEAD_START_S):
                 await opened.begun.wait()
-        which = "handle or the name" if opened.name else "handle"
-        note = f"Pass the {which} as `session`: it has its own kernel, variables and workspace."
-        if settings.workspace is not None:
-            note += f" Its files are kept: a later session named {opened.name!r} has them again."
         if name and not opened.name:
             note = "This is your default session: leave `session` empty."
-        for each in opened.ledger.pending:
+        else:
+            which = "handle or the name" if opened.name else "handle"
+            note = f"Pass the {which} as `session`: it has its own kernel, variables and workspace."
+            if settings.workspace is not None:
+                kept = f"a later session named {opened.name!r} has them again"
+                note += f" Its files are kept: {kept}."
+        for each in opened.ledger.pending:  # told again with the first cell
             note += f" {spoken(each.text)}"
         note += _own_words(limits, limit_s)
         if reached is not None:

@@ -274,6 +274,9 @@ async def test_the_name_of_an_ended_session_gets_the_error_of_its_handle(tmp_pat
                 await manager.resolve(OTHER, "b-7")
         successor = await manager.create(ME, name="b-7")
         assert await manager.resolve(ME, "b-7") is successor
+        (notice,) = successor.ledger.pending
+        assert notice.text.startswith("The session 'b-7' was ended by a test")
+        assert notice.loss is not None
         await manager.close(successor)
         manager.known_to_have_ended(successor.handle)
         with pytest.raises(SessionNotFound, match="never yours"):
