@@ -76,7 +76,7 @@ def register(box: Toolbox, services: Services) -> None:
         network: NetworkArg = None,
         fresh: Annotated[bool, Field(description="Forget its kept state")] = False,
         resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
-    ) -> SessionHandle:
+    ) -> Annotated[CallToolResult, SessionHandle]:
         """Open a further session with its own kernel, variables and workspace.
 
         Not needed for ordinary work: tools called without `session` share a default session.
@@ -109,12 +109,13 @@ def register(box: Toolbox, services: Services) -> None:
             if settings.workspace is not None:
                 kept = f"a later session named {opened.name!r} has them again"
                 note += f" Its files are kept: {kept}."
-        for each in opened.ledger.pending:  # told again with the first cell
-            note += f" {spoken(each.text)}"
         note += _own_words(limits, limit_s)
         if reached is not None:
             note += f" Network: {services.network.rules_for(reached)}."
-        return SessionHandle(session=opened.handle, name=opened.name, note=note)
+        result = SessionHandle(session=opened.handle, name=opened.name, note=note)
+        # every answer tells those of the default session; others are told with the first cell, too
+        pending = opened.ledger.pending if opened.name or not name else ()
+        return with_pending(result, opened, pending)
 
     @tool(annotations=READS)
     async def list_sessions(ctx: AnyContext) -> SessionList:

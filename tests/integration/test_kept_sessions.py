@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.integration.agent import ANALYSIS, notices
+from tests.integration.agent import ANALYSIS, lost, notices
 from tests.integration.lives import Place
 
 pytestmark = [pytest.mark.anyio]
@@ -268,11 +268,12 @@ async def test_what_was_held_back_takes_the_place_of_what_began_instead(
     async with place.life("--env", "TOKEN=value-of-it") as second:
         if handle:
             begun = await second.call("create_session", name=name)
-            assert "env TOKEN" in begun.data["note"]
+            assert any("env TOKEN" in each for each in begun.data["notices"])
         await second.run("b = 2", session=handle)
         taken = await second.call("create_session", name=name, resume=True)
         assert not taken.failed
-        assert "Lost: b." in taken.data["note"]
+        assert "Lost: b." in taken.text
+        assert lost(taken) == ["b"]
         answer = await second.run("a, 'b' in globals()", session=handle)
         assert answer.text.startswith("(1, False)\n")
         assert answer.cell["lost"] == ["b"]
@@ -298,7 +299,7 @@ async def test_what_is_asked_of_a_past_that_is_not_there_is_answered(place: Plac
         assert "pass one of them" in both
         assert "pass `name`" in await first.refused("create_session", resume=True)
         made = await first.call("create_session", name="one", resume=True)
-        assert "Nothing was kept" in made.data["note"]
+        assert "Nothing was kept" in made.text
         made = await first.call("create_session", name="default", fresh=True)
         assert "default session" in made.data["note"]
         await first.run("a = 1", session="default")
@@ -307,10 +308,10 @@ async def test_what_is_asked_of_a_past_that_is_not_there_is_answered(place: Plac
         assert "your default session" in there
         async with place.life() as second:
             made = await second.call("create_session", name="one")
-            assert "Another server" in made.data["note"]
+            assert "Another server" in made.text
     async with place.life("--persist", "off") as third:
         made = await third.call("create_session", name="one", resume=True)
-        assert "Nothing is kept" in made.data["note"]
+        assert "Nothing is kept" in made.text
 
 
 POISON = """
