@@ -18,8 +18,9 @@ from benchmarks.places import PACKAGES
 from benchmarks.processes import children
 from benchmarks.results import BenchmarkError
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.protocol import StdioCallers, build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
-from kernel_mcp.server import Parts, StdioCallers, build_mcp, parts
+from kernel_mcp.server import Parts, parts
 from kernel_mcp.sessions.cell import Status
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.manager import Caller

@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(argv: Sequence[str]) -> int:
+    gc.disable()  # imports make a million objects that stay: collecting them costs 0.1 s
     epilog = f"{_EPILOG}\n{_COMMANDS_HELP}"
     settings = read_settings(settings_parser("kernel-mcp", _ABOUT, epilog, list(_COMMANDS)), argv)
     check_serving(settings)
@@ -103,15 +104,14 @@ def _serve(argv: Sequence[str]) -> int:
     process.end_in_order(None if settings.http is None else 0)  # services are stopped at any time
     # runs while the import below takes its time
     sandbox = begin_proof(*settings.sandbox, container=ContainerOptions.of(settings))
-    gc.disable()  # the import makes a million objects that stay: collecting them costs 0.1 s
     from kernel_mcp.server import serve
 
     if settings.http is not None:
         from kernel_mcp.web import run_http
 
+        gc.freeze()
+        gc.enable()
         serve = partial(serve, run=run_http)
-    gc.freeze()
-    gc.enable()
     return serve(settings, sandbox)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from mcp_types import (
@@ -24,6 +23,7 @@ from mcp_types import (
 )
 
 from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.records import dataclass
 
 EXAMINED_BYTES = 1024 * 1024
 """Bytes up to which a bad line is parsed again to name its fault; of longer ones the ends are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -11,15 +12,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import anyio
-from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
 
 from kernel_mcp import __version__
 from kernel_mcp.barriers import Barrier, explained
@@ -47,12 +49,13 @@ from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.lines import CellInstallations
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.policy import Policy, profile_entries, profile_in_force
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
+from kernel_mcp.services import Services
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
 from kernel_mcp.sessions.keeping import keeping_of, kept_in_words
-from kernel_mcp.sessions.losses import Outbox, Reply
-from kernel_mcp.sessions.manager import Caller, SessionManager
+from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.measuring import Measured
 from kernel_mcp.sessions.pool import WarmPool, spare_folder, sweep_spares
 from kernel_mcp.sessions.quota import Capacity
@@ -60,22 +63,8 @@ from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.roster import answering, described
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SessionFolders
-from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.telemetry.logs import Lines
-from kernel_mcp.tools import (
-    AnyContext,
-    Callers,
-    Services,
-    Toolbox,
-    branches,
-    cells,
-    files,
-    instructions,
-    packages,
-    sessions,
-)
-from kernel_mcp.tools.resources import ResourceServer
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +72,8 @@ SWITCH_S = 0.0005
 """Seconds that a thread may keep the event loop waiting (`sys.setswitchinterval`)."""
 
 
-TOPICS = {
-    "core": (cells, sessions),
-    "files": (files,),
-    "packages": (packages,),
-    "branches": (branches,),
-}
-"""The tools of each group, in the order in which clients list them."""
-
+PROTOCOL = "kernel_mcp.protocol"
+"""Imports the MCP SDK."""
 RETRIES_S = (30.0, 60.0, 300.0)
 """Seconds between attempts to prepare for kernels, as while there is no network."""
 TEMPLATE_KERNELS = 1
@@ -401,61 +384,32 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
     return settings.warm if remapped else 0
 
 
-class StdioCallers:
-    """The one client of stdin and stdout."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-
-    def of(self, context: AnyContext) -> Caller:
-        """See `Callers`."""
-        return Caller(reply=Reply(self._outbox.expect(context.request_id)))
-
-
-def build_mcp(
-    services: Services, callers: Callers, links: Callable[[str], str] | None = None
-) -> ResourceServer:
-    """The MCP server with all tools and resources, for `callers`; see `Toolbox` for `links`."""
-    factory = services.factory
-    box = Toolbox(services.manager, callers, services.meters, links)
-    for group, topics in TOPICS.items():
-        if group in services.settings.tools:
-            for topic in topics:
-                topic.register(box, services)
-    return ResourceServer(
-        "kernel-mcp",
-        manager=services.manager,
-        caller=callers.of,
-        tools=box.tools,
-        files="files" in services.settings.tools,
-        remarks=lambda: factory.remarks,
-        masks=Masks(services.settings.hidden),
-        title="kernel-mcp",
-        version=__version__,
-        instructions=instructions(services.settings, services.report, list(factory.missing)),
-        log_level="WARNING",
-    )
-
-
-async def run_stdio(settings: Settings, sandbox: Sandbox) -> None:
+async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
-    async with parts(settings, sandbox) as built:
-        outbox = Outbox()
-        mcp = build_mcp(built, StdioCallers(outbox))
-        greeted = anyio.Event()
-        mcp.middleware.append(_tell_when_answered(greeted))
-        mcp.middleware.append(_tell_when_given_up(outbox))
-        async with (
-            anyio.create_task_group() as tasks,
-            stdio_streams(outbox.written, end_soon) as (read, write),
-        ):
-            tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
-            tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
-            tasks.start_soon(warm_up, built, greeted)
-            tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
-            lowlevel = mcp._lowlevel_server
-            await lowlevel.run(read, write, lowlevel.create_initialization_options())
-            tasks.cancel_scope.cancel()
+    importing = _begin_import()
+    async with parts(settings, await proven(sandbox)) as built, anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
+        tasks.start_soon(warm_up, built)
+        protocol = await anyio.to_thread.run_sync(importing.result)
+        gc.freeze()
+        gc.enable()
+        tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
+        tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
+        await protocol.serve_stdio(built)
+        tasks.cancel_scope.cancel()
+
+
+def _begin_import() -> Future[ModuleType]:
+    """Import the MCP SDK in a thread; meanwhile a first kernel is prepared by other processes."""
+    executor = ThreadPoolExecutor(1, "import")
+    importing = executor.submit(import_module, PROTOCOL)
+    executor.shutdown(wait=False)
+    return importing
+
+
+async def proven(sandbox: Future[Sandbox]) -> Sandbox:
+    """What `begin_proof` has found. Raises SandboxUnavailable."""
+    return await anyio.to_thread.run_sync(sandbox.result)
 
 
 async def stay_within_bounds(settings: Settings, sessions: Callable[[], Sequence[Session]]) -> None:
@@ -469,9 +423,8 @@ async def stay_within_bounds(settings: Settings, sessions: Callable[[], Sequence
         memory.close()
 
 
-async def warm_up(built: Parts, greeted: anyio.Event) -> None:
-    """Import what kernels need, after the client's first answer, and again while that fails."""
-    await greeted.wait()
+async def warm_up(built: Parts) -> None:
+    """Import what kernels need, and again while that fails."""
     for pause_s in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
         with Barrier("preparing for kernels") as barrier:
             await built.factory.warm_up()
@@ -481,26 +434,6 @@ async def warm_up(built: Parts, greeted: anyio.Event) -> None:
             return
         built.readiness.reason = "preparing for kernels has failed; the log says why"
         await anyio.sleep(pause_s)
-
-
-def _tell_when_answered(event: anyio.Event) -> ServerMiddleware[Any]:
-    async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
-        result = await call_next(ctx)
-        event.set()
-        return result
-
-    return pass_on
-
-
-def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
-    async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
-        if ctx.method == "notifications/cancelled":
-            request = (ctx.params or {}).get("requestId")
-            if isinstance(request, (str, int)):
-                outbox.given_up(request)
-        return await call_next(ctx)
-
-    return pass_on
 
 
 async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
@@ -547,7 +480,7 @@ def _leave_no_core() -> None:
 def serve(
     settings: Settings,
     sandbox: Future[Sandbox],
-    run: Callable[[Settings, Sandbox], Awaitable[None]] = run_stdio,
+    run: Callable[[Settings, Future[Sandbox]], Awaitable[None]] = run_stdio,
 ) -> int:
     """Have `run` serve until it is told to stop; its exit code."""
     _mask_log(settings)
@@ -557,7 +490,7 @@ def serve(
     sys.setswitchinterval(SWITCH_S)
     with Barrier("serving") as barrier:
         try:
-            anyio.run(run, settings, sandbox.result())
+            anyio.run(run, settings, sandbox)
         except KernelMcpError as error:
             print(f"kernel-mcp: {error}", file=sys.stderr)
             return 1

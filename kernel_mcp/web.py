@@ -13,8 +13,9 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -40,8 +41,10 @@ from kernel_mcp.identity import OneToken, Principal
 from kernel_mcp.identity.issuer import metadata, metadata_url
 from kernel_mcp.identity.verifiers import Verifiers, verifier_of
 from kernel_mcp.linux.process import ENDING, SHUTDOWN_S, end_soon, stay
+from kernel_mcp.protocol import build_mcp
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
-from kernel_mcp.server import Commons, Parts, build_mcp, parts, stay_within_bounds, warm_up
+from kernel_mcp.server import Commons, Parts, parts, proven, stay_within_bounds, warm_up
 from kernel_mcp.sessions.losses import Outbox
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.telemetry import Levels, Readiness
@@ -208,10 +211,8 @@ class Wings:
             )
             await stack.enter_async_context(sessions.run())
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            begun = anyio.Event()
-            begun.set()
             tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
-            tasks.start_soon(warm_up, built, begun)
+            tasks.start_soon(warm_up, built)
             task_status.started(Wing(built, mcp, sessions, application(moved, sessions, old)))
             await self._over.wait()
             tasks.cancel_scope.cancel()
@@ -243,7 +244,7 @@ class Wings:
         )
 
 
-async def run_http(settings: Settings, sandbox: Sandbox) -> None:
+async def run_http(settings: Settings, sandbox: Future[Sandbox]) -> None:
     """Serve clients over HTTP until a signal arrives, then answer the calls that run."""
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
@@ -254,7 +255,7 @@ async def run_http(settings: Settings, sandbox: Sandbox) -> None:
         settings = replace(settings, http=(settings.http[0], listening.getsockname()[1]))
         verifier = verifier_of(settings, url)
         callers = HttpCallers(authenticated=verifier is not None)
-        wings = Wings(settings, sandbox, url=url, callers=callers)
+        wings = Wings(settings, await proven(sandbox), url=url, callers=callers)
         async with anyio.create_task_group() as inner:
             with anyio.CancelScope() as building:
                 tasks.start_soon(_give_up, stop, building)

@@ -4,7 +4,7 @@ From the fields of `Settings` and `Limits` come the flags and `--help`, the envi
 the keys of TOML files and the table of flags in the README, which
 `python -m kernel_mcp.config.settings README.md` writes.
 """
-# ruff: noqa: RUF009  # `_flag` makes a field
+# `_flag` makes a field
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,7 @@ from kernel_mcp.config.values import (
     variables,
     word,
 )
+from kernel_mcp.records import dataclass
 
 ENV_PREFIX = "KERNEL_MCP_"
 PROFILES = ("strict", "guarded", "default", "data")

@@ -10,9 +10,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +26,7 @@ from kernel_mcp.environments.uv import ProgressCallback, UvResult
 from kernel_mcp.environments.workshop import EXPORTED, Workshop
 from kernel_mcp.errors import EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     pass

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.proc import tree
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.linux.walk import everything
+from kernel_mcp.records import dataclass
 
 # flock: a lock ends with its last descriptor. Lock files are never removed, or two processes could
 # lock two files of one name.

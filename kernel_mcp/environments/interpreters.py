@@ -12,7 +12,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -21,6 +20,7 @@ from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.environments.progress import Milestones
 from kernel_mcp.environments.uv import NEUTRAL, ProgressCallback, Uv, silence
 from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.records import dataclass
 
 _PROBE_TIMEOUT_S = 20
 _PROBE = """

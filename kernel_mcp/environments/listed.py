@@ -14,7 +14,7 @@ import re
 import shlex
 import stat
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import MIB, parse_toml
 from kernel_mcp.environments.elsewhere import code_of
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

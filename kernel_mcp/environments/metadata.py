@@ -15,7 +15,6 @@ import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from kernel_mcp.environments.listed import NOTHING, Listed, normalised
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.policy.missing import GONE
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -15,7 +15,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -39,6 +39,7 @@ from kernel_mcp.environments.metadata import (
 )
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError
 from kernel_mcp.launch.base import KernelEnvironment, Outside, Support, mark_of
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
@@ -48,6 +48,7 @@ from kernel_mcp.environments.workshop import Workshop
 from kernel_mcp.errors import ConfigError, EnvironmentBuildError, UnfitPackages
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.linux.folders import own_folder
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Builder
 
 AGENT_AGE_S = 30 * 86400.0

@@ -8,7 +8,6 @@ import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
@@ -22,6 +21,7 @@ from kernel_mcp.errors import EnvironmentBuildError
 from kernel_mcp.linux.proc import tree
 from kernel_mcp.linux.process import search_path, tie_to_server
 from kernel_mcp.output.terminal import clean
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import SandboxCommand
 
 

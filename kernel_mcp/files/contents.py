@@ -11,12 +11,12 @@ import codecs
 import mimetypes
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
 from kernel_mcp.output.images import sniff
+from kernel_mcp.records import dataclass
 
 PROBE_BYTES = 8 * 1024
 """How much of a file the functions here want to see."""

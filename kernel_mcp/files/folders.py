@@ -12,7 +12,6 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from kernel_mcp.barriers import reason_of
@@ -20,6 +19,7 @@ from kernel_mcp.config.values import close_to
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.linux.safe_tree import Opener, open_beneath
 from kernel_mcp.output.text import one_line
+from kernel_mcp.records import dataclass
 
 MAX_LISTED = 1000
 FOLDER = os.O_RDONLY | os.O_DIRECTORY

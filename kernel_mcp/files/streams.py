@@ -10,13 +10,13 @@ import errno
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import WorkspaceError
 from kernel_mcp.files import folders
 from kernel_mcp.files.folders import CREATE, FOLDER
 from kernel_mcp.linux.safe_tree import Opener, open_beneath
+from kernel_mcp.records import dataclass
 
 Condition = Callable[[str], bool]
 """Whether a file with this `tag_of` may be replaced or removed; an empty one stands for no file."""

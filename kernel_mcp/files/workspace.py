@@ -12,7 +12,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -43,6 +42,7 @@ from kernel_mcp.linux.safe_tree import Opener, empty_tree, open_beneath, remove_
 from kernel_mcp.linux.walk import Holding, entries_within, measure
 from kernel_mcp.output.images import sniff
 from kernel_mcp.output.text import one_line
+from kernel_mcp.records import dataclass
 
 GUEST_ROOT = "/workspace"
 """Where kernels see the folder."""

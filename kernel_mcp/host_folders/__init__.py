@@ -11,7 +11,7 @@ import os
 import pwd
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from kernel_mcp.config.values import Mount
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
+from kernel_mcp.records import dataclass
 from kernel_specs.landlock import calls
 
 MOST_TOLD = 200

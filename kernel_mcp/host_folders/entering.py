@@ -11,12 +11,12 @@ import socket
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.linux.safe_tree import open_beneath
+from kernel_mcp.records import dataclass
 from kernel_specs.template import linux
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kernel_mcp.host_folders.secrets import (
     FILE,
@@ -28,6 +28,7 @@ from kernel_mcp.host_folders.secrets import (
     secret_by_name,
 )
 from kernel_mcp.linux.safe_tree import open_beneath
+from kernel_mcp.records import dataclass
 
 MOST_COVERS = 1000
 """Below one mount; each takes the start of a kernel some 20 µs."""

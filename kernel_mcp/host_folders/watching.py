@@ -9,7 +9,6 @@ import stat
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from kernel_mcp.host_folders.entering import Work
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.host_folders.walking import Walk
 from kernel_mcp.linux.safe_tree import open_beneath, open_place
+from kernel_mcp.records import dataclass
 from kernel_specs.landlock import calls
 
 # <sys/inotify.h>

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import anyio
@@ -42,6 +42,7 @@ from kernel_mcp.identity import (
     Principal,
     Verifier,
 )
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Outbox
 
 PRINCIPAL_BODY = 32 * MIB

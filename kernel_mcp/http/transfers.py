@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from kernel_mcp.barriers import log_failure
 from kernel_mcp.config.values import KIB
 from kernel_mcp.output.text import Masks
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.manager import Caller, SessionManager
 
 PIECE_BYTES = 128 * KIB

@@ -6,11 +6,12 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from kernel_mcp.config.values import Quotas
 from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.records import dataclass
 
 RUN = "kernel:run"
 """The scope that every call takes."""

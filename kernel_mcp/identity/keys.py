@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -13,6 +12,7 @@ import jwt
 
 from kernel_mcp.identity import VerifierUnavailable
 from kernel_mcp.identity.discovery import Fetch, Unreachable, fetch_json, keys_address
+from kernel_mcp.records import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn
 
 from kernel_mcp.config.values import KIB, MIB, Quotas, quotas
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import EVERY_SCOPE, PRINCIPAL, SCOPES
+from kernel_mcp.records import dataclass
 
 MOST_BYTES = 4 * MIB
 """Of a tokens file."""

@@ -9,7 +9,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +18,7 @@ from kernel_mcp.errors import ConfigError
 from kernel_mcp.identity import INVALID, Principal, Unauthenticated, digest
 from kernel_mcp.identity.rows import MOST_BYTES, Row, parse
 from kernel_mcp.linux.folders import require_unshared, trusted_users
+from kernel_mcp.records import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -33,6 +33,7 @@ from kernel_mcp.launch.rundir import compile_guest
 from kernel_mcp.network.secrets import Vault
 from kernel_mcp.output.text import Masks
 from kernel_mcp.policy import DATA_MODULES, NextStep, Policy, profile_entries
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

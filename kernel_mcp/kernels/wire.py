@@ -10,11 +10,11 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
 
 from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
+from kernel_mcp.records import dataclass
 
 PROTOCOL_VERSION = "5.4"
 """Version in requests, as `jupyter_client._version.protocol_version`."""

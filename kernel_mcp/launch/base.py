@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.policy import Policy
+from kernel_mcp.records import dataclass
 
 START_TIMEOUT_S = 60.0
 """Seconds from the launch of a kernel until it is ready."""

@@ -17,7 +17,6 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import anyio
@@ -25,6 +24,7 @@ import anyio
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.base import take_no_descriptors
+from kernel_mcp.records import dataclass
 
 _CREDENTIALS = struct.Struct("3i")
 """`struct ucred`: pid, uid, gid, as the receiver's namespaces number them."""

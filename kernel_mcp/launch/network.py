@@ -15,7 +15,6 @@ import signal
 import socket
 import struct
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
@@ -27,6 +26,7 @@ from kernel_mcp.launch.proxy import Proxy, fits
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Entry, Rules, literal
 from kernel_mcp.network.secrets import Vault
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 
 PORT = 3128

@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -18,6 +18,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import BoundaryBroken, LaunchError
 from kernel_mcp.launch.base import hold_little, take_no_descriptors
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.sandbox.promise import Facts, broken, read_facts
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.barriers import absences
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.config.values import MIB
 from kernel_mcp.linux import cgroupfs
+from kernel_mcp.records import dataclass
 
 BACKSTOP = 1.2
 LEAST_ABOVE = 128 * MIB

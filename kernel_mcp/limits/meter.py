@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import repeat
 from pathlib import Path
@@ -17,6 +17,7 @@ from kernel_mcp.config.values import KIB, MIB, format_bytes
 from kernel_mcp.limits.group import KernelGroup, backstop
 from kernel_mcp.limits.quota import opened
 from kernel_mcp.linux.proc import Meter, Usage, memory_lines
+from kernel_mcp.records import dataclass
 
 # Memory by /proc, where no control group limits it: private and shared memory, deleted files in
 # memory, files in private temporary folders with their inodes. All of it blocks and raises OSError.

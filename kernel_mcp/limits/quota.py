@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from threading import Lock
 
@@ -18,6 +18,7 @@ from kernel_mcp.barriers import absences
 from kernel_mcp.config.values import MIB, format_bytes
 from kernel_mcp.linux.proc import threads
 from kernel_mcp.linux.walk import BLOCK, File, Holding, entries_within, measure
+from kernel_mcp.records import dataclass
 
 LEAST_PAUSE_S = 0.5
 SHARE = 20

@@ -7,10 +7,10 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.barriers import absences
+from kernel_mcp.records import dataclass
 
 MOST_BYTES = 64 * 1024
 """Of a file with figures; those of memory.stat have some 2 KiB."""

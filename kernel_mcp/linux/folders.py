@@ -13,10 +13,10 @@ import hashlib
 import os
 import pwd
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError, SandboxUnavailable
+from kernel_mcp.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

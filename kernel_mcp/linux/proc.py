@@ -9,7 +9,7 @@ import os
 import signal
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -17,6 +17,7 @@ from threading import Lock
 import anyio
 
 from kernel_mcp.barriers import absences
+from kernel_mcp.records import dataclass
 
 PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2
 """<linux/pidfd.h>; Linux 6.9 and later."""

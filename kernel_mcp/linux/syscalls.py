@@ -7,8 +7,10 @@ The aarch64 column has not been run on such a machine. None: the architecture ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
+
+from kernel_mcp.records import dataclass
 
 _Table: TypeAlias = dict[str, tuple[int | None, int | None]]
 

@@ -12,10 +12,11 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from kernel_mcp.linux.safe_tree import Opener, open_beneath
+from kernel_mcp.records import dataclass
 
 
 def everything(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
 from kernel_mcp.barriers import Barrier
@@ -16,6 +16,7 @@ from kernel_mcp.network.relay import Cut, Guard, Relay
 from kernel_mcp.network.rules import Entry, Rules, literal, shown, why_never
 from kernel_mcp.network.tls import UNRECOGNIZED_NAME, BadHello, Hello, Tls
 from kernel_mcp.network.tunnel import RESOLVERS_OF_ONE, Dialer, Turns, Watch, Wire, pass_both_ways
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from kernel_mcp.network.termination import Termination

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from kernel_mcp.network.rules import BadHost, plain_host, shown, split_port
+from kernel_mcp.records import dataclass
 
 HEAD_BYTES = 32 * 1024
 MOST_HEADERS = 200

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import h11
 
@@ -22,6 +21,7 @@ from kernel_mcp.network.http import (
     bad_request,
     values_of,
 )
+from kernel_mcp.records import dataclass
 
 _STEP_EVENTS = 32
 """Pieces of a body, which may be of one byte, that are passed together."""

@@ -18,8 +18,9 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from kernel_mcp.records import dataclass
 
 WEB_PORTS = (80, 443)
 MOST_ENTRIES = 200

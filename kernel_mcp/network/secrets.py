@@ -12,12 +12,13 @@ import secrets
 import ssl
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from urllib.parse import quote
 
 from kernel_mcp.config.values import HeaderSecret
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.records import dataclass
 
 PREFIX = "kmcp_"
 """What all placeholders begin with; nothing in them is changed by URLs, JSON or quotes."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import h11
 
@@ -17,6 +16,7 @@ from kernel_mcp.network.http import Head, Headers, Refused, Stream, values_of
 from kernel_mcp.network.relay import Answer, Guard
 from kernel_mcp.network.secrets import Found, Scan, Secret, most_held, sought
 from kernel_mcp.network.tls import Tls
+from kernel_mcp.records import dataclass
 
 WHOLE_BYTES = 64 * 1024
 """An answer that tells it is no longer than this is searched before any of it is passed on."""

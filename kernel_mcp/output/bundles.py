@@ -8,7 +8,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from kernel_mcp.output.markup import (
 )
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Cut, cut
+from kernel_mcp.records import dataclass
 
 MAX_TYPES = 16
 """MIME types kept of one bundle."""

@@ -10,8 +10,9 @@ import io
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from PIL.Image import Image

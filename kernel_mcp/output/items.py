@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.output.bundles import Part, readable
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, cut, omission
+from kernel_mcp.records import dataclass
 
 
 # What a cell produces while it runs, as typed values in the order they happened.

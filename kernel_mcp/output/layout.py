@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from kernel_mcp.config.values import KIB
@@ -28,6 +28,7 @@ from kernel_mcp.output.items import (
 )
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Cut, cut, head_of, tail_of
+from kernel_mcp.records import dataclass
 
 # Tracebacks cut down to what the reader of a cell can act on.
 #

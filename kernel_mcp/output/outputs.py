@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from kernel_mcp.output.items import (
 )
 from kernel_mcp.output.text import Cut, tail_of
 from kernel_mcp.output.textstore import Failed, Streams, TextStore, Transcript
+from kernel_mcp.records import dataclass
 
 SHOWN_CHARS = 64 * KIB
 """Text at each end of a range that `since` reads; more than any answer shows."""

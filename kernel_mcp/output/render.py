@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import anyio.to_thread
@@ -18,6 +18,7 @@ from kernel_mcp.output.items import DisplayItem, FailureItem, Item, StreamName, 
 from kernel_mcp.output.layout import Gap, Layout, Link, PictureAt, Text, lay_out, shortened
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.output.text import cut, guarded_lines, omission
+from kernel_mcp.records import dataclass
 
 OUTPUT_CHARS = 30_000
 PICTURE_BYTES = 650_000

@@ -18,12 +18,12 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from urllib.parse import quote
 
 from kernel_mcp.config.values import LEAST_MASKED
+from kernel_mcp.records import dataclass
 
 # The words of the server itself, and what keeps others from speaking in its name.
 #

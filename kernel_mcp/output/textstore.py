@@ -11,7 +11,6 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from kernel_mcp.output.items import (
 )
 from kernel_mcp.output.terminal import Screen
 from kernel_mcp.output.text import Cut, stripped
+from kernel_mcp.records import dataclass
 
 BLOCK_CHARS = 64 * 1024
 """Characters of one write to the file, and of one entry of its index."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import anyio
 
@@ -19,6 +18,7 @@ from kernel_mcp.policy import words
 from kernel_mcp.policy.check import parse
 from kernel_mcp.policy.magics import Command, plain, top_level
 from kernel_mcp.policy.source import Source, guard
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.runner import LONG_CODE_CHARS
 from kernel_mcp.sessions.session import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from kernel_mcp.policy.source import (
     line_of_key,
     script_metadata,
 )
+from kernel_mcp.records import dataclass
 from kernel_specs.restricted.config import INSTALLERS
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,6 +11,7 @@ from kernel_mcp.environments.layer import Generation, Layer, versions
 from kernel_mcp.environments.listed import normalised
 from kernel_mcp.environments.metadata import DISTRIBUTIONS, provided_modules
 from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

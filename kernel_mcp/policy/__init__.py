@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from kernel_mcp.config.settings import PROFILES, TOOL_GROUPS, Settings
 from kernel_mcp.config.values import parse_entry
 from kernel_mcp.errors import ConfigError
+from kernel_mcp.records import dataclass
 
 # The profiles: what each lets code do, which of them is in force, and how that is said.
 

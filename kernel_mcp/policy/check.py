@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 
@@ -28,6 +28,7 @@ from kernel_mcp.policy.source import (
     guard,
     script_metadata,
 )
+from kernel_mcp.records import dataclass
 
 FILE_NAME = "<cell>"
 _recording = threading.Lock()

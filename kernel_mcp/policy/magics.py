@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from kernel_mcp.policy import Diagnostic, Policy
 from kernel_mcp.policy.source import STRING, Source
+from kernel_mcp.records import dataclass
 from kernel_specs.restricted import config
 
 MagicKind: TypeAlias = Literal["line", "cell", "shell", "help", "call"]

@@ -8,7 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from kernel_mcp.policy import (
@@ -22,6 +22,7 @@ from kernel_mcp.policy import (
     words,
 )
 from kernel_mcp.policy.source import Source
+from kernel_mcp.records import dataclass
 
 _COLUMNS = frozenset({"col", "datum"})
 """Objects of polars and altair whose attributes are column names."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from kernel_mcp.config.values import parse_entry, parse_toml
 from kernel_mcp.errors import InputError
 from kernel_mcp.policy import MAX_SOURCE_LINE, Diagnostic, Kind, Severity
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +15,7 @@ import kernel_specs
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.host_folders import Device
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.mounts import Folders
 
 if TYPE_CHECKING:

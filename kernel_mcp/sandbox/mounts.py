@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.host_folders import Device
 from kernel_mcp.host_folders.secrets import HIDING, KEPT
 from kernel_mcp.linux.process import bare_program
+from kernel_mcp.records import dataclass
 
 WORKSPACE = "/workspace"
 SOCKETS = "/run/kernel"

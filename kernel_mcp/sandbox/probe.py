@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.syscalls import REFUSED, architecture
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import GuestPaths, Sandbox, SandboxRequest
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, gainable
 

@@ -10,9 +10,10 @@ import errno
 import os
 import signal
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kernel_mcp.linux.folders import Identity
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.mounts import SCRATCH
 
 _DEVICE_FOLDERS = ("/dev/", "/proc/")

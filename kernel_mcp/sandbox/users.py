@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.folders import Identity, private_folder, runtime_folder
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Builder
 from kernel_mcp.sandbox.remedies import cannot_start
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import anyio
 
 from kernel_mcp.errors import BranchError, KernelMcpError
 from kernel_mcp.launch.checkpoint import Checkpoint
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -16,6 +15,7 @@ from kernel_mcp.identity import Principal
 from kernel_mcp.output.items import Event, Failure, Stream
 from kernel_mcp.output.outputs import OutputLog, Position
 from kernel_mcp.policy.missing import missing, missing_in_words
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 from kernel_mcp.telemetry.origin import NOWHERE
 

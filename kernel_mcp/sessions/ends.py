@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Loss
 
 MOST = 500

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ import anyio
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError
 from kernel_mcp.output.text import one_line
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.snapshot import Dump, Loaded, UnsavableError, give, handed_over, load, take
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,6 +19,7 @@ from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.outputs import OutputLog
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell, Outcome, Phase, Status
 from kernel_mcp.sessions.losses import Loss, Notice
 from kernel_mcp.sessions.sharing import totals

@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import KIB, Persist, format_bytes, no_more_or_unlimited
 from kernel_mcp.errors import HibernationError, InputError
 from kernel_mcp.launch.rundir import default_base
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.snapshot import Dump
 from kernel_mcp.sessions.store import OF_PRINCIPAL, Entry, Key, Saved, SessionStore
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -24,6 +24,7 @@ from kernel_mcp.errors import (
 )
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import Ahead, Cell
 from kernel_mcp.sessions.checkpoints import Checkpoints

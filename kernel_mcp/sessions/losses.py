@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse
+from kernel_mcp.records import dataclass
+
+if TYPE_CHECKING:
+    from mcp_types import JSONRPCMessage
 
 RequestId: TypeAlias = str | int
 
@@ -103,6 +105,8 @@ class Outbox:
 
     def written(self, message: JSONRPCMessage) -> None:
         """Confirm the receipt of an answer that was written in full."""
+        from mcp_types import JSONRPCError, JSONRPCResponse  # the SDK, which is imported later
+
         if isinstance(message, JSONRPCResponse):
             self.delivered(message.id)
         elif isinstance(message, JSONRPCError):

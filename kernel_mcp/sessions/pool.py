@@ -18,7 +18,6 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource, log_progress
 from kernel_mcp.linux.safe_tree import give_tree, make_private, remove_tree, take_place
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.quota import Capacity
 
 if TYPE_CHECKING:

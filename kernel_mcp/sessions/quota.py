@@ -12,7 +12,6 @@ import resource
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import HibernationError, SessionLimitReached
 from kernel_mcp.linux.cgroupfs import find_hierarchies
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.branches import MOST as MOST_BRANCHES
 from kernel_mcp.sessions.hibernation import MAKE_ROOM
 from kernel_mcp.sessions.principals import Principals

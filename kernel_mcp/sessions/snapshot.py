@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -21,6 +20,7 @@ from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import HibernationError, KernelMcpError, LaunchError
 from kernel_mcp.linux.pouring import from_pipe, into_pipe, make_pipe
 from kernel_mcp.output.text import one_line
+from kernel_mcp.records import dataclass
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Answer, Kernel

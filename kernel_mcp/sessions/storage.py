@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.barriers import Barrier, surely
@@ -14,6 +13,7 @@ from kernel_mcp.errors import InputError
 from kernel_mcp.identity import LOCAL, folder_name
 from kernel_mcp.linux.folders import hold_name
 from kernel_mcp.linux.safe_tree import make_private, remove_tree
+from kernel_mcp.records import dataclass
 
 SCRIPT = "(script)"
 """What sessions of `run_script` are called: no name, so that none is found by it."""

@@ -17,7 +17,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from kernel_mcp.errors import HibernationError
 from kernel_mcp.linux.folders import private_folder, try_lock
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.linux.walk import measure
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.snapshot import Dump
 
 FORMAT = 1

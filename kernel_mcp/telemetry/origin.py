@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from kernel_mcp.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, Protocol, cast
 
 from mcp.server.mcpserver import Context
@@ -28,19 +27,13 @@ from kernel_mcp.config.values import Share, duration, hosts, limit_duration, mem
 from kernel_mcp.environments.own import own_folder
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError, SessionLimitReached, WorkspaceError
-from kernel_mcp.kernels.factory import KernelFactory
-from kernel_mcp.launch.doors import Doors
-from kernel_mcp.launch.network import Network
-from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, guarded
-from kernel_mcp.packages.installer import Installer
-from kernel_mcp.packages.requirements import ScriptReader, listed
+from kernel_mcp.packages.requirements import listed
 from kernel_mcp.policy import profile_entries, profile_in_force
-from kernel_mcp.sandbox.base import Sandbox, SandboxReport
-from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sessions.manager import Caller, SessionManager
-from kernel_mcp.sessions.session import Clock, Session
+from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters
 from kernel_mcp.telemetry.origin import in_session, of_call
 from kernel_mcp.telemetry.spans import Within
@@ -256,28 +249,6 @@ CHANGES = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_wor
 DESTROYS = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
 DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=True)
 ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What the tools of one server work with. `report` is what is in force, resources included;
-    `resources` says it of other limits, `kept` what outlives the server.
-    """
-
-    settings: Settings
-    manager: SessionManager
-    factory: KernelFactory
-    installer: Installer
-    scripts: ScriptReader
-    sandbox: Sandbox
-    resources: ResourceManager
-    report: SandboxReport
-    audit: Audit
-    clock: Clock
-    doors: Doors
-    network: Network
-    kept: str
-    meters: Meters
 
 
 class Callers(Protocol):

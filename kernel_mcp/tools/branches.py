@@ -7,8 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from kernel_mcp.errors import InputError
+from kernel_mcp.services import Services
 from kernel_mcp.sessions.lifecycle import Return, cells_in_words
-from kernel_mcp.tools import CHANGES, DESTROYS, AnyContext, Services, SessionArg, Toolbox, Whole
+from kernel_mcp.tools import CHANGES, DESTROYS, AnyContext, SessionArg, Toolbox, Whole
 from kernel_mcp.tools.models import Adopted, Branched, BranchHandle, Undone
 
 

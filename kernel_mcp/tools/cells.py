@@ -28,6 +28,7 @@ from kernel_mcp.packages.requirements import SCRIPT_FILE, Problem, expect_script
 from kernel_mcp.policy import Kind, Report
 from kernel_mcp.policy.check import check, own_modules
 from kernel_mcp.policy.source import line_of_key
+from kernel_mcp.services import Services
 from kernel_mcp.sessions.cell import Cell, Phase, Status
 from kernel_mcp.sessions.history import KEPT_S
 from kernel_mcp.sessions.lifecycle import lost_names
@@ -46,7 +47,6 @@ from kernel_mcp.tools import (
     LimitArg,
     MemoryArg,
     PackagesArg,
-    Services,
     SessionArg,
     TimeoutArg,
     Toolbox,

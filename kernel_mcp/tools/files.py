@@ -17,6 +17,7 @@ from kernel_mcp.files.workspace import FileContent
 from kernel_mcp.output.images import ImageError, fit
 from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.output.text import visible
+from kernel_mcp.services import Services
 from kernel_mcp.sessions.lifecycle import cells_in_words
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, notebook
 from kernel_mcp.sessions.session import Session
@@ -25,7 +26,6 @@ from kernel_mcp.tools import (
     READS,
     AnyContext,
     PathArg,
-    Services,
     SessionArg,
     Toolbox,
     Whole,

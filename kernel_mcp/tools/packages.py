@@ -13,13 +13,13 @@ from kernel_mcp.environments.layer import versions
 from kernel_mcp.environments.uv import silence
 from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.result import Outcome, all_versions
+from kernel_mcp.services import Services
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
     DOWNLOADS,
     READS,
     AnyContext,
     PackagesArg,
-    Services,
     SessionArg,
     Toolbox,
     progress_of,

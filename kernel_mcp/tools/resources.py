@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import anyio
 from mcp.server import MCPServer
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
-from mcp.server.mcpserver.tools import Tool
+from mcp.server.mcpserver.tools import Tool, ToolManager
 from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
@@ -26,6 +26,7 @@ from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.render import apart, mime_types
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.output.text import Masks, guarded, guarded_lines
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manager import Caller, SessionManager
@@ -135,21 +136,24 @@ class ResourceServer(MCPServer[Any]):
         *args: Any,
         manager: SessionManager,
         caller: Callable[[Context[Any, Any]], Caller],
-        tools: Sequence[Tool],
+        tools: Callable[[], Sequence[Tool]],
         files: bool = True,
         remarks: Callable[[], Sequence[str]] = tuple,
         masks: Masks | None = None,
         **kwargs: Any,
     ) -> None:
-        """`caller` says who makes a call. Without `files` cells are the only resources.
+        """`caller` says who makes a call, `tools` makes the tools when a client first asks for any.
+        Without `files` cells are the only resources.
 
         Every answer of a tool has `remarks`. No answer and no text has what `masks` hide.
         """
         self.masks = masks or Masks()
         self._remarks = remarks
         state = RequestStateSecurity(codec=NoRequestState())
-        super().__init__(*args, tools=list(tools), request_state_security=state, **kwargs)
-        self._names = tuple(tool.name for tool in tools)
+        super().__init__(*args, request_state_security=state, **kwargs)
+        self.middleware.append(self._furnish)
+        self._make_tools: Callable[[], Sequence[Tool]] | None = tools
+        self._names: tuple[str, ...] = ()
         self._documents = Documents(manager, files=files)
         self._caller = caller
         self._turns = manager.turns
@@ -175,6 +179,14 @@ class ResourceServer(MCPServer[Any]):
             if self.masks:
                 answer = masked(answer, self.masks)
         return answer
+
+    async def _furnish(self, ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
+        """Have the tools from the first request on that is about them."""
+        if self._make_tools is not None and ctx.method.startswith("tools/"):
+            made, self._make_tools = list(self._make_tools()), None
+            self._tool_manager = ToolManager(tools=[*made, *self._tool_manager.list_tools()])
+            self._names = tuple(tool.name for tool in made)
+        return await call_next(ctx)
 
     def end_calls(self) -> int:
         """Have every call that runs be answered: the server stops. How many there were."""

@@ -22,6 +22,7 @@ from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.requirements import Needs
 from kernel_mcp.packages.result import all_versions
 from kernel_mcp.policy import profile_in_words
+from kernel_mcp.services import Services
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.tools import (
@@ -34,7 +35,6 @@ from kernel_mcp.tools import (
     MemoryArg,
     NetworkArg,
     PackagesArg,
-    Services,
     SessionArg,
     Toolbox,
     progress_of,

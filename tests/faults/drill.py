@@ -31,8 +31,9 @@ FAULTS.install()
 from mcp.client import Client  # noqa: E402
 
 from kernel_mcp.config.settings import Settings  # noqa: E402
+from kernel_mcp.protocol import build_mcp  # noqa: E402
 from kernel_mcp.sandbox.select import proven_sandbox  # noqa: E402
-from kernel_mcp.server import Parts, build_mcp, parts, warm_up  # noqa: E402
+from kernel_mcp.server import Parts, parts, warm_up  # noqa: E402
 from kernel_mcp.sessions.reaper import Reaper  # noqa: E402
 from tests.unit.fake_kernels import Handed  # noqa: E402
 
@@ -179,18 +180,18 @@ async def drill(full: bool, only: str) -> dict[str, Any]:
     began = time.process_time()
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="faults-") as folder:
         settings = Settings(warm=1, max_sessions=8, grace_s=1.0, state_dir=Path(folder))
-        async with parts(settings, proven_sandbox("auto")) as built:
-            greeted = anyio.Event()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(Reaper(built.manager, 3600.0, time.monotonic).run)
-                tasks.start_soon(warm_up, built, greeted)
-                greeted.set()
-                async with Client(build_mcp(built, Handed())) as client:
-                    found = Drill(built, client)
-                    await found.begin()
-                    await _all(found, full, only)
-                    said = found.problems, found.injected
-                tasks.cancel_scope.cancel()
+        async with (
+            parts(settings, proven_sandbox("auto")) as built,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(Reaper(built.manager, 3600.0, time.monotonic).run)
+            tasks.start_soon(warm_up, built)
+            async with Client(build_mcp(built, Handed())) as client:
+                found = Drill(built, client)
+                await found.begin()
+                await _all(found, full, only)
+                said = found.problems, found.injected
+            tasks.cancel_scope.cancel()
     return {
         "seams": len(FAULTS.names),
         "injected": said[1],

@@ -15,8 +15,9 @@ from mcp.client import Client
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import GIB
 from kernel_mcp.errors import LaunchError
+from kernel_mcp.protocol import build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
-from kernel_mcp.server import build_mcp, parts
+from kernel_mcp.server import parts
 from kernel_mcp.sessions import bounds
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.session import Session

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernel_mcp", "kernel_specs")
 
 ROOMS = (
+    ("records",),
     ("errors",),
     ("barriers",),
     ("telemetry",),
@@ -32,10 +33,12 @@ ROOMS = (
     ("kernels",),
     ("sessions",),
     ("packages",),
+    ("services",),
     ("tools",),
     ("envelopes",),
     ("stdio",),
     ("http",),
+    ("protocol",),
     ("server", "commands"),
     ("web",),
     ("cli",),

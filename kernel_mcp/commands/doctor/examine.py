@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.process import find_program, own_places
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.policy import Policy, profile_entries, profile_in_words
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import ContainerOptions, Sandbox, SandboxReport
 from kernel_mcp.sandbox.probe import REFUSED_CALL, Check, thorough_checks
 from kernel_mcp.sandbox.remedies import for_cgroups, surroundings

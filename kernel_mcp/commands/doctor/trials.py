@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import NamedTemporaryFile, gettempdir
 from typing import Any
@@ -29,6 +29,7 @@ from kernel_mcp.linux.process import own_module
 from kernel_mcp.network.secrets import PREFIX
 from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import ContainerOptions
 from kernel_mcp.sandbox.probe import Check, listeners
 from kernel_mcp.sandbox.promise import CAP_DAC_READ_SEARCH, FILTER_MODE, read_facts

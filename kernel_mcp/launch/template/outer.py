@@ -11,7 +11,7 @@ import base64
 import logging
 import platform
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from kernel_mcp.launch.template.process import TemplateProcess
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.linux.process import find_program
 from kernel_mcp.linux.syscalls import Architecture, architecture
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox import mounts
 from kernel_mcp.sandbox.base import BOOT_FOLDER, Passed, Sandbox, SandboxCommand
 from kernel_mcp.sandbox.bwrap import GUEST_ID

@@ -8,11 +8,11 @@ import re
 import secrets
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_mcp.errors import SandboxUnavailable
 from kernel_mcp.linux.process import find_program, foreign_environment
+from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import CLOSED, ContainerOptions, Opened, SandboxReport
 from kernel_mcp.sandbox.remedies import AT_OWN_RISK, install_hint
 

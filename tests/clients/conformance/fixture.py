@@ -24,8 +24,9 @@ from mcp.shared.exceptions import MCPError
 from PIL import Image
 from pydantic import Field
 
-from kernel_mcp import cli, server
-from kernel_mcp.tools import Callers, Services, resources
+from kernel_mcp import cli, protocol
+from kernel_mcp.services import Services
+from kernel_mcp.tools import Callers, resources
 from kernel_mcp.tools.resources import ResourceServer
 
 Ctx = Context[Any, Any]
@@ -464,7 +465,7 @@ def add_changes(mcp: MCPServer[Any]) -> None:
         return "told"
 
 
-_build = server.build_mcp
+_build = protocol.build_mcp
 
 
 def build_mcp(
@@ -479,7 +480,7 @@ def build_mcp(
 
 
 if __name__ == "__main__":
-    server.build_mcp = build_mcp
+    protocol.build_mcp = build_mcp
     sealed = RequestStateSecurity.ephemeral()
     vars(resources)["NoRequestState"] = lambda: sealed.codec
     sys.exit(cli.main())

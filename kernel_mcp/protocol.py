@@ -1,0 +1,82 @@
+"""The MCP server over the parts of this one, and its client on stdin and stdout.
+
+Here begins what imports the MCP SDK, which takes longer than all the rest of a start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
+from mcp.server.mcpserver.tools import Tool
+
+from kernel_mcp import __version__
+from kernel_mcp.linux.process import end_soon
+from kernel_mcp.output.text import Masks
+from kernel_mcp.services import Services
+from kernel_mcp.sessions.losses import Outbox, Reply
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.stdio import stdio_streams
+from kernel_mcp.tools import AnyContext, Callers, Toolbox, instructions
+from kernel_mcp.tools.resources import ResourceServer
+
+
+class StdioCallers:
+    """The one client of stdin and stdout."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    def of(self, context: AnyContext) -> Caller:
+        """See `Callers`."""
+        return Caller(reply=Reply(self._outbox.expect(context.request_id)))
+
+
+def build_mcp(
+    services: Services, callers: Callers, links: Callable[[str], str] | None = None
+) -> ResourceServer:
+    """The MCP server with all tools and resources, for `callers`; see `Toolbox` for `links`."""
+    factory = services.factory
+
+    def tools() -> Sequence[Tool]:
+        from kernel_mcp.tools.topics import register  # they take a tenth of a start
+
+        box = Toolbox(services.manager, callers, services.meters, links)
+        register(box, services)
+        return box.tools
+
+    return ResourceServer(
+        "kernel-mcp",
+        manager=services.manager,
+        caller=callers.of,
+        tools=tools,
+        files="files" in services.settings.tools,
+        remarks=lambda: factory.remarks,
+        masks=Masks(services.settings.hidden),
+        title="kernel-mcp",
+        version=__version__,
+        instructions=instructions(services.settings, services.report, list(factory.missing)),
+        log_level="WARNING",
+    )
+
+
+def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
+    async def pass_on(ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
+        if ctx.method == "notifications/cancelled":
+            request = (ctx.params or {}).get("requestId")
+            if isinstance(request, (str, int)):
+                outbox.given_up(request)
+        return await call_next(ctx)
+
+    return pass_on
+
+
+async def serve_stdio(services: Services) -> None:
+    """Serve one client on stdin and stdout until it closes them."""
+    outbox = Outbox()
+    mcp = build_mcp(services, StdioCallers(outbox))
+    mcp.middleware.append(_tell_when_given_up(outbox))
+    async with stdio_streams(outbox.written, end_soon) as (read, write):
+        lowlevel = mcp._lowlevel_server
+        await lowlevel.run(read, write, lowlevel.create_initialization_options())

@@ -1,0 +1,39 @@
+"""What the tools of one server work with."""
+
+from __future__ import annotations
+
+from kernel_mcp.config.settings import Settings
+from kernel_mcp.kernels.factory import KernelFactory
+from kernel_mcp.launch.doors import Doors
+from kernel_mcp.launch.network import Network
+from kernel_mcp.limits.manager import ResourceManager
+from kernel_mcp.packages.installer import Installer
+from kernel_mcp.packages.requirements import ScriptReader
+from kernel_mcp.records import dataclass
+from kernel_mcp.sandbox.base import Sandbox, SandboxReport
+from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.manager import SessionManager
+from kernel_mcp.sessions.session import Clock
+from kernel_mcp.telemetry import Meters
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the tools of one server work with. `report` is what is in force, resources included;
+    `resources` says it of other limits, `kept` what outlives the server.
+    """
+
+    settings: Settings
+    manager: SessionManager
+    factory: KernelFactory
+    installer: Installer
+    scripts: ScriptReader
+    sandbox: Sandbox
+    resources: ResourceManager
+    report: SandboxReport
+    audit: Audit
+    clock: Clock
+    doors: Doors
+    network: Network
+    kept: str
+    meters: Meters

@@ -1,0 +1,21 @@
+"""The tools of each group, in the order in which clients list them."""
+
+from __future__ import annotations
+
+from kernel_mcp.services import Services
+from kernel_mcp.tools import Toolbox, branches, cells, files, packages, sessions
+
+TOPICS = {
+    "core": (cells, sessions),
+    "files": (files,),
+    "packages": (packages,),
+    "branches": (branches,),
+}
+
+
+def register(box: Toolbox, services: Services) -> None:
+    """Put the tools of the groups that the settings name into a box."""
+    for group, topics in TOPICS.items():
+        if group in services.settings.tools:
+            for topic in topics:
+                topic.register(box, services)
