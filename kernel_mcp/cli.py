@@ -107,10 +107,10 @@ def _serve(argv: Sequence[str]) -> int:
     from kernel_mcp.server import serve
 
     if settings.http is not None:
+        from kernel_mcp.server import collect_seldom
         from kernel_mcp.web import run_http
 
-        gc.freeze()
-        gc.enable()
+        collect_seldom()
         serve = partial(serve, run=run_http)
     return serve(settings, sandbox)
 

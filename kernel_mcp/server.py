@@ -68,6 +68,8 @@ from kernel_mcp.telemetry.logs import Lines
 
 logger = logging.getLogger(__name__)
 
+NEW_OBJECTS = 20_000
+"""Of those that may be parts of cycles, so many more than before have the young ones looked at."""
 SWITCH_S = 0.0005
 """Seconds that a thread may keep the event loop waiting (`sys.setswitchinterval`)."""
 
@@ -391,8 +393,7 @@ async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
         tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
         tasks.start_soon(warm_up, built)
         protocol = await anyio.to_thread.run_sync(importing.result)
-        gc.freeze()
-        gc.enable()
+        collect_seldom()
         tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
         tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
         await protocol.serve_stdio(built)
@@ -405,6 +406,16 @@ def _begin_import() -> Future[ModuleType]:
     importing = executor.submit(import_module, PROTOCOL)
     executor.shutdown(wait=False)
     return importing
+
+
+def collect_seldom() -> None:
+    """End the pause of the garbage collector, which looks at what was imported no more.
+
+    Of many sessions it has much to look at: by its own measure it did so every few cells.
+    """
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS)
+    gc.enable()
 
 
 async def proven(sandbox: Future[Sandbox]) -> Sandbox:

@@ -264,10 +264,11 @@ class KernelLimits:
         """Set what it weighs among all kernels; `cpus` processors at most, 0 for its own limit."""
         self._priority.weigh(weight, cpus or self.limits.cpus)
 
-    async def check_disk(self) -> None:
+    async def check_disk(self, others: int = 0) -> None:
         """Compare the folders with their quotas where due; called by the watchdog.
 
-        Sets `awake` while folders may change. Returns at once while an earlier call runs.
+        Sets `awake` while folders may change; so many `others` are awake, too. Returns at once
+        while an earlier call runs.
         """
         if self._looking:
             return
@@ -277,7 +278,9 @@ class KernelLimits:
             active = bool(self._on_excess) or cpu_s - self._cpu_s > RESTING_CPU_S
             self._cpu_s = cpu_s
             self._changed = self._changed or active
-            if self._changed and (not self.quotas or any(quota.due() for quota in self.quotas)):
+            if self._changed and (
+                not self.quotas or any(quota.due(others) for quota in self.quotas)
+            ):
                 looked = await self._look()
                 self._changed = active or not looked  # one more look when it has come to rest
                 if looked:

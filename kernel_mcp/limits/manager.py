@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -61,12 +62,14 @@ class Watchdog:
                     rest = now
                 if crowded := now >= weighed + CROWDED_S:
                     weighed = now
+                awake = sum(kernel.awake for kernel in self._kernels)
                 for kernel in list(self._kernels):
                     if kernel.awake or everyone:
                         with Barrier("ranking a kernel", kernel.session):
                             kernel.rank()
                         tasks.start_soon(_guarded, kernel, kernel.check_memory)
-                        tasks.start_soon(_guarded, kernel, kernel.check_disk)
+                        check_disk = partial(kernel.check_disk, awake - kernel.awake)
+                        tasks.start_soon(_guarded, kernel, check_disk)
                     elif crowded and kernel.crowded:
                         tasks.start_soon(_guarded, kernel, kernel.check_memory)
 

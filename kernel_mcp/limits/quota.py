@@ -6,6 +6,7 @@ sooner when their disk fills up.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import time
@@ -22,7 +23,8 @@ from kernel_mcp.records import dataclass
 
 LEAST_PAUSE_S = 0.5
 SHARE = 20
-"""Scans take at most one part in this many of the time, except when the disk fills up."""
+"""Scans of one folder take at most one part in this many of the time, and those of all together one
+in this many of a processor, except when the disk fills up."""
 HURRIED_SHARE = 2
 SLACK_BYTES = 16 * MIB
 SLACK_ENTRIES = 100
@@ -48,8 +50,8 @@ class FolderQuota:
         self._entries = entries_within(size)
         self._far = max(SEVERE * size, size + SEVERE_BYTES)
         self._clock = clock
-        self._next = 0.0
-        self._soonest = 0.0
+        self._begun = -math.inf
+        self._took = self._took_cpu = 0.0
         self._free = 0
         self._lowest = Holding()
         self._known: dict[File, int] = {}
@@ -86,12 +88,13 @@ class FolderQuota:
         """Record the size from which a full folder may not grow."""
         self._lowest = self.measured
 
-    def due(self) -> bool:
-        """Whether the next scan is due."""
-        now = self._clock()
-        if now >= self._next:
+    def due(self, others: int = 0) -> bool:
+        """Whether the next scan is due, where so many `others` have folders scanned, too."""
+        since = self._clock() - self._begun
+        ours, all_of_them = self._took * SHARE, self._took_cpu * SHARE * (1 + others)
+        if since >= max(LEAST_PAUSE_S, ours, all_of_them):
             return True
-        if now < self._soonest:
+        if since < self._took * HURRIED_SHARE:
             return False
         if not self._in_use.acquire(blocking=False):
             return False  # it is being looked at, or closed
@@ -110,13 +113,12 @@ class FolderQuota:
         with self._in_use:
             if self._fd < 0:
                 return
-            begin = self._clock()
+            begin, cpu_s = self._clock(), time.thread_time()
             try:
                 self._look(processes)
             finally:
-                took = self._clock() - begin
-                self._soonest = begin + took * HURRIED_SHARE
-                self._next = begin + max(LEAST_PAUSE_S, took * SHARE)
+                self._begun, self._took = begin, self._clock() - begin
+                self._took_cpu = time.thread_time() - cpu_s
 
     def _look(self, processes: Callable[[], Iterable[int]]) -> None:
         free = self._free_now()

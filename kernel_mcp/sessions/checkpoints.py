@@ -57,7 +57,9 @@ class Resting:
     they had shared, if only to count references.
     """
 
-    def __init__(self, most: int = RESTING) -> None:
+    def __init__(self, most: int = RESTING, crowded: Callable[[], bool] = lambda: False) -> None:
+        """`crowded` says whether cells already wait for processors, which copies would take."""
+        self.crowded = crowded
         self._most = most
         self._known: OrderedDict[Checkpoints, Callable[[], None]] = OrderedDict()
 
@@ -125,6 +127,8 @@ class Checkpoints:
         if not self._stale:
             self._give_up(kernel)
             return
+        if self._resting.crowded():
+            return  # the next pause may be better
         cost_s = await self._cost_s()
         if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
             await self.take(kernel, as_of)
@@ -153,7 +157,7 @@ class Checkpoints:
     @property
     def owed(self) -> bool:
         """Whether one was given up that costs next to nothing: it is made before the next cell."""
-        return self._given_up
+        return self._given_up and not self._resting.crowded()
 
     async def asked(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy because the agent wants one. Raises LaunchError."""

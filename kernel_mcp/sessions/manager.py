@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import sys
@@ -187,6 +188,10 @@ class SessionManager:
     def sessions(self) -> list[Session]:
         """Every open session, oldest first."""
         return list(self._sessions.values())
+
+    def _crowded(self) -> bool:
+        """Whether more sessions run cells than there are processors."""
+        return sum(each.state == "busy" for each in self.sessions) > (os.cpu_count() or 1)
 
     @property
     def at_work(self) -> list[Session]:
@@ -389,7 +394,7 @@ class SessionManager:
             kept=kept,
             saver=self._saver,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting.setdefault(caller.principal, Resting()),
+            resting=self._resting.setdefault(caller.principal, Resting(crowded=self._crowded)),
         )
         session.held_back = claim.held_back
         if kept is not None:
@@ -465,7 +470,7 @@ class SessionManager:
             journal=self._audit.journal(parent.owner, handle),
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting.setdefault(parent.owner, Resting()),
+            resting=self._resting.setdefault(parent.owner, Resting(crowded=self._crowded)),
         )
         session.installing = parent.installing
         session.join(parent.family, start, origin)

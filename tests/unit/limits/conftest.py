@@ -14,7 +14,7 @@ from tests.unit.limits.watched import SMALL, Watched
 @pytest.fixture
 def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at a folder measures it."""
-    monkeypatch.setattr(quota_module.FolderQuota, "due", lambda _self: True)
+    monkeypatch.setattr(quota_module.FolderQuota, "due", lambda _self, _others=0: True)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,6 +140,19 @@ def test_what_takes_long_is_done_seldom(
     assert not watched.due()
     clock.now += 10
     assert watched.due()
+
+
+def test_scans_of_many_folders_take_no_more_of_a_processor_than_that_of_one(
+    watched: FolderQuota, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "time", SimpleNamespace(thread_time=iter([0.0, 0.01]).__next__))
+    watched.look()
+    clock.now += 0.6
+    assert watched.due()
+    assert watched.due(1)
+    assert not watched.due(99)  # 100 folders, 10 ms each, are 1 s of processor time
+    clock.now += 20
+    assert watched.due(99)
 
 
 def test_a_disk_that_fills_up_quickly_hurries_the_next_look(

@@ -205,6 +205,23 @@ async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int
     assert [each.newest is not None for each in policies] == [True, True, False]
 
 
+async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int, int]) -> None:
+    crowded = True
+    resting = Resting(crowded=lambda: crowded)
+    policy = Checkpoints("auto", lambda: 0.0, print, resting=resting)
+    kernel: Any = Copied()
+    await rest(policy, kernel)
+    assert not kernel.made
+    assert policy.pause_s(kernel) == PAUSE_S  # the next pause is looked at again
+    crowded = False
+    await policy.pause(kernel, 1)
+    assert len(kernel.made) == 1
+    await policy.pause(kernel, 1)
+    assert policy.owed
+    crowded = True
+    assert not policy.owed
+
+
 async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
     own: dict[int, int],
 ) -> None:
