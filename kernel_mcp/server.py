@@ -54,6 +54,7 @@ from kernel_mcp.sandbox.base import Sandbox
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.audit import Audit, open_audit
 from kernel_mcp.sessions.bounds import OwnMemory, ServerBounds, memory_bound
+from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.keeping import keeping_of, kept_in_words
 from kernel_mcp.sessions.manager import SessionManager
 from kernel_mcp.sessions.measuring import Measured
@@ -121,14 +122,16 @@ class Commons:
         self.audit = Measured(_audit(settings, sandbox, self.masks), self.meters)
         self.capacity = _capacity(settings)
         self.managers: list[SessionManager] = []
+        self.checks = Checks()
 
     @property
     def sessions(self) -> list[Session]:
         """Every open session of the server."""
         return [session for manager in self.managers for session in manager.sessions]
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """The server has ended."""
+        await self.checks.aclose()
         self.audit.note("server_end", {})
         self.audit.close()
 
@@ -144,7 +147,7 @@ async def parts(
     async with AsyncExitStack() as stack:
         if commons is None:
             commons = Commons(settings, sandbox)
-            stack.callback(commons.close)
+            stack.push_async_callback(commons.aclose)
         meters, audit = commons.meters, commons.audit
         masks = Masks(settings.hidden)  # not those of all: they would tell whether a guess is right
         run = stack.enter_context(RunDirectory.create(settings.state_dir))
@@ -271,6 +274,7 @@ async def parts(
             clock=time.monotonic,
             audit=audit,
             capacity=capacity,
+            checks=commons.checks,
             preparation=CellInstallations(installer),
             keeping=keeping,
             everyone=lambda: commons.sessions,

@@ -146,7 +146,7 @@ class Wings:
                     await self._over.wait()
                 beside.cancel_scope.cancel()
         finally:
-            self.commons.close()
+            await self.commons.aclose()
 
     def end(self) -> None:
         """Have every wing end in order: what has changed in its sessions is saved."""

@@ -20,7 +20,7 @@ from kernel_mcp.policy.magics import Command, plain, top_level
 from kernel_mcp.policy.source import Source, guard
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.runner import LONG_CODE_CHARS
+from kernel_mcp.sessions.checking import LONG_CODE_CHARS
 from kernel_mcp.sessions.session import Session
 
 _PYTHON = r"""["']?(?:\{sys\.executable\}|\$\{?sys\.executable\}?|(?:[\w./]*/)?python[\d.]*)["']?"""

@@ -198,6 +198,10 @@ _CHAINS = re.compile(
 )
 
 
+_LINKS = ".+-*/%@&|^<>~!=([{"
+"""What a link of `_CHAINS` begins with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Code in two forms with the same number of lines.
@@ -288,7 +292,7 @@ def deepest_chain(text: str) -> tuple[int, int]:
     An estimate from above for expressions that nest to the left: attributes, calls, subscripts
     and operators, added up over the brackets around them.
     """
-    if len(text) < MAX_CHAIN:
+    if sum(map(text.count, _LINKS)) < MAX_CHAIN:
         return 0, 1
     stack = [0]
     total = deepest = place = 0

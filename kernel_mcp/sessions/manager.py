@@ -29,6 +29,7 @@ from kernel_mcp.linux.safe_tree import make_private
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions import branches
 from kernel_mcp.sessions.audit import Audit
+from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.checkpoints import Resting
 from kernel_mcp.sessions.ends import Ended, Ends
 from kernel_mcp.sessions.history import ClosedRecords, History
@@ -111,6 +112,7 @@ class SessionManager:
         clock: Clock,
         audit: Audit | None = None,
         capacity: Capacity | None = None,
+        checks: Checks | None = None,
         preparation: Preparation | None = None,
         keeping: Keeping | None = None,
         everyone: Callable[[], Sequence[Session]] | None = None,
@@ -125,6 +127,7 @@ class SessionManager:
         self._folders = folders
         self._workspace = workspace
         self._clock = clock
+        self.checks = checks or Checks()
         self._preparation = preparation
         self._resting: WeakValueDictionary[str, Resting] = WeakValueDictionary()
         """Sessions at rest that have copies, by principal."""
@@ -390,6 +393,7 @@ class SessionManager:
             hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
             clock=self._clock,
             journal=self._audit.journal(caller.principal, handle),
+            checks=self.checks,
             preparation=self._preparation,
             kept=kept,
             saver=self._saver,
@@ -468,6 +472,7 @@ class SessionManager:
             hibernate_bytes=self._settings.hibernate_bytes or sys.maxsize,
             clock=self._clock,
             journal=self._audit.journal(parent.owner, handle),
+            checks=self.checks,
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
             resting=self._resting.setdefault(parent.owner, Resting(crowded=self._crowded)),

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import anyio
 
-from kernel_mcp.barriers import Barrier, explained
+from kernel_mcp.barriers import Barrier, explained, surely
 from kernel_mcp.config.values import MIB
 from kernel_mcp.errors import KernelGone, KernelMcpError
 from kernel_mcp.output.displays import DisplayIndex
 from kernel_mcp.output.items import Failure
 from kernel_mcp.output.outputs import OutputLog
-from kernel_mcp.policy import Policy, Report
-from kernel_mcp.policy.check import check, own_modules
+from kernel_mcp.policy import Policy
+from kernel_mcp.policy.check import own_modules
 from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import AT_ONCE, Cell, News, Outcome, Phase, Status, StopReason
+from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.lifecycle import KernelLifecycle
@@ -155,22 +156,21 @@ class CellQueue:
         return cell
 
 
-LONG_CODE_CHARS = 20_000
-"""Longer code is checked in a thread: 300 lines take some 9 ms."""
-
-
-async def refuse(code: str, policy: Policy, workspace: Path, *, python: str = "") -> Failure | None:
+async def refuse(
+    code: str, policy: Policy, workspace: Path, *, checks: Checks, python: str = ""
+) -> Failure | None:
     """The policy's refusal as a cell's failure, or None when the code may run.
 
     Modules in `workspace` may be imported. Code that does not parse is refused, unless the kernel's
     `python` is newer than the server's and may know more syntax; then only its guard applies.
+    Raises ServerFailure where it cannot be checked.
     """
     if policy.allow_all:
         return None
-    if len(code) > LONG_CODE_CHARS:
-        report = await anyio.to_thread.run_sync(_check, code, policy, workspace)
-    else:
-        report = _check(code, policy, workspace)
+    report = await checks.check(code, policy, compiled=False, imports=False)
+    if report.refusals:
+        own = await surely(own_modules, workspace)
+        report = await checks.check(code, policy, own_modules=own, imports=False)
     name, found = "PolicyError", report.refusals
     newer = python and tuple(map(int, python.split(".")[:2])) > sys.version_info[:2]
     if not found and not newer:
@@ -181,18 +181,12 @@ async def refuse(code: str, policy: Policy, workspace: Path, *, python: str = ""
     return Failure(name, f"nothing was run.\n{text}", ())
 
 
-def _check(code: str, policy: Policy, workspace: Path) -> Report:
-    report = check(code, policy, compiled=False)
-    if not report.refusals:
-        return report
-    return check(code, policy, own_modules=own_modules(workspace))
-
-
 RESTART_S = 0.7
 """Longest delay of an answer about a death until a fresh kernel is up."""
 
 
 NOT_PREPARED = "it was stopped while packages were being installed; no line of it was run"
+NOT_CHECKED = "it was stopped while its code was being checked; no line of it was run"
 
 
 class CellRunner:
@@ -209,12 +203,14 @@ class CellRunner:
         cpu_s: float,
         clock: Callable[[], float],
         journal: Journal,
+        checks: Checks,
     ) -> None:
         self._lifecycle = lifecycle
         self._grace_s = grace_s
         self._cpu_s = cpu_s
         self._clock = clock
         self._journal = journal
+        self._checks = checks
 
     async def prepare(self, cell: Cell, work: Callable[[Cell], Awaitable[None]]) -> None:
         """Do what a cell needs before it runs; it ends where that fails or is stopped."""
@@ -279,12 +275,19 @@ class CellRunner:
             return Outcome(Status.INTERRUPTED, cause="it was stopped while its kernel was starting")
         cell.run_after(self._lifecycle.ledger.place(cell.since))
         cell.phase, cell.state_as_of = Phase.CHECK, self._lifecycle.state_as_of
-        refusal = await refuse(
-            cell.plain,
-            kernel.policy,
-            self._lifecycle.request.workspace,
-            python=kernel.environment.version,
-        )
+        refusal: Failure | None = None
+        with anyio.CancelScope() as scope:
+            cell.watch_stop(scope)
+            refusal = await refuse(
+                cell.plain,
+                kernel.policy,
+                self._lifecycle.request.workspace,
+                checks=self._checks,
+                python=kernel.environment.version,
+            )
+        cell.watch_stop(None)
+        if scope.cancelled_caught:
+            return Outcome(Status.INTERRUPTED, cause=NOT_CHECKED)
         if refusal is not None:
             return self._refused(cell, refusal)
         await self._lifecycle.checkpoint_ahead(cell)

@@ -27,6 +27,7 @@ from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
 from kernel_mcp.sessions.branches import Family, Origin, Start
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
+from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.checkpoints import Checkpoints, Resting
 from kernel_mcp.sessions.hibernation import Scratch, Sleep
 from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
@@ -89,6 +90,7 @@ class Session:
         timeout_s: float,
         hibernate_bytes: int,
         clock: Clock,
+        checks: Checks,
         journal: Journal = SILENT,
         preparation: Preparation | None = None,
         kept: Kept | None = None,
@@ -144,7 +146,12 @@ class Session:
             on_return=self._note_return,
         )
         self._runner = CellRunner(
-            self.lifecycle, grace_s=grace_s, cpu_s=cpu_s, clock=clock, journal=journal
+            self.lifecycle,
+            grace_s=grace_s,
+            cpu_s=cpu_s,
+            clock=clock,
+            journal=journal,
+            checks=checks,
         )
         self._preparation = preparation
         if kept is not None:

@@ -26,7 +26,7 @@ from kernel_mcp.output.render import apart
 from kernel_mcp.packages.lines import plan
 from kernel_mcp.packages.requirements import SCRIPT_FILE, Problem, expect_script, plain
 from kernel_mcp.policy import Kind, Report
-from kernel_mcp.policy.check import check, own_modules
+from kernel_mcp.policy.check import own_modules
 from kernel_mcp.policy.source import line_of_key
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.cell import Cell, Phase, Status
@@ -336,15 +336,13 @@ async def _judged(
     else:
         names, own = await _known_names(session), own_modules(request.workspace)
         version = services.factory.version(session.request)
-    look = partial(
-        check,
+    report = await services.manager.checks.check(
         planned.code,
         services.factory.policy(request).with_modules(modules),
         known_names=names,
         own_modules=own,
         python=version,
     )
-    report = await anyio.to_thread.run_sync(look)
     for each in problems:
         report = report.with_error(kind, each.reason, each.line, code)
     return report

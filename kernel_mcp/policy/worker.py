@@ -1,0 +1,158 @@
+"""`worker FD`: a process that checks long code for the server, started by `bare_program`.
+
+Questions come over a socket and their answers go back in order, each JSON with its length before
+it. A question has the arguments of `check`:
+
+    {"code": …, "policy": {…}, "known_names": […] or null, "own_modules": […], "python": …,
+     "compiled": …, "imports": whether the answer is to have them,
+     "steps": what `NextStep` says of modules, as far as it was asked}
+
+    {"report": {…}, "asked": modules of which the report has to say the step}
+
+It ends when the server has gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import socket
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernel_mcp.config.values import GIB
+from kernel_mcp.linux.process import keep_small, trim
+from kernel_mcp.policy import Diagnostic, ImportUse, Policy, Report
+from kernel_mcp.policy.check import check
+from kernel_specs.template import linux
+
+MOST_BYTES = GIB
+"""Address space of the process: the densest code of `MAX_CODE` takes a quarter of it."""
+LENGTH = struct.Struct("!I")
+"""What is before each message."""
+_FACTS = ("allow_all", "profile", "once", "tools", "confined", "network")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A report. `asked` are the modules whose step it lacks."""
+
+    report: Report
+    asked: tuple[str, ...]
+
+    @classmethod
+    def of(cls, message: bytes) -> Answer:
+        """Read what a process has answered."""
+        told = json.loads(message)
+        report = told["report"]
+        return cls(
+            Report(
+                report["valid"],
+                tuple(Diagnostic(**each) for each in report["diagnostics"]),
+                tuple(ImportUse(**each) for each in report["imports"]),
+                report["note"],
+            ),
+            tuple(told["asked"]),
+        )
+
+
+def question(
+    code: str,
+    policy: Policy,
+    *,
+    known_names: Collection[str] | None = None,
+    own_modules: Collection[str] = (),
+    python: str = "",
+    compiled: bool = True,
+    imports: bool = True,
+    steps: Mapping[str, str],
+) -> bytes:
+    """What the process is sent to check code; see `check`."""
+    facts: dict[str, Any] = {name: getattr(policy, name) for name in _FACTS}
+    facts["modules"] = list(policy.modules)
+    facts["deny_builtins"] = list(policy.deny_builtins)
+    facts["installed"] = None if policy.installed is None else list(policy.installed)
+    asked = {
+        "code": code,
+        "policy": facts,
+        "known_names": None if known_names is None else list(known_names),
+        "own_modules": list(own_modules),
+        "python": python,
+        "compiled": compiled,
+        "imports": imports,
+        "steps": steps,
+    }
+    return json.dumps(asked).encode()
+
+
+@dataclass(slots=True)
+class _Steps:
+    """What the server has said of modules; it is asked about the others."""
+
+    known: Mapping[str, str]
+    asked: dict[str, None] = field(default_factory=dict)
+
+    def __call__(self, module: str, *, once: bool) -> str:
+        if module not in self.known:
+            self.asked[module] = None
+        return self.known.get(module, "")
+
+
+def answered(message: bytes) -> bytes:
+    """The answer to a question."""
+    asked = json.loads(message)
+    facts = asked["policy"]
+    steps = _Steps(asked["steps"])
+    facts |= {name: frozenset(facts[name]) for name in ("modules", "deny_builtins")}
+    facts["installed"] = None if facts["installed"] is None else frozenset(facts["installed"])
+    facts["tools"] = tuple(facts["tools"])
+    names = asked["known_names"]
+    report = check(
+        asked["code"],
+        Policy(**facts, step=steps),
+        known_names=None if names is None else frozenset(names),
+        own_modules=frozenset(asked["own_modules"]),
+        python=asked["python"],
+        compiled=asked["compiled"],
+    )
+    told = {**report.to_json(), "note": report.note}
+    if not asked["imports"]:
+        told["imports"] = []
+    text = "\n".join(each.message for each in report.diagnostics)
+    wanted = [module for module in steps.asked if repr(module) in text]
+    return json.dumps({"report": told, "asked": wanted}).encode()
+
+
+def _received(sock: socket.socket) -> bytes | None:
+    """A message; None when the server has gone."""
+    with sock.makefile("rb", buffering=0) as file:
+        wanted, found = LENGTH.size, bytearray()
+        while len(found) < wanted:
+            piece = file.read(wanted - len(found))
+            if not piece:
+                return None
+            found += piece
+            if wanted == len(found) == LENGTH.size:
+                wanted += LENGTH.unpack(found)[0]
+    return bytes(found[LENGTH.size :])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer the server whose socket is the descriptor `argv[0]` until it has gone."""
+    linux.set_name("kernel-check")
+    keep_small()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    most = MOST_BYTES if most == resource.RLIM_INFINITY else min(most, MOST_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    gc.disable()  # syntax trees have no cycles
+    gc.freeze()
+    with socket.socket(fileno=int(argv[0])) as sock:
+        while (message := _received(sock)) is not None:
+            told = answered(message)
+            sock.sendall(LENGTH.pack(len(told)) + told)
+            trim()
+    return 0
