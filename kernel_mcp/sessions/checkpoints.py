@@ -57,11 +57,21 @@ class Resting:
     they had shared, if only to count references.
     """
 
-    def __init__(self, most: int = RESTING, crowded: Callable[[], bool] = lambda: False) -> None:
-        """`crowded` says whether cells already wait for processors, which copies would take."""
-        self.crowded = crowded
+    def __init__(self, most: int = RESTING, busy: Callable[[], float] = lambda: 0.0) -> None:
+        """`busy` says how many sessions run cells, for each processor."""
+        self._busy = busy
         self._most = most
         self._known: OrderedDict[Checkpoints, Callable[[], None]] = OrderedDict()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether cells wait for processors, which copies would take."""
+        return self._busy() > 1
+
+    @property
+    def part(self) -> float:
+        """The part of a processor that a cell has."""
+        return 1 / max(1.0, self._busy())
 
     def add(self, session: Checkpoints, give_up: Callable[[], None]) -> None:
         """A session begins to rest; `give_up` is called when others have rested less long."""
@@ -110,7 +120,7 @@ class Checkpoints:
 
     def worked(self, seconds: float) -> None:
         """A cell has run for so long."""
-        self._work_s += seconds
+        self._work_s += seconds * self._resting.part
         self._stale = True
 
     def pause_s(self, kernel: Kernel | None) -> float | None:
@@ -127,7 +137,7 @@ class Checkpoints:
         if not self._stale:
             self._give_up(kernel)
             return
-        if self._resting.crowded():
+        if self._resting.crowded:
             return  # the next pause may be better
         cost_s = await self._cost_s()
         if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
@@ -157,7 +167,7 @@ class Checkpoints:
     @property
     def owed(self) -> bool:
         """Whether one was given up that costs next to nothing: it is made before the next cell."""
-        return self._given_up and not self._resting.crowded()
+        return self._given_up and not self._resting.crowded
 
     async def asked(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy because the agent wants one. Raises LaunchError."""

@@ -192,9 +192,9 @@ class SessionManager:
         """Every open session, oldest first."""
         return list(self._sessions.values())
 
-    def _crowded(self) -> bool:
-        """Whether more sessions run cells than there are processors."""
-        return sum(each.state == "busy" for each in self.sessions) > (os.cpu_count() or 1)
+    def _busy(self) -> float:
+        """Sessions that run cells, for each processor."""
+        return sum(each.state == "busy" for each in self.sessions) / (os.cpu_count() or 1)
 
     @property
     def at_work(self) -> list[Session]:
@@ -398,7 +398,7 @@ class SessionManager:
             kept=kept,
             saver=self._saver,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting.setdefault(caller.principal, Resting(crowded=self._crowded)),
+            resting=self._resting.setdefault(caller.principal, Resting(busy=self._busy)),
         )
         session.held_back = claim.held_back
         if kept is not None:
@@ -475,7 +475,7 @@ class SessionManager:
             checks=self.checks,
             preparation=self._preparation,
             checkpoints=self._settings.checkpoints,
-            resting=self._resting.setdefault(parent.owner, Resting(crowded=self._crowded)),
+            resting=self._resting.setdefault(parent.owner, Resting(busy=self._busy)),
         )
         session.installing = parent.installing
         session.join(parent.family, start, origin)

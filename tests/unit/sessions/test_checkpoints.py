@@ -206,20 +206,31 @@ async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int
 
 
 async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int, int]) -> None:
-    crowded = True
-    resting = Resting(crowded=lambda: crowded)
+    busy = 1.5
+    resting = Resting(busy=lambda: busy)
     policy = Checkpoints("auto", lambda: 0.0, print, resting=resting)
     kernel: Any = Copied()
     await rest(policy, kernel)
     assert not kernel.made
     assert policy.pause_s(kernel) == PAUSE_S  # the next pause is looked at again
-    crowded = False
+    busy = 1.0
     await policy.pause(kernel, 1)
     assert len(kernel.made) == 1
     await policy.pause(kernel, 1)
     assert policy.owed
-    crowded = True
+    busy = 2.0
     assert not policy.owed
+
+
+async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
+    own: dict[int, int],
+) -> None:
+    policy = Checkpoints("auto", lambda: 0.0, print, resting=Resting(busy=lambda: 32.0))
+    kernel: Any = Copied()
+    for cell in range(1, 20):
+        policy.worked(1.0)  # of which it had a processor for some 30 ms
+        await policy.after(kernel, cell)
+    assert not kernel.made
 
 
 async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
