@@ -112,8 +112,13 @@ class KernelLimits:
         wake: Callable[[KernelLimits], None],
         forget: Callable[[KernelLimits], None],
         session: str = "",
+        scanning: anyio.CapacityLimiter | None = None,
     ) -> None:
-        """`wake` has the watchdog check the kernel, `forget` ends that; the log names `session`."""
+        """`wake` has the watchdog check the kernel, `forget` ends that; the log names `session`.
+
+        `scanning` bounds how many kernels have their folders measured at a time.
+        """
+        self._scanning = scanning
         self.limits = limits
         self.group = membership.group if membership is not None else None
         self.quotas = quotas
@@ -348,7 +353,7 @@ class KernelLimits:
 
         if self.quotas:
             with self._faults.kept("disk space"):
-                await anyio.to_thread.run_sync(look)
+                await anyio.to_thread.run_sync(look, limiter=self._scanning)
                 self._faults.unseen(sum(quota.measured.unseen for quota in self.quotas))
                 return True
             return False

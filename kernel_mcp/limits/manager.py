@@ -33,6 +33,10 @@ CROWDED_S = 0.75
 """Seconds between memory checks of idle kernels with child processes, one tick later."""
 
 
+SCANS = 4
+"""Kernels whose folders are scanned at a time: more threads would keep the event loop waiting."""
+
+
 class Watchdog:
     """Checks the kernels that have run code at least once."""
 
@@ -108,6 +112,7 @@ class ResourceManager:
         self._refusal = refusal
         self._watchdog = Watchdog()
         self._number = 0
+        self._scanning = anyio.CapacityLimiter(SCANS)
         self._executor = ThreadPoolExecutor(1, "cgroups")
         """Serialises changes of groups: all wait some 10 ms for the first move in a while."""
 
@@ -165,6 +170,7 @@ class ResourceManager:
             wake=self._watchdog.watch,
             forget=self._watchdog.forget,
             session=session,
+            scanning=self._scanning,
         )
 
     @asynccontextmanager

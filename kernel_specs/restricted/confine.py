@@ -34,6 +34,9 @@ RESERVED_ADDRESSES = 68 * 1024 * MIB
 """Address space beyond that, for programs which reserve it without access: V8, which draws charts,
 takes 64 GiB. What can be written to has a limit of its own, RLIMIT_DATA, that does not count it."""
 M_ARENA_MAX = -8  # malloc.h
+SPIN = "18"
+"""Of OpenBLAS: its threads spin for 2**18 cycles, 0.1 ms, when out of work, and sleep then.
+Without the variable it is 2**26: each new kernel kept a processor busy for some 25 ms."""
 PENDING_SIGNALS = 1024
 """With timers. Beyond it, other kernels would go short."""
 MESSAGE_QUEUE_BYTES = 256 * 1024
@@ -94,6 +97,7 @@ def environment(config: BootConfig, *, threads: int | None = None) -> dict[str, 
         "ARROW_DEFAULT_MEMORY_POOL": "system",  # the default pool reserves 1 GB of addresses
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
         "MALLOC_ARENA_MAX": "2",
+        "OPENBLAS_THREAD_TIMEOUT": SPIN,
     }
     if config.layers:  # packages come by the server's own tool
         names |= {"PATH": f"{SHIMS}/bin:{names['PATH']}", "PYTHONPATH": str(SHIMS)}
