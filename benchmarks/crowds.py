@@ -23,6 +23,7 @@ BURST = Figure("burst", "Sessions asked for at once, each with a pandas cell →
 ROBIN = Figure(
     "robin", "Cells a second, all sessions busy", FLOOR, "cells/s", higher_is_better=True
 )
+BUSY = Figure("busy", "Cell `1` in each of many busy sessions", FLOOR)
 SPREAD = Figure("spread", "Busiest session above the least busy", FLOOR, "%")
 PANDAS_EACH = Figure("pandas-each", "Memory one session adds, pandas used", FLOOR, "MiB")
 PANDAS_ALL = Figure("pandas-all", "Memory of everything ÷ sessions, pandas used", FLOOR, "MiB")
@@ -115,12 +116,32 @@ def _trees(roots: set[int]) -> set[int]:
 
 async def burst(bench: Bench) -> None:
     """Many clients come at once."""
-    count = 4 if bench.quick else 16
-    for _ in range(bench.rounds(4, 1)):
+    for count, rounds in ((4, 1),) if bench.quick else ((16, 4), (100, 2)):
+        for _ in range(rounds):
+            for name, system in _with_direct(bench).items():
+                async with system() as crowd:
+                    measure = partial(_come_at_once, name, crowd, count)
+                    await attempt(bench.results, BURST, name, measure, count)
+                await settle()
+
+
+async def _come_at_once(name: str, crowd: Crowd, count: int) -> float:
+    await _afford(name, count)
+    return await timed(partial(crowd.grow, count, PANDAS, together=count))
+
+
+async def busy(bench: Bench) -> None:
+    """How long one cell takes while others run theirs."""
+    count, seconds = (4, 2.0) if bench.quick else (16, 5.0)
+    for _ in range(bench.rounds(2, 1)):
         for name, system in _with_direct(bench).items():
             async with system() as crowd:
-                measure = partial(timed, partial(crowd.grow, count, PANDAS, together=count))
-                await attempt(bench.results, BURST, name, measure, count)
+                await crowd.grow(count, ONE)
+                await settle()
+                took: list[float] = []
+                await _race(crowd.opened, seconds, took)
+                for each in took:
+                    bench.results.add(BUSY, name, each, count)
             await settle()
 
 
@@ -144,17 +165,26 @@ async def robin(bench: Bench) -> None:
             await settle()
 
 
-async def _race(opened: Sequence[Notebook], seconds: float) -> list[int]:
-    """How many cells each session runs in the time given. Raises BenchmarkError."""
+async def _race(
+    opened: Sequence[Notebook], seconds: float, took: list[float] | None = None
+) -> list[int]:
+    """How many cells each session runs in the time given, and what each `took` in milliseconds.
+
+    Raises BenchmarkError.
+    """
     done = [0] * len(opened)
     end = perf_counter() + seconds
 
     async def run(number: int) -> None:
         while True:
+            began = perf_counter()
             await opened[number].run(ONE)
-            if perf_counter() > end:
+            now = perf_counter()
+            if now > end:
                 return
             done[number] += 1
+            if took is not None:
+                took.append((now - began) * 1000)
 
     async with anyio.create_task_group() as tasks:
         for number in range(len(opened)):
@@ -180,7 +210,7 @@ async def memory(bench: Bench) -> None:
 
 async def growth(bench: Bench) -> None:
     """What sessions cost that are alive and do nothing, while there are more and more of them."""
-    counts = (1, 4) if bench.quick else (1, 4, 16, 64, 128)
+    counts = (1, 4) if bench.quick else (1, 4, 16, 64, 128, 256, 500)
     for name, system in _systems(bench).items():
         async with system() as crowd:
             empty = pss_mib(crowd.processes())

@@ -27,7 +27,7 @@ from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
 
 ALLOW = ",".join(PACKAGES)
-MAX_SESSIONS = 256
+MAX_SESSIONS = 512
 CELL_S = 120.0
 BEGUN_S = 0.2
 """After so long a cell that was started is taken to be running."""

@@ -62,7 +62,7 @@ CHAPTERS = (
         """\
 From exec of the server. The floor of its first answer is an MCP server of the same SDK that has \
 one tool and nothing to do; that of the first result is a stock kernel, which has no server.""",
-        (sessions.START, sessions.FIRST_ANSWER),
+        (sessions.START, sessions.FIRST_ANSWER, sessions.FIRST_PANDAS, sessions.DOCTOR),
     ),
     Chapter(
         "Sessions",
@@ -96,6 +96,7 @@ Memory is the proportional set size of the whole process tree: server, template,
 process of a session. What *one session adds* leaves out all that is there before the first.""",
         (
             crowds.BURST,
+            crowds.BUSY,
             crowds.ROBIN,
             crowds.SPREAD,
             crowds.PANDAS_EACH,

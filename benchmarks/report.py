@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from benchmarks.results import Figure, Results, Series
 
-HEADER = ("", "median", "p90", "n", "times better than the floor")
+HEADER = ("", "median", "p90", "p99", "n", "times better than the floor")
 MANY = 5
 """From so many values on a 90th percentile says something."""
+VERY_MANY = 100
+"""The same of a 99th."""
 
 
 def rows(results: Results, figure: Figure) -> list[tuple[str, ...]]:
-    """One row a series: subject, median, 90th percentile, number of values, ratio."""
+    """One row a series: subject, median, 90th and 99th percentile, number of values, ratio."""
     return [_row(results, figure, series) for series in results.of(figure) if series.values]
 
 
@@ -23,11 +25,12 @@ def remarks(results: Results, figure: Figure) -> list[str]:
 
 def table(results: Results) -> str:
     """All figures, for a terminal."""
-    blocks = [f"{'':44}{'median':>10}{'p90':>10}{'n':>6}  times better"]
+    blocks = [f"{'':44}{'median':>10}{'p90':>10}{'p99':>10}{'n':>6}  times better"]
     for figure in results.figures:
         block = [f"{figure.title} ({figure.unit})"]
-        for subject, median, p90, count, ratio in rows(results, figure):
-            block.append(f"  {subject:42}{median:>10}{p90:>10}{count:>6}  {ratio}".rstrip())
+        for subject, median, p90, p99, count, ratio in rows(results, figure):
+            line = f"  {subject:42}{median:>10}{p90:>10}{p99:>10}{count:>6}  {ratio}"
+            block.append(line.rstrip())
         blocks.append("\n".join([*block, *(f"  {it}" for it in remarks(results, figure))]))
     return "\n\n".join(blocks)
 
@@ -51,8 +54,9 @@ def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def _row(results: Results, figure: Figure, series: Series) -> tuple[str, ...]:
     ratio = results.ratio(figure, series)
     p90 = number(series.p90) if len(series.values) >= MANY else ""
+    p99 = number(series.p99) if len(series.values) >= VERY_MANY else ""
     shown = "" if ratio is None else times(ratio)
-    return (_name(series), number(series.median), p90, str(len(series.values)), shown)
+    return (_name(series), number(series.median), p90, p99, str(len(series.values)), shown)
 
 
 def _name(series: Series) -> str:

@@ -64,7 +64,15 @@ class Series:
     @property
     def p90(self) -> float:
         """What nine of ten values do not exceed."""
-        return sorted(self.values)[min(len(self.values) - 1, int(len(self.values) * 0.9))]
+        return self._below(0.9)
+
+    @property
+    def p99(self) -> float:
+        """What all but one of a hundred values do not exceed."""
+        return self._below(0.99)
+
+    def _below(self, part: float) -> float:
+        return sorted(self.values)[min(len(self.values) - 1, int(len(self.values) * part))]
 
 
 class Results:
@@ -132,6 +140,7 @@ class Results:
                 "sessions": series.at,
                 "median": series.median if series.values else None,
                 "p90": series.p90 if series.values else None,
+                "p99": series.p99 if series.values else None,
                 "times_better_than_floor": self.ratio(figure, series),
                 "values": series.values,
                 "failure": series.failure,

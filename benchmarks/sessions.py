@@ -8,13 +8,16 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
+import anyio
+
 from benchmarks import bare, notebooks, ours
 from benchmarks.bench import Bench
 from benchmarks.connection import Era, call, connected
 from benchmarks.floor import FLOOR, floor
 from benchmarks.notebooks import Notebook, Notebooks
+from benchmarks.places import clean_environ
 from benchmarks.processes import settle
-from benchmarks.results import Figure, Measurement, interleave, timed
+from benchmarks.results import BenchmarkError, Figure, Measurement, interleave, timed
 
 BARE = "floor: MCP server that does nothing"
 STDIO = "kernel-mcp, stdio"
@@ -23,6 +26,9 @@ DIRECT = "kernel-mcp, no MCP"
 
 START = Figure("start", "Server start → first answer", BARE)
 FIRST_ANSWER = Figure("first", "Server start → first result", FLOOR)
+IMPORT_PANDAS = "import pandas"
+FIRST_PANDAS = Figure("first-pandas", "Server start → result of `import pandas`", FLOOR)
+DOCTOR = Figure("doctor", "`kernel-mcp doctor`", FLOOR)
 NEW_SESSION = Figure("session", "New session → first result", FLOOR)
 WARM = Figure("warm", "Warm cell `1`, one after the other", FLOOR)
 WARM_ALONE = Figure("warm-alone", "Warm cell `1`, the others' in between", FLOOR)
@@ -48,11 +54,31 @@ async def first(bench: Bench) -> None:
     """From exec to the first result: what someone waits for who opens a chat and asks."""
     folder = bench.folder()
     async with floor(bench.folder()) as stock:
+        for figure, code in ((FIRST_ANSWER, notebooks.ONE), (FIRST_PANDAS, IMPORT_PANDAS)):
+            subjects: dict[str, Measurement] = {
+                FLOOR: partial(new_session, stock, code),
+                STDIO: partial(first_result, folder, code),
+            }
+            await interleave(bench.results, figure, bench.rounds(10), subjects)
+
+
+async def doctor(bench: Bench) -> None:
+    """How long an operator waits for the report on what holds; a stock kernel, to compare."""
+    folder = bench.folder()
+    async with floor(bench.folder()) as stock:
         subjects: dict[str, Measurement] = {
-            FLOOR: lambda: new_session(stock),
-            STDIO: lambda: first_result(folder),
+            FLOOR: partial(new_session, stock),
+            "kernel-mcp doctor": lambda: timed(partial(_examine, folder)),
         }
-        await interleave(bench.results, FIRST_ANSWER, bench.rounds(10), subjects)
+        await interleave(bench.results, DOCTOR, bench.rounds(3), subjects)
+
+
+async def _examine(folder: Path) -> None:
+    await settle()
+    command = [sys.executable, "-m", "kernel_mcp", "doctor"]
+    done = await anyio.run_process(command, cwd=folder, env=clean_environ(), check=False)
+    if done.returncode:
+        raise BenchmarkError(f"doctor ends with {done.returncode}: {done.stdout[-300:]!r}")
 
 
 async def session(bench: Bench) -> None:
@@ -138,14 +164,14 @@ async def hello(
         )
 
 
-async def new_session(system: Notebooks) -> float:
+async def new_session(system: Notebooks, code: str = notebooks.ONE) -> float:
     """From asking for a session to its first result, in milliseconds."""
     await settle()
     opened: list[Notebook] = []
 
     async def begin() -> None:
         opened.append(await system.open())
-        (await opened[0].run(notebooks.ONE)).must_hold("1")
+        (await opened[0].run(code)).must_hold("1" if code == notebooks.ONE else "")
 
     try:
         return await timed(begin)
@@ -154,14 +180,15 @@ async def new_session(system: Notebooks) -> float:
             await notebook.close()
 
 
-async def first_result(folder: Path) -> float:
+async def first_result(folder: Path, code: str = notebooks.ONE) -> float:
     """From exec to the result of the first cell, in milliseconds."""
     await settle()
     async with AsyncExitStack() as stack:
 
         async def begin() -> None:
             server = await stack.enter_async_context(ours.over_stdio(folder))
-            (await (await server.default()).run(notebooks.ONE)).must_hold("1")
+            answered = await (await server.default()).run(code)
+            answered.must_hold("1" if code == notebooks.ONE else "")
 
         return await timed(begin)
 
