@@ -275,7 +275,7 @@ async def parts(
             audit=audit,
             capacity=capacity,
             checks=commons.checks,
-            preparation=CellInstallations(installer),
+            preparation=CellInstallations(installer, commons.checks),
             keeping=keeping,
             everyone=lambda: commons.sessions,
         )

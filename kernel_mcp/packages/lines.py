@@ -14,13 +14,12 @@ from kernel_mcp.identity import INSTALL
 from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, listed
 from kernel_mcp.packages.result import Outcome
-from kernel_mcp.policy import words
-from kernel_mcp.policy.check import parse
-from kernel_mcp.policy.magics import Command, plain, top_level
+from kernel_mcp.policy import Policy, words
+from kernel_mcp.policy.magics import Command, top_level
 from kernel_mcp.policy.source import Source, guard
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
-from kernel_mcp.sessions.checking import LONG_CODE_CHARS
+from kernel_mcp.sessions.checking import LONG_CODE_CHARS, Checks
 from kernel_mcp.sessions.session import Session
 
 _PYTHON = r"""["']?(?:\{sys\.executable\}|\$\{?sys\.executable\}?|(?:[\w./]*/)?python[\d.]*)["']?"""
@@ -72,6 +71,7 @@ _REDIRECTION = re.compile(r"(?:\d|&)?>{1,2}(?!=)(?P<to>.*)")
 MOST_CHARS = 10_000
 """Characters of one installation."""
 _SEPARATORS = ("&&", "||", ";", "&")
+_EVERYTHING = Policy(frozenset(), allow_all=True)
 NOT_RUN = "No line of this cell was run."
 
 
@@ -118,10 +118,9 @@ class InstallCell:
         return self.source.rewritten(changes).text
 
     @property
-    def runs(self) -> bool:
-        """Whether Python can read the rest of the cell."""
-        rest, _ = plain(Source.of(self.code(lambda _line: "")))
-        return not any(each.severity == "error" for each in parse(rest).diagnostics)
+    def rest(self) -> str:
+        """The code without them, with as many lines."""
+        return self.code(lambda _line: "")
 
 
 def may_install(code: str) -> bool:
@@ -246,7 +245,7 @@ def plan(code: str, rules: InstallRules) -> Plan:
         return Plan(code, problem=str(error), line=error.line)
     if found is None:
         return Plan(code)
-    rest = found.code(lambda _line: "")
+    rest = found.rest
     try:
         wanted = rules.admit(found.packages)
     except KernelMcpError as error:
@@ -254,16 +253,18 @@ def plan(code: str, rules: InstallRules) -> Plan:
     return Plan(rest, modules_of(each.name for each in wanted))
 
 
-def _what_runs(code: str) -> InstallCell | None:
-    found = install_cell(code)
-    return found if found is not None and found.runs else None
+async def runs(code: str, checks: Checks) -> bool:
+    """Whether Python can read code. Raises ServerFailure."""
+    report = await checks.check(code, _EVERYTHING, imports=False)
+    return not report.syntax_errors and not report.refusals
 
 
 class CellInstallations:
     """Does the installations of cells, by `install`'s rules, before they run."""
 
-    def __init__(self, installer: Installer) -> None:
+    def __init__(self, installer: Installer, checks: Checks) -> None:
         self._installer = installer
+        self._checks = checks
 
     def concerns(self, code: str) -> bool:
         """Whether a cell may hold an installation."""
@@ -275,10 +276,10 @@ class CellInstallations:
         Raises KernelMcpError when something cannot be installed or used.
         """
         if len(cell.code) > LONG_CODE_CHARS:
-            found = await anyio.to_thread.run_sync(_what_runs, cell.code)
+            found = await anyio.to_thread.run_sync(install_cell, cell.code)
         else:
-            found = _what_runs(cell.code)
-        if found is None:
+            found = install_cell(cell.code)
+        if found is None or not await runs(found.rest, self._checks):
             return
         rules = self._installer.rules
         outcome = Outcome(())

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.packages.lines import install_cell
+from kernel_mcp.packages.lines import install_cell, runs
+from kernel_mcp.sessions.checking import Checks
+
+pytestmark = [pytest.mark.anyio]
 
 
 @pytest.mark.parametrize(
@@ -29,10 +32,10 @@ from kernel_mcp.packages.lines import install_cell
         ("found = !pip install polars", ("polars",)),
     ],
 )
-def test_every_usual_way_to_write_one_is_seen(line: str, packages: tuple[str, ...]) -> None:
+async def test_every_usual_way_to_write_one_is_seen(line: str, packages: tuple[str, ...]) -> None:
     found = install_cell(f"before = 1\n{line}\nafter = 2")
     assert found is not None
-    assert found.runs
+    assert await runs(found.rest, Checks())
     assert all(each.startswith(name) for each, name in zip(found.packages, packages, strict=False))
     first, shown, last = found.code(lambda _line: "it's done").split("\n")
     assert (first, last) == ("before = 1", "after = 2")
@@ -48,11 +51,11 @@ def test_lines_keep_their_numbers_when_one_goes_on_below() -> None:
     ]  # fmt: skip
 
 
-def test_a_cell_that_hides_its_output_or_is_timed_is_python_too() -> None:
+async def test_a_cell_that_hides_its_output_or_is_timed_is_python_too() -> None:
     for head in ("%%capture", "%%time"):
         found = install_cell(f"{head}\n!pip install polars\nimport polars")
         assert found is not None
-        assert found.runs
+        assert await runs(found.rest, Checks())
         assert found.code(lambda _line: "") == f"{head}\nprint('')\nimport polars"
 
 
@@ -78,11 +81,11 @@ def test_what_only_looks_like_one_is_left_alone(code: str) -> None:
     assert install_cell(code) is None
 
 
-def test_a_cell_that_python_cannot_read_installs_nothing() -> None:
+async def test_a_cell_that_python_cannot_read_installs_nothing() -> None:
     for code in ("%pip install polars\n1 +", "%pip install x\nfrom __future__ import annotations"):
         found = install_cell(code)
         assert found is not None
-        assert not found.runs
+        assert not await runs(found.rest, Checks())
 
 
 @pytest.mark.parametrize(
