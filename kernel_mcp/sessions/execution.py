@@ -278,8 +278,9 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
 
 
 def _wish(kernel: Kernel, cell: Cell, reason: StopReason | None, cpu_s: float) -> str:
+    if reason is None:
+        return ""
     return {
-        None: "",
         StopReason.TIMEOUT: f"it reached its time limit of {cell.timeout_s:g} s",
         StopReason.CPU: f"it used up its {cpu_s:g} s of processor time",
         StopReason.DISK: f"{kernel.handle.limits.cause}; remove files before writing more",

@@ -99,6 +99,9 @@ def ago(seconds: float) -> str:
     return f"{count:.0f} {unit} ago"
 
 
+PROCESSORS = os.cpu_count() or 1
+
+
 class SessionManager:
     """Creates, finds and closes sessions, while `running`."""
 
@@ -194,7 +197,7 @@ class SessionManager:
 
     def _busy(self) -> float:
         """Sessions that run cells, for each processor."""
-        return sum(each.state == "busy" for each in self.sessions) / (os.cpu_count() or 1)
+        return sum(each.state == "busy" for each in self._sessions.values()) / PROCESSORS
 
     @property
     def at_work(self) -> list[Session]:

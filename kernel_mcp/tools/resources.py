@@ -164,7 +164,7 @@ class ResourceServer(MCPServer[Any]):
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
         """The answer of a tool."""
-        answer: CallToolResult | InputRequiredResult = refusal(no_such_tool(name, self._names))
+        answer: CallToolResult | InputRequiredResult | None = None
         if name in self._names:
             with anyio.CancelScope() as scope:
                 self._running.add(scope)
@@ -172,8 +172,9 @@ class ResourceServer(MCPServer[Any]):
                     answer = await super().call_tool(name, arguments, context)
                 finally:
                     self._running.discard(scope)
-            if scope.cancelled_caught:
-                answer = refusal(ServerStops(STOPS))
+        if answer is None:
+            there = name in self._names
+            answer = refusal(ServerStops(STOPS) if there else no_such_tool(name, self._names))
         if isinstance(answer, CallToolResult):
             answer = with_remarks(answer, self._remarks())
             if self.masks:
