@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import anyio
 
-from benchmarks import compare, crowds, field, ours, over_http, record, report, sessions
+from benchmarks import checks, compare, crowds, field, ours, over_http, record, report, sessions
 from benchmarks.bench import Bench
 from benchmarks.machine import Machine
 from benchmarks.places import build_ours
@@ -41,6 +41,7 @@ GROUPS: Mapping[str, Callable[[Bench], Awaitable[None]]] = MappingProxyType(
         "cells": sessions.cells,
         "ends": sessions.ends,
         "doctor": sessions.doctor,
+        "check": checks.check,
         "burst": crowds.burst,
         "busy": crowds.busy,
         "robin": crowds.robin,

@@ -149,13 +149,14 @@ async def over_stdio(folder: Path, *flags: str, era: Era = "auto") -> AsyncItera
 
 @asynccontextmanager
 async def in_process(
-    folder: Path, *, warm: int = 0, no_template: bool = False
+    folder: Path, *, warm: int = 0, no_template: bool = False, profile: str = "default"
 ) -> AsyncIterator[DirectServer]:
     """The parts of our server, with what they keep ready being kept ready."""
     settings = Settings(
         allow=PACKAGES,
         warm=warm,
         no_template=no_template,
+        profile=profile,
         max_sessions=MAX_SESSIONS,
         state_dir=folder,
     )
