@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import sysconfig
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -406,6 +407,7 @@ async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
 
 def _begin_import() -> Future[ModuleType]:
     """Import the MCP SDK in a thread; meanwhile a first kernel is prepared by other processes."""
+    sysconfig.get_config_vars()  # Python does not bear that two threads are the first to ask
     executor = ThreadPoolExecutor(1, "import")
     importing = executor.submit(import_module, PROTOCOL)
     executor.shutdown(wait=False)
