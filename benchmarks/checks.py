@@ -20,9 +20,7 @@ PARSING = "floor: ast.parse on the event loop"
 OURS = "kernel-mcp, no MCP"
 SMALL = "kernel-mcp, no MCP, a cell `1`"
 FIGURES = {
-    lines: Figure(
-        f"check-{lines}", f"Event loop held at once by a cell of {lines:,} lines", PARSING
-    )
+    lines: Figure(f"check-{lines}", f"Event loop held by a cell of {lines:,} lines", PARSING)
     for lines in (30, 300, 3000)
 }
 WORK = '''\
