@@ -33,7 +33,7 @@ VERY_LONG_CHARS = 20_000
 """Longer code has a process of its own, so that others wait for no more than some 30 ms."""
 CHECK_S = 30.0
 """For one check; the densest code of `MAX_CODE` takes a second."""
-IDLE_S = 120.0
+IDLE_S = 600.0
 """After which a process is ended, which takes 18 MiB, and 70 ms to start."""
 ATTEMPTS = 2
 MOST_ANSWER_BYTES = 1 << 24
