@@ -42,6 +42,8 @@ IDLE_S = 600.0
 """Without a cell, after which copies are given up."""
 RESTING = 2
 """Sessions without a cell that keep copies which could be made anew in no time."""
+CROWD = 8
+"""Sessions that run cells, for each processor, beyond which copies wait."""
 MOST = 3
 SHARED = 0.8
 """Part of its memory that an older copy has to share, or it is given up."""
@@ -65,8 +67,8 @@ class Resting:
 
     @property
     def crowded(self) -> bool:
-        """Whether cells wait for processors, which copies would take."""
-        return self._busy() > 1
+        """Whether so many cells wait for processors that copies would take much of those."""
+        return self._busy() > CROWD
 
     @property
     def part(self) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.sessions import checkpoints
-from kernel_mcp.sessions.checkpoints import IDLE_S, PAUSE_S, Checkpoints, Resting
+from kernel_mcp.sessions.checkpoints import CROWD, IDLE_S, PAUSE_S, Checkpoints, Resting
 from kernel_mcp.sessions.lifecycle import Return, cells_in_words
 
 pytestmark = [pytest.mark.anyio]
@@ -206,19 +206,19 @@ async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int
 
 
 async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int, int]) -> None:
-    busy = 1.5
+    busy = CROWD + 1.0
     resting = Resting(busy=lambda: busy)
     policy = Checkpoints("auto", lambda: 0.0, print, resting=resting)
     kernel: Any = Copied()
     await rest(policy, kernel)
     assert not kernel.made
     assert policy.pause_s(kernel) == PAUSE_S  # the next pause is looked at again
-    busy = 1.0
+    busy = float(CROWD)
     await policy.pause(kernel, 1)
     assert len(kernel.made) == 1
     await policy.pause(kernel, 1)
     assert policy.owed
-    busy = 2.0
+    busy = CROWD + 1.0
     assert not policy.owed
 
 
