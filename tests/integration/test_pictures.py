@@ -60,6 +60,28 @@ async def test_figures_are_shown_and_closed_under_every_backend(start: str) -> N
             await notebook.call("close_session", session=session)
 
 
+LIGHTLY_PACKED = """
+import base64, io
+import matplotlib.pyplot as plt
+from IPython.core.pylabtools import print_figure
+from PIL import Image
+plt.plot([1, 2, 3]); figure = plt.gcf()
+shown = get_ipython().display_formatter.format(figure)[0]['image/png']
+shown = base64.b64decode(shown) if isinstance(shown, str) else shown
+usual = print_figure(figure, 'png')
+pixels = [Image.open(io.BytesIO(each)).convert('RGBA').tobytes() for each in (shown, usual)]
+saved = io.BytesIO(); figure.savefig(saved, format='png', pil_kwargs={'compress_level': 9})
+plt.close('all')
+print(pixels[0] == pixels[1], shown == usual, saved.getbuffer().nbytes < len(shown))
+"""
+
+
+async def test_a_figure_has_the_pixels_that_it_would_have_if_it_were_packed_as_usual() -> None:
+    async with agent(*DATA) as notebook:
+        answer = await run(notebook, LIGHTLY_PACKED)
+    assert answer.text == "True False True"
+
+
 async def test_what_is_drawn_comes_as_a_picture_and_data_as_a_table() -> None:
     async with agent(*DATA) as notebook:
         await run(notebook, "from IPython.display import *\nimport pandas as pd, numpy as np\n")

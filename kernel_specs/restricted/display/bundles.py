@@ -359,7 +359,7 @@ class Formatter(DisplayFormatter):
         """Bundle and metadata of an object."""
         root = _library(obj)
         if root == "matplotlib" and hasattr(obj, "get_size_inches"):
-            with libraries.bounded(obj):
+            with libraries.bounded(obj), libraries.lightly_packed(obj):
                 return super().format(obj, include, exclude)
         if root == "graphviz" and shutil.which("dot") is None and hasattr(obj, "source"):
             return {"text/plain": f"{obj.source}\n[not drawn: there is no dot here]"}, {}

@@ -27,6 +27,8 @@ TEXT_COLUMNS = 50
 INLINE = "module://matplotlib_inline.backend_inline"
 MOST_PIXELS = 24_000_000
 """Pixels of a figure as it is sent; the server decodes no more."""
+PACKING = 1
+"""Of zlib's nine levels; with the usual six a plot has a sixth less bytes and takes 5 ms more."""
 _WINDOWED = ("gtk", "macosx", "nbagg", "notebook", "qt", "tk", "webagg", "wx", "ipympl", "widget")
 """How backends begin that draw into a window or a browser, which a kernel has not."""
 
@@ -117,6 +119,21 @@ def bounded(figure: Any) -> Iterator[None]:
     finally:
         if pixels > MOST_PIXELS:
             figure.dpi = dpi
+
+
+@contextmanager
+def lightly_packed(figure: Any) -> Iterator[None]:
+    """Have a matplotlib figure write the same pixels as a PNG that is packed in less time."""
+    canvas = figure.canvas
+    write = getattr(canvas, "print_png", None)
+    if write is None:
+        yield
+        return
+    canvas.print_png = functools.partial(write, pil_kwargs={"compress_level": PACKING})
+    try:
+        yield
+    finally:
+        del canvas.print_png
 
 
 def _follow_pyplot(pyplot: Any) -> None:
