@@ -207,25 +207,37 @@ def _status(name: str) -> int:
     return int(found[1]) * 1024
 
 
+class Trips(list[float]):
+    """How long round trips took; `work` is what each took of the processor, for all that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: list[float] = []
+
+
 @asynccontextmanager
-async def round_trips(court: Court, session: Session) -> AsyncIterator[list[float]]:
+async def round_trips(court: Court, session: Session) -> AsyncIterator[Trips]:
     """How long cells of another session take while the block runs, one after the other.
 
-    The unit is the time of one before the block begins: how busy the machine is does not count.
+    The unit is the time of one before the block begins: how busy the machine is does not count. It
+    does for the longest of many: what a single one may take is judged by processor time.
     """
-    taken: list[float] = []
+    taken = Trips()
 
-    async def trip() -> float:
-        began = time.perf_counter()
+    async def trip() -> tuple[float, float]:
+        began, worked = time.perf_counter(), time.process_time()
         cell = await court.run(session, timeout_s=300)
         assert text_of(cell) == "honest\n"
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - worked
 
-    undisturbed = statistics.median([await trip() for _ in range(11)])
+    alone = [await trip() for _ in range(11)]
+    undisturbed, work = (statistics.median(each) for each in zip(*alone, strict=True))
 
     async def measure() -> None:
         while True:
-            taken.append(await trip() / undisturbed)
+            elapsed, worked = await trip()
+            taken.append(elapsed / undisturbed)
+            taken.work.append(worked / work)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(measure)
