@@ -141,10 +141,21 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     if names == ["auto"]:
         ordered = dict.fromkeys([*AUTOMATIC, *WEAKER, *BACKENDS])
         names = [name for name in ordered if name != UNCONFINED]
-    found = []
-    for name in names:
+    found: dict[str, Examination] = {}
+    failures: list[KernelMcpError] = []
+
+    async def one(name: str) -> None:
         await progress(f"examining {name} …")
-        found.append(await examine(name, settings, environment, listed.origins))
+        try:
+            found[name] = await examine(name, settings, environment, listed.origins)
+        except KernelMcpError as failure:
+            failures.append(failure)
+
+    async with anyio.create_task_group() as tasks:
+        for name in names:
+            tasks.start_soon(one, name)
+    for failure in failures:
+        raise failure
     versions = await anyio.to_thread.run_sync(_versions, environment)
     missing = [remark(name, why) for name, why in fitting.unfit.items()]
     if environment is not None:
@@ -152,7 +163,8 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
         missing += [f"--python: {remark}" for remark in told]
     policy = profile_in_words(settings, used)
     variables, advised = tuple(map(str, settings.variables)), tuple(missing)
-    return Diagnosis(versions, tuple(found), used, refusal, problem, policy, advised, variables)
+    examined = tuple(found[name] for name in names)
+    return Diagnosis(versions, examined, used, refusal, problem, policy, advised, variables)
 
 
 async def examine(
