@@ -149,7 +149,7 @@ async def test_workers_that_share_a_frame_hold_it_once_and_what_each_adds_counts
 async def test_a_kernel_outlives_a_server_that_cannot_measure_it(
     groups: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(FolderQuota, "due", lambda _self: True)
+    monkeypatch.setattr(FolderQuota, "due", lambda _self, _others: True)
     async with limited_kernel(Limits(), groups=groups) as kernel:
         kept = await kernel.run("open('file', 'w').write('x' * 5000)\nimport os\nkept = 40")
         assert kept.status == "ok"
