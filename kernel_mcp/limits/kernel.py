@@ -139,7 +139,8 @@ class KernelLimits:
         self._cause = ""
         self._cpu_s = 0.0
         self._known = False
-        self._changed = False
+        self._stale: list[FolderQuota] = []
+        """Those whose folders may have changed since they were looked at."""
         self._stopped = False
 
     @property
@@ -217,7 +218,8 @@ class KernelLimits:
             self._stopped = False
         self._on_excess.append(on_excess)
         self._priority.begin()
-        self._changed = self.awake = True
+        self._stale = list(self.quotas)
+        self.awake = True
         self._wake(self)
 
     def end(self, on_excess: Callable[[], None] | None = None) -> list[str]:
@@ -282,15 +284,14 @@ class KernelLimits:
             cpu_s = (await self._gauge.used()).cpu_s
             active = bool(self._on_excess) or cpu_s - self._cpu_s > RESTING_CPU_S
             self._cpu_s = cpu_s
-            self._changed = self._changed or active
-            if self._changed and (
-                not self.quotas or any(quota.due(others) for quota in self.quotas)
-            ):
-                looked = await self._look()
-                self._changed = active or not looked  # one more look when it has come to rest
-                if looked:
-                    self._judge()
-            self.awake = self._changed
+            if active:
+                self._stale = list(self.quotas)
+            due = [quota for quota in self._stale if quota.due(others)]
+            if due and await self._look(due):
+                if not active:  # one more look at each when it has come to rest
+                    self._stale = [quota for quota in self._stale if quota not in due]
+                self._judge()
+            self.awake = active or bool(self._stale)
         finally:
             self._looking = False
 
@@ -343,13 +344,19 @@ class KernelLimits:
         if self._membership is not None:
             self._membership.end()
 
-    async def _look(self, *, processes: bool = True) -> bool:
-        """Measure the folders, and deleted files of `processes`; False where that failed."""
+    async def _look(
+        self, due: Sequence[FolderQuota] | None = None, *, processes: bool = True
+    ) -> bool:
+        """Measure the folders that are `due`, all by default, and deleted files of `processes`.
+
+        False where that failed.
+        """
 
         def look() -> None:
-            for number, quota in enumerate(self.quotas):
+            for quota in self.quotas if due is None else due:
                 # deleted files count once, for the first folder
-                quota.look(self._processes if processes and not number else tuple)
+                first = quota is self.quotas[0]
+                quota.look(self._processes if processes and first else tuple)
 
         if self.quotas:
             with self._faults.kept("disk space"):

@@ -38,6 +38,36 @@ async def test_a_cell_that_fills_the_disk_is_stopped(watched: Watched) -> None:
     assert watched.limits.cause == "disk quota (the workspace holds 5 MiB, limit 4 MiB)"
 
 
+async def test_each_folder_is_looked_at_when_it_is_due_and_once_more_at_rest(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looked: list[str] = []
+    due = {"the workspace", "the temporary folder"}
+    monkeypatch.setattr(quota_module.FolderQuota, "due", lambda self, _others: self._name in due)
+    monkeypatch.setattr(
+        quota_module.FolderQuota, "look", lambda self, _processes: looked.append(self._name)
+    )
+    limits = watched.limits
+    limits.quotas = [
+        *limits.quotas,
+        quota_module.FolderQuota(tmp_path, "the temporary folder", MIB),
+    ]
+    await watched.begin()
+    looked.clear()
+    due.remove("the workspace")
+    await limits.check_disk()
+    assert looked == ["the temporary folder"]
+    limits.end()
+    await limits.check_disk()
+    assert (looked, limits.awake) == (["the temporary folder"] * 2, True)
+    await limits.check_disk()
+    assert len(looked) == 2  # it is at rest, and was looked at since
+    due.add("the workspace")
+    await limits.check_disk()
+    assert looked[2:] == ["the workspace"]
+    assert not limits.awake
+
+
 async def test_after_the_stop_the_kernel_may_live_on(watched: Watched) -> None:
     await watched.begin()
     watched.fill(5 * MIB)
