@@ -19,7 +19,18 @@ from types import MappingProxyType
 
 import anyio
 
-from benchmarks import checks, compare, crowds, field, ours, over_http, record, report, sessions
+from benchmarks import (
+    checks,
+    compare,
+    crowds,
+    field,
+    ours,
+    over_http,
+    record,
+    report,
+    sessions,
+    sleep,
+)
 from benchmarks.bench import Bench
 from benchmarks.machine import Machine
 from benchmarks.places import build_ours
@@ -39,7 +50,9 @@ GROUPS: Mapping[str, Callable[[Bench], Awaitable[None]]] = MappingProxyType(
         "warm": sessions.warm,
         "http": over_http.warm,
         "cells": sessions.cells,
+        "plots": sessions.plots,
         "ends": sessions.ends,
+        "wake": sleep.wake,
         "doctor": sessions.doctor,
         "check": checks.check,
         "burst": crowds.burst,

@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 
 plt.plot([1, 4, 9, 16])
 plt.show()"""
+PLOT_AT_ONCE = "import matplotlib.pyplot as plt; plt.plot([1, 2, 3]); plt.show()"
 LINES = 10**6
 PRINT_LINES = f"for i in range({LINES}): print(i)"
 ENDLESS = """\

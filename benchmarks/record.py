@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 from mcp_types import ImageContent
 
-from benchmarks import crowds, field, ours, over_http, sessions
+from benchmarks import checks, crowds, field, ours, over_http, sessions, sleep
 from benchmarks.connection import answer, call
 from benchmarks.crowds import PANDAS_ALL
 from benchmarks.floor import FLOOR
@@ -77,9 +77,13 @@ other subject before it, when the processor's caches hold something else.""",
             sessions.WARM_ALONE,
             sessions.PANDAS,
             sessions.PICTURE,
+            sessions.PLOT_FIRST,
+            sessions.PLOT_AGAIN,
             sessions.LINES,
             sessions.INTERRUPT,
             sessions.CLOSE,
+            sleep.WAKE,
+            sleep.WAKE_LARGE,
         ),
     ),
     Chapter(
@@ -97,6 +101,7 @@ process of a session. What *one session adds* leaves out all that is there befor
         (
             crowds.BURST,
             crowds.BUSY,
+            *checks.FIGURES.values(),
             crowds.ROBIN,
             crowds.SPREAD,
             crowds.PANDAS_EACH,

@@ -17,7 +17,7 @@ from benchmarks.floor import FLOOR, floor
 from benchmarks.notebooks import Notebook, Notebooks
 from benchmarks.places import clean_environ
 from benchmarks.processes import settle
-from benchmarks.results import BenchmarkError, Figure, Measurement, interleave, timed
+from benchmarks.results import BenchmarkError, Figure, Measurement, attempt, interleave, timed
 
 BARE = "floor: MCP server that does nothing"
 STDIO = "kernel-mcp, stdio"
@@ -34,6 +34,8 @@ WARM = Figure("warm", "Warm cell `1`, one after the other", FLOOR)
 WARM_ALONE = Figure("warm-alone", "Warm cell `1`, the others' in between", FLOOR)
 PANDAS = Figure("pandas", "First pandas cell of a session", FLOOR)
 PICTURE = Figure("picture", "First plot of a session", FLOOR)
+PLOT_FIRST = Figure("plot-first", "A plot as the first cell of a new session", FLOOR)
+PLOT_AGAIN = Figure("plot-again", "The same cell again", FLOOR)
 LINES = Figure("lines", "1,000,000 printed lines", FLOOR)
 INTERRUPT = Figure("interrupt", "Interrupt of an endless loop → it has ended", FLOOR)
 CLOSE = Figure("close", "Close of a session", FLOOR)
@@ -138,6 +140,25 @@ async def cells(bench: Bench) -> None:
         await interleave(bench.results, PANDAS, rounds, each(systems, _first_pandas))
         await interleave(bench.results, PICTURE, rounds, each(systems, first_picture))
         await interleave(bench.results, LINES, bench.rounds(5, 1), each(systems, _print_lines))
+
+
+async def plots(bench: Bench) -> None:
+    """A plot where nothing was run before, and once more."""
+    async with AsyncExitStack() as stack:
+        systems = await _both(bench, stack)
+        await _prepare(systems)
+        for _ in range(bench.rounds(10)):
+            for name, system in systems.items():
+                notebook = await system.open()
+                await settle()
+                for figure in (PLOT_FIRST, PLOT_AGAIN):
+                    measure = partial(timed, partial(_plot, notebook))
+                    await attempt(bench.results, figure, name, measure)
+                await notebook.close()
+
+
+async def _plot(notebook: Notebook) -> None:
+    (await notebook.run(notebooks.PLOT_AT_ONCE)).must_show_a_picture()
 
 
 async def ends(bench: Bench) -> None:
