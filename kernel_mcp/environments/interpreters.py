@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,9 @@ import anyio
 
 from kernel_mcp.config.values import NEWEST_PYTHON, OLDEST_PYTHON
 from kernel_mcp.environments.progress import Milestones
-from kernel_mcp.environments.uv import NEUTRAL, ProgressCallback, Uv, silence
+from kernel_mcp.environments.uv import ProgressCallback, Uv, silence
 from kernel_mcp.errors import EnvironmentBuildError
+from kernel_mcp.linux.commands import output_of
 from kernel_mcp.records import dataclass
 
 _PROBE_TIMEOUT_S = 20
@@ -152,12 +152,7 @@ class Interpreters:
     async def _probe(self, path: str, request: str) -> Interpreter:
         try:
             with anyio.fail_after(_PROBE_TIMEOUT_S):
-                done = await anyio.run_process(
-                    [path, "-I", "-S", "-c", _PROBE],
-                    check=False,
-                    cwd=NEUTRAL,
-                    stdin=subprocess.DEVNULL,
-                )
+                done = await output_of([path, "-I", "-S", "-c", _PROBE])
             found = Interpreter(**json.loads(done.stdout))
         except (OSError, TimeoutError, ValueError, TypeError) as error:
             raise EnvironmentBuildError(

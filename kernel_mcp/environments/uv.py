@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeAlias
 
-import anyio
-from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import EnvironmentBuildError
-from kernel_mcp.linux.proc import tree
+from kernel_mcp.linux.commands import output_of, running
 from kernel_mcp.linux.process import search_path, tie_to_server
 from kernel_mcp.output.terminal import clean
 from kernel_mcp.records import dataclass
@@ -183,12 +180,8 @@ async def silence(_text: str) -> None:
 
 
 CACHE = "uv-cache"
-NEUTRAL = "/"
-"""uv's working directory: uv and Python wrappers read project files in all parent folders."""
 _TAIL_LINES = 40
 _LINE_CHARS = 2000
-END_S = 1.0
-"""Seconds for a killed process and its sandbox to be gone."""
 # These would make uv look at some other project's folder, environment or interpreter.
 _DROPPED = (
     "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT",
@@ -272,14 +265,8 @@ class Uv:
 
     async def query(self, args: Sequence[str]) -> UvResult:
         """Run uv for its stdout."""
-        done = await anyio.run_process(
-            [self.executable, *args],
-            cwd=NEUTRAL,
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        return UvResult(done.returncode, done.stdout.decode(errors="replace").strip())
+        done = await output_of([self.executable, *args], env=self._env)
+        return UvResult(done.code, done.stdout.decode(errors="replace").strip())
 
     async def run(
         self,
@@ -313,51 +300,25 @@ async def run_command(
     """Run a command to its end as `Uv.run` does; its output is cleaned as that of cells is."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     kept = () if keep < 0 else (keep,)
-    try:
-        opened = await anyio.open_process(
-            command.argv,
-            cwd=NEUTRAL,
-            env=command.env,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            umask=0o022,
-            pass_fds=(*command.pass_fds, *kept),
-        )
-    finally:
-        command.close_passed()
-    async with opened as process:
+    passed = (*command.pass_fds, *kept)
+    async with AsyncExitStack() as until_end:
+        try:
+            process = await until_end.enter_async_context(
+                running(command.argv, env=command.env, pass_fds=passed)
+            )
+        finally:
+            command.close_passed()
         assert process.stdout is not None
         if started is not None:
             started(process.pid)
-        try:
-            async for line in _lines(TextReceiveStream(process.stdout, errors="replace")):
-                text = clean(line)
-                if not text.startswith("Using Python"):
-                    tail.append(text)
-                if _TOLD.match(text):
-                    await progress(text.strip())
-            code = await process.wait()
-        except BaseException:
-            await _end(process)
-            raise
+        async for line in _lines(TextReceiveStream(process.stdout, errors="replace")):
+            text = clean(line)
+            if not text.startswith("Using Python"):
+                tail.append(text)
+            if _TOLD.match(text):
+                await progress(text.strip())
+        code = await process.wait()
     return UvResult(code, "\n".join(tail).strip())
-
-
-async def _end(process: Process) -> None:
-    """Kill a process and wait for its descendants: until then they may write."""
-    handles: list[int] = []
-    for pid in tree(process.pid):
-        with suppress(OSError):
-            handles.append(os.pidfd_open(pid))
-    try:
-        with suppress(ProcessLookupError):
-            process.kill()
-        with anyio.move_on_after(END_S, shield=True):
-            for handle in handles:
-                await anyio.wait_readable(handle)
-    finally:
-        for handle in handles:
-            os.close(handle)
 
 
 async def _lines(stream: TextReceiveStream) -> AsyncIterator[str]:

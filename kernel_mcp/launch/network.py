@@ -17,12 +17,11 @@ import struct
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import anyio
-
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.errors import ConfigError, InputError, LaunchError
 from kernel_mcp.launch.base import Tell
 from kernel_mcp.launch.proxy import Proxy, fits
+from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Entry, Rules, literal
 from kernel_mcp.network.secrets import Vault
@@ -249,12 +248,12 @@ class Way:
             words = [str(namespace), str(way), json.dumps(self.places)]
             argv = bare_program("kernel_mcp.network.inside", *words)
             env = {"LANG": "C.UTF-8"}  # none of the server's: it enters the kernel's namespaces
-            done = await anyio.run_process(argv, check=False, env=env, pass_fds=(namespace, way))
-        if done.returncode != 0:
-            said = (done.stderr or b"").decode("utf-8", "replace").strip().splitlines()[-1:]
+            done = await output_of(argv, env=env, pass_fds=(namespace, way))
+        if done.code != 0:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
             raise LaunchError(
                 "the kernel has no way to the network, as its network namespace cannot be entered "
-                f"({said[0] if said else f'exit code {done.returncode}'}). Start the server "
+                f"({said[0] if said else f'exit code {done.code}'}). Start the server "
                 "without --network, or as the user that the engine of containers runs as."
             )
         self.take()

@@ -13,7 +13,6 @@ import math
 import os
 import secrets
 import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +24,7 @@ from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import ConfigError
 from kernel_mcp.launch.base import ConnectionInfo, KernelEnvironment, LaunchRequest
 from kernel_mcp.limits.groups import RECORD, remove_recorded
+from kernel_mcp.linux.commands import output_of
 from kernel_mcp.linux.folders import Identity, private_folder, try_lock
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_mcp.sandbox.base import BOOT_FOLDER, GuestPaths
@@ -47,8 +47,10 @@ async def compile_guest(environment: KernelEnvironment, folder: Path = BOOT_FOLD
         if stale:
             with anyio.fail_after(COMPILE_S):
                 command = [str(environment.bare), "-I", "-S", "-m", "compileall", "-q"]
-                await anyio.run_process([*command, *map(str, stale)])
-    except (OSError, TimeoutError, subprocess.SubprocessError) as reason:
+                done = await output_of([*command, *map(str, stale)])
+                if done.code:
+                    raise OSError(f"the compiler ended with code {done.code}")
+    except (OSError, TimeoutError) as reason:
         logger.info("kernels compile their own start, which takes them longer: %s", reason)
 
 

@@ -1,0 +1,106 @@
+"""Programs that the server runs to their end, and whose processes all end with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+from anyio.abc import Process
+
+from kernel_mcp.linux.proc import tree
+from kernel_mcp.records import dataclass
+
+END_S = 1.0
+"""Seconds for killed processes to be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a program ended: exit code, and all that it wrote."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+@asynccontextmanager
+async def running(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+    stderr: int = subprocess.STDOUT,
+) -> AsyncIterator[Process]:
+    """A program in the root folder that leads a process group; leaving by an error ends it.
+
+    With it end all that it has started, whatever group they are in: as long as any of them holds
+    its output open, its own end is not told. Raises OSError where it cannot be started.
+    """
+    process = await anyio.open_process(
+        argv,
+        cwd="/",
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stderr=stderr,
+        umask=0o022,
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+    async with process:
+        try:
+            yield process
+        except BaseException:
+            await _end(process.pid)
+            raise
+
+
+async def output_of(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+) -> Output:
+    """Run a program to its end. Raises OSError where it cannot be started."""
+    async with running(argv, env=env, pass_fds=pass_fds, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        stdout, stderr = bytearray(), bytearray()
+
+        async def collect() -> None:
+            assert process.stderr is not None
+            async for piece in process.stderr:
+                stderr.extend(piece)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(collect)
+            async for piece in process.stdout:
+                stdout.extend(piece)
+        return Output(await process.wait(), bytes(stdout), bytes(stderr))
+
+
+async def _end(leader: int) -> None:
+    """Kill a process, its group and its descendants, and wait until they write no more.
+
+    A sandbox's processes come one after the other: bubblewrap's second one waits for a word of the
+    first, and only later ends with it. A group that stands still makes no others, and a signal for
+    a group reaches what is made meanwhile.
+    """
+    handles: list[int] = []
+    try:
+        with suppress(OSError):
+            os.killpg(leader, signal.SIGSTOP)
+        for pid in tree(leader):
+            with suppress(OSError):
+                handles.append(os.pidfd_open(pid))
+        with suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
+        for handle in handles:
+            with suppress(OSError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        with anyio.move_on_after(END_S, shield=True):
+            for handle in handles:
+                await anyio.wait_readable(handle)
+    finally:
+        for handle in handles:
+            os.close(handle)
