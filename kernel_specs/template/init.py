@@ -2,20 +2,25 @@
 
 It runs on the standard library and outlives the zygote. Requests of the server, one packet each:
 
-    {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …}
+    {"op": "fork", "id": n, "uid": …, "hostname": …, "tmp_bytes": …, "places": […], "trial": …,
+     "stage": …}
         with descriptors: ready socket, output ring, output pipe, then the mounts of `places`,
         then the socket over which listening ones at the addresses of `listen` go, if there are any;
-        `trial` describes the self-test to run instead of a kernel, if there is one
+        `trial` describes the self-test to run instead of a kernel, if there is one; `stage` is the
+        one that has to fork, 0 for any
 
     {"op": "end", "id": n}      of a kernel that the server cannot know: end its sandbox
 
 Answers:
 
-    {"op": "ready", "missing": {module: error}}          everything is loaded
-    {"op": "forked", "id": n}                            with pidfds: the init, the kernel
+    {"op": "ready", "stage": n, "missing": {module: error}, "left": …}
+        it forks from here on with what is loaded; `left` is the number of modules still to come
+
+    {"op": "forked", "id": n, "stage": …}                with pidfds: the init, the kernel
     {"op": "failed", "id": n, "error": …}                there is no such kernel
+    {"op": "passed", "id": n}                            the same, as its stage is over
     {"op": "exit", "id": n, "status": …}                 wait status of the kernel; its init stays
-    {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
+    {"op": "zygote-ended"}                               no more forks; kernels that run go on
 """
 
 from __future__ import annotations
@@ -48,6 +53,11 @@ class ChildWatch:
     def fileno(self) -> int:
         """What to poll."""
         return self._read
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self._read)
+        os.close(self._write)
 
     def ended(self) -> Iterator[tuple[int, int]]:
         """Process id and wait status of every child that has ended since."""
@@ -118,9 +128,13 @@ class Start:
 class _Session:
     """A kernel and its init, by their pids here: 0 before they are known and once they are gone.
 
+    `zygote` is the link to the one that was asked for it.
+
     `over` is set when there is no kernel any more.
     """
 
+    zygote: socket.socket
+    stage: int
     init: int
     init_pidfd: int
     kernel: int = 0
@@ -128,7 +142,10 @@ class _Session:
 
 
 class TemplateInit:
-    """Makes a sandbox for each request and has the zygote put a kernel into it."""
+    """Makes a sandbox for each request and has the zygote put a kernel into it.
+
+    A zygote hands over to the next one, which has more modules: that is another stage.
+    """
 
     def __init__(self, control: socket.socket, start: Start) -> None:
         self._control = control
@@ -136,7 +153,11 @@ class TemplateInit:
         self._sessions: dict[int, _Session] = {}
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._zygote, self._zygote_pid = self._start_zygote()
+        self._stage = 0
+        self._zygote: socket.socket | None = self._start_zygote()
+        self._zygotes = [self._zygote]
+        """The one that forks is the last; those before it tell the ends of their kernels."""
+        self._poll = select.poll()
 
     def run(self) -> None:
         """Serve until the server is gone, or the zygote and the last kernel are.
@@ -144,21 +165,20 @@ class TemplateInit:
         When this process ends, everything below it does.
         """
         linux.set_name("kernel-init")
-        poll = select.poll()
-        for source in (self._control, self._zygote, self._children):
-            poll.register(source.fileno(), select.POLLIN)
+        for each in (self._control.fileno(), self._children.fileno(), self._zygotes[0].fileno()):
+            self._poll.register(each, select.POLLIN)
         with contextlib.suppress(BrokenPipeError):
-            while self._zygote_pid or self._sessions:
-                ready = {fd for fd, _ in poll.poll()}
-                if self._zygote.fileno() in ready and not self._on_zygote():
-                    poll.unregister(self._zygote)
+            while self._zygote is not None or self._sessions:
+                ready = {fd for fd, _ in self._poll.poll()}
+                for zygote in [each for each in self._zygotes if each.fileno() in ready]:
+                    self._on_zygote(zygote)
                 if self._children.fileno() in ready:
                     for pid, status in self._children.ended():
                         self._on_ended(pid, status)
                 if self._control.fileno() in ready and not self._on_request():
                     return
 
-    def _start_zygote(self) -> tuple[socket.socket, int]:
+    def _start_zygote(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _use_up_pids()
         pid = os.fork()
@@ -175,7 +195,7 @@ class TemplateInit:
         theirs.close()
         program = base64.b64encode(self._start.ground.program).decode()
         linux.send(ours, {"filter": program})
-        return ours, pid
+        return ours
 
     def _become_zygote(self, control: int) -> NoReturn:
         """Execute the zygote with `RESERVED_FDS` on /dev/null, so that no package gets them."""
@@ -199,6 +219,9 @@ class TemplateInit:
             self._over(number)
             return True
         try:
+            if request.get("stage", 0) not in (0, self._stage):
+                self._tell({"op": "passed", "id": number})
+                return True
             wanted = cell.Cell.parse(request, fds[_STREAMS:])
             self._fork(number, wanted, fds[:_STREAMS], request.get("trial"))
         except (OSError, KeyError, ValueError) as error:
@@ -209,7 +232,7 @@ class TemplateInit:
         return True
 
     def _fork(self, number: int, wanted: cell.Cell, streams: Sequence[int], trial: object) -> None:
-        if not self._zygote_pid:
+        if self._zygote is None:
             raise OSError("the template has ended")
         done_read, done_write = os.pipe()
         pids = -1
@@ -220,7 +243,9 @@ class TemplateInit:
             init = os.fork()
             if init == 0:
                 cell.hold(wanted, self._start.ground, done_write)
-            session = self._sessions[number] = _Session(init, os.pidfd_open(init))
+            session = self._sessions[number] = _Session(
+                self._zygote, self._stage, init, os.pidfd_open(init)
+            )
             # the zygote may not touch an init before that has given up its rights
             pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
             linux.send(
@@ -234,37 +259,66 @@ class TemplateInit:
             os.close(done_read)
             os.close(done_write)
 
-    def _on_zygote(self) -> bool:
-        """Pass on one message of the zygote; False when there is none."""
-        try:
-            received = linux.receive(self._zygote, wait=False)
-        except BlockingIOError:
-            return False
-        if received is None:
-            return False
-        message, fds = received
-        number = message.get("id", 0)
-        session = self._sessions.get(number)
-        if message["op"] == "forked" and session is not None:
-            session.kernel = message.pop("pid")
-            self._tell(message, [session.init_pidfd, *fds])
-        else:
-            self._tell(message)
-            self._over(number, kill=message["op"] != "exit")
-        linux.close_all(fds)
-        return True
+    def _on_zygote(self, zygote: socket.socket) -> None:
+        """Pass on the messages of a zygote, and take note of its end."""
+        while True:
+            try:
+                received = linux.receive(zygote, wait=False)
+            except BlockingIOError:
+                return
+            if received is None:
+                self._lose(zygote)
+                return
+            message, fds = received
+            number = message.get("id", 0)
+            session = self._sessions.get(number)
+            if message["op"] == "ready":
+                if zygote is self._zygote:
+                    self._on_stage(message, [fds.pop(0)] if fds else [])
+            elif message["op"] == "forked" and session is not None:
+                session.kernel = message.pop("pid")
+                self._tell({**message, "stage": session.stage}, [session.init_pidfd, *fds])
+            else:
+                self._tell(message)
+                self._over(number, kill=message["op"] != "exit")
+            linux.close_all(fds)
+
+    def _on_stage(self, message: dict[str, Any], successor: Sequence[int]) -> None:
+        """Have another zygote fork from here on, if there is one; the old one ends."""
+        if successor and self._zygote is not None:
+            with contextlib.suppress(OSError):  # it has just ended
+                self._zygote.shutdown(socket.SHUT_WR)
+            self._zygote = socket.socket(fileno=successor[0])
+            self._zygotes.append(self._zygote)
+            self._poll.register(self._zygote.fileno(), select.POLLIN)
+        if successor or not self._stage:
+            self._stage += 1
+        self._tell(
+            {
+                "op": "ready",
+                "stage": self._stage,
+                "missing": message["missing"],
+                "left": message["left"],
+            }
+        )
+
+    def _lose(self, zygote: socket.socket) -> None:
+        """A zygote has ended, which may not have answered; without another one, forking is over."""
+        self._poll.unregister(zygote)
+        self._zygotes.remove(zygote)
+        zygote.close()
+        if zygote is self._zygote:
+            self._zygote = None
+            self._tell({"op": "zygote-ended"})
+        for number, session in list(self._sessions.items()):
+            if session.zygote is zygote and not session.kernel and not session.over:
+                self._tell({"op": "failed", "id": number, "error": "the template has ended"})
+                self._over(number)
 
     def _on_ended(self, pid: int, status: int) -> None:
-        """Handle the end of the zygote, an init, or a kernel that outlived the zygote."""
-        if pid == self._zygote_pid:
-            self._zygote_pid = 0
-            while self._on_zygote():
-                pass
-            self._tell({"op": "zygote-ended", "status": status})
-            for number, session in list(self._sessions.items()):
-                if not session.kernel:
-                    self._over(number)
-            return
+        """Handle the end of an init, or of a kernel that outlived its zygote."""
+        for zygote in list(self._zygotes):
+            self._on_zygote(zygote)  # which may just have told of that kernel
         for number, session in list(self._sessions.items()):
             if pid == session.init:
                 session.init = 0

@@ -100,10 +100,10 @@ class _Nowhere:
         """Forget a message."""
 
 
-def prewarm(app: Any, modules: Sequence[str]) -> None:
+def rehearse(app: Any) -> None:
     """Run cells in an unconnected kernel's shell, then restore its names and history.
 
-    They fill caches that all children share: lazy imports, traits, bytecode, fonts.
+    They fill caches that all children share: lazy imports, traits, bytecode.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -111,8 +111,12 @@ def prewarm(app: Any, modules: Sequence[str]) -> None:
         except PermissionError:  # with mounted folders no process may make Unix sockets
             importlib.import_module("multiprocessing.connection")
     _use_loops()
+    _run_cells(app, CELLS)
+
+
+def _run_cells(app: Any, cells: Sequence[str]) -> None:
     with forgetting(app.shell), _disconnected(app.shell):
-        for cell in (*CELLS, *(LIBRARY_CELLS[name] for name in modules if name in LIBRARY_CELLS)):
+        for cell in cells:
             _run(app.shell, cell)
 
 
@@ -257,24 +261,32 @@ COMPANIONS = {
 """Modules that most uses of another module load."""
 
 
+_REASON_CHARS = 300
+FIRST = ("numpy", "pandas", "matplotlib")
+"""What most analyses begin with is imported before all other modules."""
+
+
 @dataclass(frozen=True)
 class Loaded:
-    """The result of `load`.
+    """What a template has.
 
-    missing  modules that cannot be imported, and why
-    unfit    modules that start threads or hold what must not be handed down
+    missing  modules that it has not, and why
     folders  hidden folders that were made in /tmp, and that memory refers to
     pools    the native thread pools of these modules
     """
 
     missing: dict[str, str] = field(default_factory=dict)
-    unfit: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     pools: Pools = field(default_factory=Pools)
 
 
-def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
-    """Import the kernel and `names`; native thread pools stay empty.
+def ordered(names: Sequence[str]) -> list[str]:
+    """The order in which modules are imported."""
+    return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+
+
+def begin(kernel: host.KernelHost) -> Loaded:
+    """Import the kernel itself; native thread pools of what comes later stay empty.
 
     The environment keeps the variables that the operator has given.
     """
@@ -283,24 +295,28 @@ def load(kernel: host.KernelHost, names: Sequence[str]) -> Loaded:
     )
     kernel.preload()
     missing: dict[str, str] = {}
-    unfit: list[str] = []
-    before = Inherited.now()
-    for name in names:
-        try:
-            for module in (name, *COMPANIONS.get(name, ())):
-                importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
-            missing[name] = f"{type(error).__name__}: {error}"
-        after = Inherited.now()
-        if after.more_than(before):
-            unfit.append(name)
-            before = after
-    if not unfit:
-        try:
-            prewarm(kernel._app, names)
-        except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
-            missing["prewarm"] = f"{type(error).__name__}: {error}"
-    return Loaded(missing, tuple(unfit), _hidden_folders(), find_pools())
+    try:
+        rehearse(kernel._app)
+    except Exception as error:  # noqa: BLE001  # kernels are a little slower, no more
+        missing["rehearsal"] = f"{type(error).__name__}: {error}"[:_REASON_CHARS]
+    return loaded(missing)
+
+
+def add(kernel: host.KernelHost, name: str) -> str:
+    """Import a module and its companions and use it once; why there is none of it, or nothing."""
+    try:
+        for module in (name, *COMPANIONS.get(name, ())):
+            importlib.import_module(module)
+        if name in LIBRARY_CELLS:
+            _run_cells(kernel._app, [LIBRARY_CELLS[name]])
+    except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
+        return f"{type(error).__name__}: {error}"[:_REASON_CHARS]
+    return ""
+
+
+def loaded(missing: dict[str, str]) -> Loaded:
+    """What there is now, but for `missing`."""
+    return Loaded(missing, _hidden_folders(), find_pools())
 
 
 def _hidden_folders() -> tuple[str, ...]:

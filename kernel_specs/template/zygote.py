@@ -1,5 +1,6 @@
-"""`start.py zygote SUPPORT FD MODULE…`, the template proper: loads everything, then forks kernels.
+"""`start.py zygote SUPPORT FD MODULE…`, the template proper: forks kernels of what it has loaded.
 
+It begins with the kernel itself; successors (`stages`) import the modules and take its place.
 It has no thread, no socket and no event loop, so that forking is safe and single-threaded
 children may change namespaces. It runs no user code, ever.
 """
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 
 from kernel_specs import selftest
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, linux, prewarm
+from kernel_specs.template import cell, linux, prewarm, stages
 from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
@@ -58,21 +59,33 @@ class Inheritance:
 
 
 class Zygote:
-    """Forks a kernel for each message of the template's init and reports its end."""
+    """Forks a kernel for each message of the template's init and reports its end.
 
-    def __init__(self, control: socket.socket) -> None:
+    Meanwhile a successor imports what is `left`; the one that is ready is handed to the init.
+    """
+
+    def __init__(self, control: socket.socket, stage: stages.Stage) -> None:
         self._control = control
+        self._stage = stage
+        self._successor: stages.Successor | None = None
         self._kernels: dict[int, int] = {}
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
-    def run(self) -> Job | None:
-        """Serve until the template's init is gone: None; in a child, return its job at once."""
-        poll = select.poll()
-        poll.register(self._control.fileno(), select.POLLIN)
-        poll.register(self._children.fileno(), select.POLLIN)
+    def run(self) -> Job | socket.socket | None:
+        """Serve until the template's init wants no more: None.
+
+        At once in children: the job of a kernel, the link of a successor to this process.
+        """
+        linux.send(self._control, self._stage.message())
         while True:
-            readable = {fd for fd, _ in poll.poll()}
+            if self._stage.left and self._successor is None:
+                link = self._grow()
+                if link is not None:
+                    return link
+            readable = self._wait()
+            if self._successor is not None:
+                self._look_at(self._successor, readable)
             if self._children.fileno() in readable:
                 for pid, status in self._children.ended():
                     self._on_ended(pid, status)
@@ -95,6 +108,59 @@ class Zygote:
                     self._control, {"op": "failed", "id": message["id"], "error": str(error)}
                 )
             linux.close_all(fds)
+
+    def _wait(self) -> set[int]:
+        """The descriptors that can be read; none when a successor is late."""
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        poll.register(self._children.fileno(), select.POLLIN)
+        if self._successor is None:
+            return {fd for fd, _ in poll.poll()}
+        poll.register(self._successor.link.fileno(), select.POLLIN)
+        return {fd for fd, _ in poll.poll(self._successor.left_ms)}
+
+    def _grow(self) -> socket.socket | None:
+        """Begin a successor; in that one, its link to this process."""
+        try:
+            begun = stages.Successor.begin()
+        except OSError as error:
+            for name in list(self._stage.left):
+                self._stage.without(name, f"nothing more can be imported: {error}")
+            linux.send(self._control, self._stage.message())
+            return None
+        if isinstance(begun, stages.Successor):
+            self._successor = begun
+            return None
+        self._children.forget()
+        self._children.close()
+        self._control.close()
+        os.close(self._own_pids)
+        return begun
+
+    def _look_at(self, successor: stages.Successor, readable: set[int]) -> None:
+        """Hand it to the init when it is ready; do without it, and its module, when it is over."""
+        late = not successor.left_ms
+        try:
+            ready = successor.heard() if successor.link.fileno() in readable else None
+        except (EOFError, ValueError, KeyError):
+            ready, late = None, False
+        else:
+            if ready is None and not late:
+                return
+        self._successor = None
+        if ready is not None:
+            self._stage.left.clear()
+            fds = [successor.link.fileno()]
+            linux.send(self._control, {**ready, "pid": successor.pid}, fds)
+            successor.link.close()
+            return
+        successor.over(late=late)
+        self._do_without(successor)
+
+    def _do_without(self, successor: stages.Successor) -> None:
+        self._stage.without(successor.importing or self._stage.left[0], successor.why)
+        if not self._stage.left:
+            linux.send(self._control, self._stage.message())
 
     def _fork(self, pids: int) -> int:
         """Fork a child into the pid namespace `pids`; 0 in the child."""
@@ -119,38 +185,38 @@ class Zygote:
             os.close(pidfd)
 
     def _on_ended(self, pid: int, status: int) -> None:
+        if self._successor is not None and pid == self._successor.pid:
+            successor, self._successor = self._successor, None
+            successor.link.close()
+            self._do_without(successor)
         number = self._kernels.pop(pid, 0)
         if number:
             linux.send(self._control, {"op": "exit", "id": number, "status": status})
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load, then fork until the init is gone; in a child: the exit code of its kernel."""
+    """Serve until the init wants no more; in a child: the exit code of its kernel."""
     control = socket.socket(fileno=int(argv[1]))
     linux.set_name("kernel-template")
     kernel = host.KernelHost()
-    loaded = prewarm.load(kernel, argv[2:])
-    if loaded.unfit:
-        # what they hold cannot be let go of: start over without them
-        left = [name for name in argv[2:] if name not in loaded.unfit]
-        os.execv(
-            sys.executable, [sys.executable, "-I", "-B", sys.argv[0], "zygote", *argv[:2], *left]
-        )
+    stage = stages.Stage(prewarm.begin(kernel), prewarm.ordered(argv[2:]))
     control.set_inheritable(False)
     start = linux.receive(control)
     if start is None:
         return 0
     ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))
-    files = prewarm.plain_files()
-    zygote = Zygote(control)
-    kernel.freeze()
-    linux.send(control, {"op": "ready", "missing": loaded.missing})
-    job = zygote.run()
-    if job is None:
-        return 0
-    control.detach()
-    own_files = prewarm.own_files(files)
-    return _serve(kernel, Inheritance(_arrange(job), ground, loaded, own_files))
+    while True:
+        files = prewarm.plain_files()
+        kernel.freeze()
+        turn = Zygote(control, stage).run()
+        if turn is None:
+            return 0
+        if isinstance(turn, Job):
+            control.detach()
+            own_files = prewarm.own_files(files)
+            return _serve(kernel, Inheritance(_arrange(turn), ground, stage.loaded, own_files))
+        control = turn
+        stage = stages.grow(kernel, control, stage)
 
 
 def _arrange(job: Job) -> Job:

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +29,7 @@ from kernel_mcp.launch.template import outer
 from kernel_mcp.launch.template.enclosure import ForkedEnclosure
 from kernel_mcp.launch.template.kernel import READY_S, Forked, Prover
 from kernel_mcp.launch.template.outer import TemplateSupervisor
-from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
+from kernel_mcp.launch.template.process import StageOver, TemplateError, TemplateProcess
 from kernel_mcp.limits.manager import ResourceManager
 from kernel_mcp.linux.folders import Identity
 from kernel_mcp.sandbox.base import Sandbox
@@ -68,7 +68,7 @@ def _restrict(tree: int) -> None:
 logger = logging.getLogger(__name__)
 
 LOAD_S = 5.0
-"""Longest wait for a template that is being loaded, half a second unless the machine is busy."""
+"""Longest wait for a new template to fork, 0.3 s unless the machine is busy."""
 FORKS_PER_PROCESSOR = 2
 """Kernels forked at a time: more would only delay all of them."""
 READY_FD, RING_FD = 3, 4
@@ -128,8 +128,6 @@ class TemplateLauncher:
         self._fork_slots = anyio.Semaphore(FORKS_PER_PROCESSOR * (os.cpu_count() or 1))
         self._supervisors: dict[KernelEnvironment, TemplateSupervisor] = {}
         self._retired: list[TemplateSupervisor] = []
-        self._first: dict[KernelEnvironment, TemplateSupervisor] = {}
-        """Templates that import nothing besides the kernel, until the others have."""
 
     def prepare(self, environment: KernelEnvironment, preload: Sequence[str] = ()) -> None:
         """Have a template of `environment` that has imported `preload`; returns at once.
@@ -155,11 +153,13 @@ class TemplateLauncher:
         return None if supervisor is None else supervisor.template
 
     async def ready(self, environment: KernelEnvironment) -> bool:
-        """Wait until the template is ready and tried, or has failed; whether it can fork."""
+        """Wait until the template has everything and is tried, or has failed; whether it can fork.
+
+        It forks before that, with what it has.
+        """
         supervisor = self._supervisors.get(environment)
         if supervisor is None or not await supervisor.ready():
             return False
-        self._loaded(environment)
         template = supervisor.template
         if template is not None:
             with Barrier("trying what a template forks") as barrier:
@@ -184,14 +184,14 @@ class TemplateLauncher:
         if supervisor is not None:
             self._supervisors[request.environment] = supervisor  # now the last to lose its template
             supervisor.renew()
-            if supervisor.template is None and self._checkpoints:
-                supervisor = await self._loading(request.environment, supervisor)
+            with anyio.move_on_after(LOAD_S):  # a cold kernel would never have a checkpoint
+                await supervisor.can_fork()
             template = supervisor.template
             if template is not None:
                 doing = "forking a kernel, which starts cold instead"
                 with Barrier(doing, request.session) as barrier:
                     async with self._fork_slots:
-                        kernel = await self._fork(template, request)
+                        kernel = await self._fork_now(template, request)
                     supervisor.forked()
                     return kernel
                 if isinstance(barrier.failure, BoundaryBroken):
@@ -199,29 +199,6 @@ class TemplateLauncher:
                 else:
                     supervisor.failed()
         return await self._cold.launch(request)
-
-    async def _loading(
-        self, environment: KernelEnvironment, supervisor: TemplateSupervisor
-    ) -> TemplateSupervisor:
-        """The first of its templates to be ready: a cold kernel would never have a checkpoint.
-
-        What is preloaded may take seconds: whoever comes before that has one without.
-        """
-        first = self._first.get(environment)
-        if first is None and supervisor.loading and supervisor.preload:
-            first = TemplateSupervisor(self._sandbox, self._shared, environment, ())
-            self._first[environment] = first
-        with anyio.move_on_after(LOAD_S):
-            async with anyio.create_task_group() as tasks:
-
-                async def wait(one: TemplateSupervisor) -> None:
-                    await one.ready()
-                    tasks.cancel_scope.cancel()
-
-                for each in (supervisor, first):
-                    if each is not None:
-                        tasks.start_soon(wait, each)
-        return supervisor if first is None or supervisor.template is not None else first
 
     @property
     def states(self) -> list[str]:
@@ -231,35 +208,30 @@ class TemplateLauncher:
             for each in self._supervisors.values()
         ]
 
-    def _loaded(self, environment: KernelEnvironment) -> None:
-        """Give up the template that was there first, once the other is loaded."""
-        if (first := self._first.pop(environment, None)) is not None:
-            first.retire()
-            self._retired.append(first)
-
     async def aclose(self) -> None:
         """End all templates with the kernels they still have, then close the cold launcher."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for supervisor in (
-                    *self._supervisors.values(),
-                    *self._first.values(),
-                    *self._retired,
-                ):
+                for supervisor in (*self._supervisors.values(), *self._retired):
                     tasks.start_soon(supervisor.aclose)
         await self._cold.aclose()
 
     def _retire(self, environment: KernelEnvironment) -> None:
         supervisor = self._supervisors.pop(environment)
-        self._loaded(environment)
         supervisor.retire()
         self._retired = [kept for kept in self._retired if kept.busy]
         self._retired.append(supervisor)
 
+    async def _fork_now(self, template: TemplateProcess, request: LaunchRequest) -> KernelProcess:
+        """Fork a kernel of the stage that the template has reached. Raises as `_fork`."""
+        while True:
+            with suppress(StageOver):
+                return await self._fork(template, request)
+
     async def _fork(self, template: TemplateProcess, request: LaunchRequest) -> KernelProcess:
         """Fork a kernel, its sockets listening; a failure leaves nothing.
 
-        Raises LaunchError, OSError.
+        Raises StageOver, LaunchError, OSError.
         """
         proof = await self._prover.proven(template, request.environment)
         if self._doors:
@@ -305,7 +277,14 @@ class TemplateLauncher:
             undo.callback(way.close)
             inherited = (channel.guest_fd, ring.guest_fd())
             process = await self._start(
-                template, request, folder, identity, inherited, way=way, covers=since != ALL
+                template,
+                request,
+                folder,
+                identity,
+                inherited,
+                stage=proof.stage,
+                way=way,
+                covers=since != ALL,
             )
             own.push_async_callback(process.aclose)
             process.explain, limits.kill = limits.explain, process.kill
@@ -365,6 +344,7 @@ class TemplateLauncher:
         trial: Mapping[str, Any] | None = None,
         way: Way | None = None,
         *,
+        stage: int = 0,
         covers: bool = True,
     ) -> ConfinedProcess:
         with ExitStack() as sent, ExitStack() as undo:
@@ -387,7 +367,7 @@ class TemplateLauncher:
                 message["listen"] = way.places
                 trees.append(way.guest())
                 sent.callback(os.close, trees[-1])
-            fork = await template.fork(message, [*inherited, write, *trees])
+            fork = await template.fork(message, [*inherited, write, *trees], stage)
             undo.pop_all()
             return ConfinedProcess(Forked(fork, StderrTail(read, asyncio.get_running_loop())))
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from kernel_mcp.config.settings import Limits
 from kernel_mcp.errors import BoundaryBroken, LaunchError
@@ -38,6 +38,7 @@ class Forked:
     def __init__(self, fork: Fork, tail: StderrTail) -> None:
         self._loop = asyncio.get_running_loop()
         self._fork = fork
+        self.stage = fork.stage
         self.tail = tail
         self._late: asyncio.TimerHandle | None = None
         self._over = False
@@ -161,15 +162,16 @@ class Prover:
         self._start = start
 
     async def proven(self, template: TemplateProcess, environment: KernelEnvironment) -> Proof:
-        """Try once, in some 50 ms, that the processes which `template` forks are confined.
+        """Try once a stage, in some 50 ms, that the processes which `template` forks are confined.
 
         Raises BoundaryBroken for what does not hold, LaunchError, OSError.
         """
-        if not template.proof.tried:
-            async with template.proof.lock:
-                if not template.proof.tried:
+        proof = template.proof
+        while proof.stage != template.stage and template.usable:
+            async with proof.lock:
+                if proof.stage != template.stage:
                     await self._try(template, environment)
-        return template.proof
+        return proof
 
     async def _try(self, template: TemplateProcess, environment: KernelEnvironment) -> None:
         limits = Limits()
@@ -208,7 +210,7 @@ class Prover:
                 writable=self._writable,
             ).forget()
             checks = _required(probe, channel.said, self._sandbox.report().unpromised)
-            template.proof.take(checks, namespaces)
+            template.proof.take(cast(Forked, process.start).stage, checks, namespaces)
 
 
 def _required(probe: Probe, said: Mapping[str, Any], excused: frozenset[str]) -> Sequence[Check]:

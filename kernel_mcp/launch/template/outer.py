@@ -284,8 +284,12 @@ class TemplateSupervisor:
         """Whether any template of it runs."""
         return bool(self._all)
 
+    async def can_fork(self) -> bool:
+        """Wait until the current template can fork, or has failed; whether it can."""
+        return self._current is not None and await self._current.can_fork()
+
     async def ready(self) -> bool:
-        """Wait until the current template is ready or has failed; whether it can fork."""
+        """Wait until the current template has everything or has failed; whether it can fork."""
         return self._current is not None and await self._current.ready()
 
     def forked(self) -> None:
@@ -351,7 +355,7 @@ class TemplateSupervisor:
         if template is self._current and not template.alive:
             output = template.output
             self._replace(f"it has ended. It wrote:\n{output}" if output else "it has ended")
-        elif template.usable:
+        elif template.whole:
             for name, error in template.missing.items():
                 logger.info("not preloaded: %s (%s)", name, error)
 

@@ -33,16 +33,22 @@ class TemplateError(LaunchError):
     """The template cannot give a kernel; a cold start still can."""
 
 
+class StageOver(TemplateError):
+    """The template has imported more since: its new stage can give a kernel, once it is tried."""
+
+
 @dataclass
 class Fork:
     """A kernel as its template knows it: pidfds of its sandbox's init and of itself, and its end.
 
-    `status` is the wait status, None while unknown. With `over`, `on_end` was called. `on_release`
-    is to be called when nothing of its sandbox is left.
+    `stage` is that of the template which it was forked from. `status` is the wait status, None
+    while unknown. With `over`, `on_end` was called. `on_release` is to be called when nothing of
+    its sandbox is left.
     """
 
     init: int
     kernel: int
+    stage: int
     status: int | None = None
     over: bool = False
     on_end: Callable[[], None] = field(default=lambda: None)
@@ -60,34 +66,32 @@ class _Answer:
 
     given: anyio.Event = field(default_factory=anyio.Event)
     fork: Fork | None = None
-    error: str = ""
+    error: TemplateError = field(default_factory=TemplateError)
 
-    def give(self, *, fork: Fork | None = None, error: str = "") -> None:
-        """The first answer counts."""
+    def give(self, *, fork: Fork | None = None, error: str = "", passed: bool = False) -> None:
+        """The first answer counts; `passed` is the error that another stage forks now."""
         if not self.given.is_set():
-            self.fork, self.error = fork, error
+            self.fork = fork
+            self.error = StageOver("it was to be forked") if passed else TemplateError(error)
             self.given.set()
 
 
 class Proof:
     """What the trial of a template has found; `lock` is held during the trial.
 
-    `namespaces` are those of the template's processes.
+    It holds for one stage: later, code of more packages has run in the template. `namespaces` are
+    those of the template's processes.
     """
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
+        self.stage = 0
         self.checks: tuple[Check, ...] = ()
         self.namespaces: frozenset[str] = frozenset()
 
-    @property
-    def tried(self) -> bool:
-        """Whether the template may be used."""
-        return bool(self.checks)
-
-    def take(self, checks: Iterable[Check], namespaces: frozenset[str]) -> None:
-        """Note that it has passed."""
-        self.checks, self.namespaces = tuple(checks), namespaces
+    def take(self, stage: int, checks: Iterable[Check], namespaces: frozenset[str]) -> None:
+        """Note that this stage has passed."""
+        self.stage, self.checks, self.namespaces = stage, tuple(checks), namespaces
 
 
 class TemplateProcess:
@@ -101,15 +105,17 @@ class TemplateProcess:
     ) -> None:
         """Start it; `command` takes its end of the control socket. Raises LaunchError.
 
-        `on_change` is called when it becomes ready, when it forks no more and when it is gone.
+        `on_change` is called when it reaches a stage, when it forks no more and when it is gone.
         """
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Answer] = {}
         self._forks: dict[int, Fork] = {}
-        self._ready = anyio.Event()
-        self.usable = False
+        self._can_fork, self._whole = anyio.Event(), anyio.Event()
+        self.usable = self._stopped = False
+        self.stage = 0
+        """Counts the times that it has imported more; kernels are forked from the first one on."""
         self.missing: dict[str, str] = {}
         self.gone = anyio.Event()
         self.proof = Proof()
@@ -135,28 +141,41 @@ class TemplateProcess:
     @property
     def alive(self) -> bool:
         """Whether it can still become or be ready."""
-        return not self.gone.is_set() and (self.usable or not self._ready.is_set())
+        return not self.gone.is_set() and not self._stopped
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is nothing more to import."""
+        return self.usable and self._whole.is_set()
+
+    async def can_fork(self) -> bool:
+        """Wait until it has what every kernel needs or never will; whether it can fork."""
+        await self._can_fork.wait()
+        return self.usable
 
     async def ready(self) -> bool:
         """Wait until everything is loaded or never will be; whether it can fork."""
-        await self._ready.wait()
+        await self._whole.wait()
         return self.usable
 
-    async def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> Fork:
-        """Have it fork a kernel; the caller owns the pidfds, keeps `fds`. Raises TemplateError."""
+    async def fork(self, request: Mapping[str, Any], fds: Sequence[int], stage: int = 0) -> Fork:
+        """Have it fork a kernel, of this stage if it is not 0.
+
+        The caller owns the pidfds, keeps `fds`. Raises TemplateError, StageOver.
+        """
         if not self.usable:
             raise TemplateError("the template is not running")
         number = next(self._numbers)
         answer = self._asked[number] = _Answer()
         try:
-            linux.send(self._control, {"op": "fork", "id": number, **request}, fds)
+            linux.send(self._control, {"op": "fork", "id": number, "stage": stage, **request}, fds)
             await self._answer(answer)
         except OSError as reason:
             raise TemplateError(f"the template could not be asked: {reason}") from reason
         finally:
             del self._asked[number]
         if answer.fork is None:
-            raise TemplateError(answer.error)
+            raise answer.error
         return answer.fork
 
     async def _answer(self, answer: _Answer) -> None:
@@ -184,21 +203,25 @@ class TemplateProcess:
 
     def retire(self) -> None:
         """Fork no more; kernels that run go on, and with the last of them it ends."""
-        self.usable = False
-        self._ready.set()
+        self._stop()
         if not self._forks:
             self._hang_up()
 
     async def aclose(self) -> None:
         """End it with all kernels it still has."""
         with anyio.CancelScope(shield=True):
-            self.usable = False
+            self._stop()
             self._hang_up()
             with anyio.move_on_after(END_S):
                 await self.gone.wait()
             if not self.gone.is_set():
                 self._popen.kill()
                 await self.gone.wait()
+
+    def _stop(self) -> None:
+        self.usable, self._stopped = False, True
+        self._can_fork.set()
+        self._whole.set()
 
     def _hang_up(self) -> None:
         """Closing the control socket ends the template."""
@@ -229,7 +252,8 @@ class TemplateProcess:
         operation, number = message["op"], message.get("id", 0)
         answer = self._asked.get(number, _Answer())
         if operation == "forked":
-            fork = self._forks[number] = Fork(init=fds[0], kernel=fds[1])
+            stage = int(message["stage"])
+            fork = self._forks[number] = Fork(init=fds[0], kernel=fds[1], stage=stage)
             fork.on_release = partial(self._released, number)
             answer.give(fork=fork)
             if answer.fork is not fork or number not in self._asked:
@@ -239,15 +263,22 @@ class TemplateProcess:
                 del self._forks[number]
         elif operation == "failed":
             answer.give(error=str(message["error"]))
+        elif operation == "passed":
+            answer.give(passed=True)
         elif operation == "exit":
             self._on_exit(number, int(message["status"]))
         elif operation == "ready":
-            self.missing = message["missing"]
-            self.usable = not self._ready.is_set()
-            self._ready.set()
-            self._on_change(self)
+            self._on_stage(int(message["stage"]), dict(message["missing"]), int(message["left"]))
         else:
             self._stop_forking("the template has ended and left its kernels behind")
+
+    def _on_stage(self, stage: int, missing: dict[str, str], left: int) -> None:
+        self.stage, self.missing = stage, missing
+        self.usable = not self._stopped
+        self._can_fork.set()
+        if not left:
+            self._whole.set()
+        self._on_change(self)
 
     def _on_lost(self, message: dict[str, Any]) -> None:
         """Answer a fork whose pidfds did not arrive: no descriptor was left, its kernel ends."""
@@ -266,8 +297,7 @@ class TemplateProcess:
             self._hang_up()
 
     def _stop_forking(self, reason: str) -> None:
-        self.usable = False
-        self._ready.set()
+        self._stop()
         for answer in self._asked.values():
             answer.give(error=reason)
         if not self._forks:

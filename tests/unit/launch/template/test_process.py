@@ -18,7 +18,7 @@ from kernel_mcp.launch.process import ConfinedProcess
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.template import process as template_process
 from kernel_mcp.launch.template.kernel import Forked
-from kernel_mcp.launch.template.process import TemplateError, TemplateProcess
+from kernel_mcp.launch.template.process import StageOver, TemplateError, TemplateProcess
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_specs.template import linux
 
@@ -31,6 +31,8 @@ from kernel_specs.template import linux as packets
 control = socket.socket(fileno=int(sys.argv[1]))
 def tell(fds=(), **message):
     packets.send(control, message, fds)
+def ready(**missing):
+    tell(op="ready", stage=1, missing=missing, left=0)
 def hear():
     received = packets.receive(control)
     if received is None:
@@ -46,10 +48,10 @@ def sleeper():
 start = hear()
 """
 FORK = """
-tell(op="ready", missing={})
+ready()
 request = hear()
 (init, init_fd), (kernel, kernel_fd) = sleeper(), sleeper()
-tell([init_fd, kernel_fd], op="forked", id=request["id"])
+tell([init_fd, kernel_fd], op="forked", id=request["id"], stage=1)
 os.waitpid(init, 0)
 os.kill(kernel, signal.SIGKILL)
 tell(op="exit", id=request["id"], status=os.waitpid(kernel, 0)[1])
@@ -89,12 +91,61 @@ async def template(script: str) -> AsyncIterator[Template]:
 
 
 async def test_a_ready_template_is_usable() -> None:
-    async with template("tell(op='ready', missing={'a': start['greeting']}); hear()") as one:
+    async with template("ready(a=start['greeting']); hear()") as one:
         assert one.process.alive
         assert not one.process.usable
         assert await one.process.ready()
         assert one.process.missing == {"a": "hello"}
         assert one.changes == [True]
+
+
+async def test_a_template_forks_before_it_has_everything() -> None:
+    script = (
+        "tell(op='ready', stage=1, missing={}, left=2)\n"
+        "hear()\n"
+        "tell(op='ready', stage=2, missing={'a': 'why'}, left=0)\n"
+        "hear()"
+    )
+    async with template(script) as one:
+        assert await one.process.can_fork()
+        assert one.process.usable
+        assert (one.process.stage, one.process.whole) == (1, False)
+        linux.send(one.process._control, {"go": "on"})
+        assert await one.process.ready()
+        assert (one.process.stage, one.process.whole) == (2, True)
+        assert one.process.missing == {"a": "why"}
+        assert one.changes == [True, True]
+
+
+async def test_a_template_that_was_given_up_is_not_used_when_it_has_more() -> None:
+    script = (
+        "tell(op='ready', stage=1, missing={}, left=1)\n"
+        "hear()\n"
+        "tell(op='ready', stage=2, missing={}, left=0)\n"
+        "tell(op='failed', id=1, error='this is the last word')\n"
+        "hear()"
+    )
+    async with template(script) as one:
+        assert await one.process.can_fork()
+        one.process._stop_forking("of a test")
+        assert not await one.process.ready()
+        assert not one.process.alive
+        assert not one.process.usable
+
+
+async def test_a_request_for_a_stage_that_is_over_is_told_from_a_failure() -> None:
+    script = (
+        "tell(op='ready', stage=2, missing={}, left=0)\n"
+        "request = hear()\n"
+        "assert request['stage'] == 1\n"
+        "tell(op='passed', id=request['id'])\n"
+        "hear()"
+    )
+    async with template(script) as one:
+        await one.process.ready()
+        with pytest.raises(StageOver):
+            await one.process.fork({}, [], stage=1)
+        assert one.process.usable
 
 
 async def test_a_template_that_ends_before_it_is_ready_is_told_with_its_last_words() -> None:
@@ -121,11 +172,7 @@ async def test_a_fork_gives_processes_that_can_be_signalled_and_tells_their_end(
 
 
 async def test_a_refused_fork_is_an_error_with_the_reason() -> None:
-    script = (
-        "tell(op='ready', missing={})\n"
-        "tell(op='failed', id=hear()['id'], error='no memory')\n"
-        "hear()"
-    )
+    script = "ready()\ntell(op='failed', id=hear()['id'], error='no memory')\nhear()"
     async with template(script) as one:
         await one.process.ready()
         with pytest.raises(TemplateError, match="no memory"):
@@ -134,7 +181,7 @@ async def test_a_refused_fork_is_an_error_with_the_reason() -> None:
 
 
 async def test_a_template_that_dies_over_a_request_is_an_error() -> None:
-    async with template("tell(op='ready', missing={}); hear(); os._exit(1)") as one:
+    async with template("ready(); hear(); os._exit(1)") as one:
         await one.process.ready()
         with pytest.raises(TemplateError, match="ended"):
             await one.process.fork({}, [])
@@ -146,7 +193,7 @@ async def test_a_template_that_does_not_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(template_process, "ANSWER_S", 0.05)
-    async with template("tell(op='ready', missing={}); hear(); signal.pause()") as one:
+    async with template("ready(); hear(); signal.pause()") as one:
         await one.process.ready()
         with pytest.raises(TemplateError, match="did not answer"):
             await one.process.fork({}, [])
@@ -192,9 +239,7 @@ async def test_a_cancelled_request_ends_the_kernel_that_comes_of_it() -> None:
 
 
 async def test_a_kernel_whose_zygote_ended_is_kept_and_its_template_forks_no_more() -> None:
-    script = FORK.replace(
-        "os.waitpid(init, 0)", "tell(op='zygote-ended', status=9)\nos.waitpid(init, 0)"
-    )
+    script = FORK.replace("os.waitpid(init, 0)", "tell(op='zygote-ended')\nos.waitpid(init, 0)")
     async with template(script) as one:
         await one.process.ready()
         fork = await one.process.fork({}, [])
@@ -227,7 +272,7 @@ async def test_when_all_of_it_is_gone_its_kernels_are_over() -> None:
 
 
 async def test_a_retired_template_without_kernels_ends() -> None:
-    async with template("tell(op='ready', missing={}); hear()") as one:
+    async with template("ready(); hear()") as one:
         await one.process.ready()
         one.process.retire()
         await one.process.gone.wait()
@@ -235,7 +280,7 @@ async def test_a_retired_template_without_kernels_ends() -> None:
 
 async def test_a_template_that_does_not_let_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_process, "END_S", 0.05)
-    async with template("tell(op='ready', missing={})\nwhile True: signal.pause()") as one:
+    async with template("ready()\nwhile True: signal.pause()") as one:
         await one.process.ready()
 
 

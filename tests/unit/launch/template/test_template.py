@@ -49,6 +49,10 @@ class Process:
     async def ready(self) -> bool:
         return self.usable
 
+    @property
+    def whole(self) -> bool:
+        return self.usable
+
     def become_ready(self) -> None:
         self.usable = True
         self.on_change(self)

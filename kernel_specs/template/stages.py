@@ -1,0 +1,127 @@
+"""A template grows in stages: a successor imports some more, then takes the place of its parent.
+
+The parent forks kernels meanwhile, of what it has itself. A module that does harm, ends the process
+or never comes to an end costs only the successor; the next one does without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernel_specs.restricted import host
+from kernel_specs.template import linux, prewarm
+
+STAGE_S = 0.3
+"""Seconds of imports after which a successor takes over, at the end of the module then."""
+IMPORT_S = 60.0
+"""Seconds for one module with its companions, on a busy machine."""
+UNFIT = "it starts threads or holds what kernels must not share"
+_ENDED = "it ended the process that imported it"
+_LATE = f"it was not imported within {IMPORT_S:g} s"
+
+
+@dataclass
+class Stage:
+    """What a template has, and the modules that it has not tried yet."""
+
+    loaded: prewarm.Loaded
+    left: list[str] = field(default_factory=list)
+
+    def without(self, name: str, why: str) -> None:
+        """Do not try this module again."""
+        self.loaded.missing[name] = why
+        self.left.remove(name)
+
+    def message(self) -> dict[str, Any]:
+        """How init and server are told of it."""
+        return {"op": "ready", "missing": self.loaded.missing, "left": len(self.left)}
+
+
+class Successor:
+    """A child that imports more, for its parent; `begin` returns in both."""
+
+    def __init__(self, link: socket.socket, pid: int) -> None:
+        self.link = link
+        self.pid = pid
+        self.importing = ""
+        self.why = _ENDED
+        self.deadline = time.monotonic() + IMPORT_S
+
+    @classmethod
+    def begin(cls) -> Successor | socket.socket:
+        """Fork; the child gets its end of a link to the parent. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        if pid:
+            theirs.close()
+            return cls(ours, pid)
+        ours.close()
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+        return theirs
+
+    @property
+    def left_ms(self) -> int:
+        """Milliseconds until it is late."""
+        return max(0, round(1000 * (self.deadline - time.monotonic())))
+
+    def heard(self) -> dict[str, Any] | None:
+        """Take a message; that of a stage that is complete, else None. Raises EOFError."""
+        try:
+            received = linux.receive(self.link, wait=False)
+        except BlockingIOError:
+            return None
+        if received is None:
+            raise EOFError
+        message, fds = received
+        linux.close_all(fds)
+        if message["op"] == "ready":
+            return message
+        if message["op"] == "unfit":
+            self.why = UNFIT
+        else:
+            self.importing = str(message["name"])
+            self.deadline = time.monotonic() + IMPORT_S
+        return None
+
+    def over(self, *, late: bool = False) -> None:
+        """Have it end, if it has not."""
+        if late:
+            self.why = _LATE
+        os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the number means it
+        self.link.close()
+
+
+def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
+    """Import modules in the successor until its time is over; ends the process for an unfit one."""
+    missing = dict(before.loaded.missing)
+    held = prewarm.Inherited.now()
+    end = time.monotonic() + STAGE_S
+    done = 0
+    gc.disable()
+    for name in before.left:
+        linux.send(link, {"op": "imports", "name": name})
+        if why := prewarm.add(kernel, name):
+            missing[name] = why
+        if prewarm.Inherited.now().more_than(held):
+            linux.send(link, {"op": "unfit"})
+            os._exit(0)
+        done += 1
+        if time.monotonic() >= end:
+            break
+    gc.enable()
+    linux.prctl(linux.PR_SET_PDEATHSIG, 0)
+    return Stage(prewarm.loaded(missing), before.left[done:])
