@@ -24,12 +24,11 @@ from mcp_types import (
 
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.records import dataclass
+from kernel_mcp.wire import END_BYTES
 
 EXAMINED_BYTES = 1024 * 1024
 """Bytes up to which a bad line is parsed again to name its fault; of longer ones the ends are
 searched."""
-END_BYTES = 4096
-"""Bytes at either end of a line that are searched for its id."""
 MOST_IDS = 100
 """Members of a batch that are answered."""
 
@@ -73,10 +72,8 @@ def oversized(head: bytes, tail: bytes, most_bytes: int) -> Refusal:
     return _refusal([_salvaged(head, tail)], INVALID_REQUEST, reason)
 
 
-def undone(line: bytes | bytearray | Refusal, reason: str) -> Refusal:
+def undone(line: bytes | bytearray, reason: str) -> Refusal:
     """The refusal of a line that the server could not process because of `reason`."""
-    if isinstance(line, Refusal):
-        return line
     text = f"The server could not take this message in: {reason}. Nothing was done; try again."
     number = _salvaged(bytes(line[:END_BYTES]), bytes(line[-END_BYTES:]))
     return _refusal([number], INTERNAL_ERROR, text)

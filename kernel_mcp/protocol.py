@@ -12,14 +12,16 @@ from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, Server
 from mcp.server.mcpserver.tools import Tool
 
 from kernel_mcp import __version__
+from kernel_mcp.greeting import NAME
 from kernel_mcp.linux.process import end_soon
 from kernel_mcp.output.text import Masks
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.stdio import stdio_streams
-from kernel_mcp.tools import AnyContext, Callers, Toolbox, instructions
+from kernel_mcp.tools import AnyContext, Callers, Toolbox
 from kernel_mcp.tools.resources import ResourceServer
+from kernel_mcp.wire import Wire
 
 
 class StdioCallers:
@@ -34,9 +36,16 @@ class StdioCallers:
 
 
 def build_mcp(
-    services: Services, callers: Callers, links: Callable[[str], str] | None = None
+    services: Services,
+    callers: Callers,
+    links: Callable[[str], str] | None = None,
+    *,
+    words: str | None = None,
 ) -> ResourceServer:
-    """The MCP server with all tools and resources, for `callers`; see `Toolbox` for `links`."""
+    """The MCP server with all tools and resources, for `callers`; see `Toolbox` for `links`.
+
+    `words` are its instructions where a client may have had them already.
+    """
     factory = services.factory
 
     def tools() -> Sequence[Tool]:
@@ -47,16 +56,16 @@ def build_mcp(
         return box.tools
 
     return ResourceServer(
-        "kernel-mcp",
+        NAME,
         manager=services.manager,
         caller=callers.of,
         tools=tools,
         files="files" in services.settings.tools,
         remarks=lambda: factory.remarks,
         masks=Masks(services.settings.hidden),
-        title="kernel-mcp",
+        title=NAME,
         version=__version__,
-        instructions=instructions(services.settings, services.report, list(factory.missing)),
+        instructions=services.instructions() if words is None else words,
         log_level="WARNING",
     )
 
@@ -72,11 +81,11 @@ def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
     return pass_on
 
 
-async def serve_stdio(services: Services) -> None:
-    """Serve one client on stdin and stdout until it closes them."""
+async def serve_stdio(services: Services, wire: Wire, words: str) -> None:
+    """Serve the client of `wire`, who may have had the instructions, until it closes its pipes."""
     outbox = Outbox()
-    mcp = build_mcp(services, StdioCallers(outbox))
+    mcp = build_mcp(services, StdioCallers(outbox), words=words)
     mcp.middleware.append(_tell_when_given_up(outbox))
-    async with stdio_streams(outbox.written, end_soon) as (read, write):
+    async with stdio_streams(wire, outbox.written, end_soon) as (read, write):
         lowlevel = mcp._lowlevel_server
         await lowlevel.run(read, write, lowlevel.create_initialization_options())

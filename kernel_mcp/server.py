@@ -67,6 +67,7 @@ from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SessionFolders
 from kernel_mcp.telemetry import Levels, Meters, Readiness
 from kernel_mcp.telemetry.logs import Lines
+from kernel_mcp.wire import stdio_wire
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,11 @@ SWITCH_S = 0.0005
 
 PROTOCOL = "kernel_mcp.protocol"
 """Imports the MCP SDK."""
+TOOLS = "kernel_mcp.tools.topics"
+"""What the first request for tools needs besides."""
+TEMPLATE_S = 0.2
+"""Seconds that the start of a template has before the SDK is imported: it takes longer than that
+to build an environment."""
 RETRIES_S = (30.0, 60.0, 300.0)
 """Seconds between attempts to prepare for kernels, as while there is no network."""
 TEMPLATE_KERNELS = 1
@@ -393,23 +399,31 @@ def _spares(settings: Settings, sandbox: Sandbox, folder: Path) -> int:
 
 async def run_stdio(settings: Settings, sandbox: Future[Sandbox]) -> None:
     """Serve one client on stdin and stdout until it closes them or a signal arrives."""
-    importing = _begin_import()
-    async with parts(settings, await proven(sandbox)) as built, anyio.create_task_group() as tasks:
+    async with (
+        parts(settings, await proven(sandbox)) as built,
+        stdio_wire() as wire,
+        anyio.create_task_group() as tasks,
+    ):
+        words = built.instructions()
         tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
+        tasks.start_soon(wire.greet, words)
         tasks.start_soon(warm_up, built)
-        protocol = await anyio.to_thread.run_sync(importing.result)
+        with anyio.move_on_after(TEMPLATE_S):
+            await built.factory.begun.wait()
+        protocol = await anyio.to_thread.run_sync(_begin_import().result)
         collect_seldom()
         tasks.start_soon(Reaper(built.manager, settings.idle_timeout_s, time.monotonic).run)
         tasks.start_soon(stay_within_bounds, settings, lambda: built.manager.sessions)
-        await protocol.serve_stdio(built)
+        await protocol.serve_stdio(built, wire, words)
         tasks.cancel_scope.cancel()
 
 
 def _begin_import() -> Future[ModuleType]:
-    """Import the MCP SDK in a thread; meanwhile a first kernel is prepared by other processes."""
+    """Import the MCP SDK in a thread; meanwhile other processes prepare a first kernel."""
     sysconfig.get_config_vars()  # Python does not bear that two threads are the first to ask
     executor = ThreadPoolExecutor(1, "import")
     importing = executor.submit(import_module, PROTOCOL)
+    executor.submit(import_module, TOOLS)
     executor.shutdown(wait=False)
     return importing
 

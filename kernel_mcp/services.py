@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.greeting import instructions
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.doors import Doors
 from kernel_mcp.launch.network import Network
@@ -37,3 +38,7 @@ class Services:
     network: Network
     kept: str
     meters: Meters
+
+    def instructions(self) -> str:
+        """Those for the model, as things are now."""
+        return instructions(self.settings, self.report, list(self.factory.missing))

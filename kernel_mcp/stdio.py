@@ -1,248 +1,85 @@
-"""MCP over stdin and stdout, on the event loop.
-
-A thread blocked in read(2) cannot be cancelled and would hang the shutdown; here both ends are
-non-blocking pipes.
-"""
+"""The streams of the MCP SDK over the lines of one client."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import fcntl
 import logging
-import os
-import select
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import anyio
-from anyio import AsyncFile, open_file
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.config.values import KIB, MIB
-from kernel_mcp.envelopes import END_BYTES, Refusal, line_of, message_of, oversized, undone
+from kernel_mcp.envelopes import Refusal, line_of, message_of, oversized, undone
+from kernel_mcp.wire import Ends, Line, Wire
 
 logger = logging.getLogger(__name__)
 
-MAX_LINE_BYTES = 160 * MIB
-"""Bytes of the longest request: three times the largest file, which arrives as one line with its
-escapes. Of longer lines only the ends are kept."""
-READ_BYTES = 256 * KIB
-
-Line: TypeAlias = bytes | bytearray | Refusal
 Requests: TypeAlias = MemoryObjectReceiveStream[SessionMessage | Exception]
 Answers: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
 
-class Lines:
-    """The lines of a byte stream, each with its end; one above `most_bytes` becomes a `Refusal`.
-
-    `read` returns the bytes that have arrived, none at the end of the stream.
-    """
-
-    def __init__(
-        self, read: Callable[[], Awaitable[bytes]], most_bytes: int = MAX_LINE_BYTES
-    ) -> None:
-        self._read = read
-        self._most = most_bytes
-        self._kept = bytearray()
-        self._searched = 0
-
-    def __aiter__(self) -> AsyncIterator[Line]:
-        return self
-
-    async def __anext__(self) -> Line:
-        while (end := self._kept.find(b"\n", self._searched)) < 0:
-            self._searched = len(self._kept)
-            if self._searched > self._most:
-                return await self._skip()
-            piece = await self._read()
-            if not piece:
-                if not self._kept:
-                    raise StopAsyncIteration
-                return self._cut(len(self._kept))
-            try:
-                self._kept += piece
-            except MemoryError:
-                return await self._skip()
-        return self._cut(end + 1)
-
-    def _cut(self, end: int) -> bytearray:
-        self._searched = 0
-        if end == len(self._kept):
-            line, self._kept = self._kept, bytearray()
-        else:
-            line = self._kept[:end]
-            del self._kept[:end]
-        return line
-
-    async def _skip(self) -> Refusal:
-        """Drop a line except for its first and last bytes."""
-        head, tail = bytes(self._kept[:END_BYTES]), self._kept[-END_BYTES:]
-        self._kept = bytearray()
-        self._searched = 0
-        while piece := await self._read():
-            rest, found, after = piece.partition(b"\n")
-            tail = (tail + rest)[-END_BYTES:]
-            if found:
-                self._kept += after
-                break
-        return oversized(head, bytes(tail), self._most)
-
-
-class Writer(Protocol):
-    """Destination of answers."""
-
-    async def write(self, text: str) -> None:
-        """Write a line; returns when the pipe has room for more."""
-
-
-class _PipeWriter:
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        self._turn = anyio.Lock(fast_acquire=True)
-
-    async def write(self, text: str) -> None:
-        self._writer.write(text.encode("utf-8", "replace") + b"\n")
-        try:
-            async with self._turn:
-                await self._writer.drain()
-        except ConnectionError as error:
-            raise anyio.ClosedResourceError from error
-
-
-class _FileWriter:
-    def __init__(self, file: AsyncFile[bytes]) -> None:
-        self._file = file
-        self._turn = anyio.Lock(fast_acquire=True)
-
-    async def write(self, text: str) -> None:
-        async with self._turn:
-            await self._file.write(text.encode("utf-8", "replace") + b"\n")
-            await self._file.flush()
-
-
-class _Listener(asyncio.streams.FlowControlMixin):
-    """Notices that the reader of the output is gone."""
-
-    def __init__(self, on_lost: Callable[[], None]) -> None:
-        super().__init__()
-        self._on_lost = on_lost
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._on_lost()
-
-
 @asynccontextmanager
 async def stdio_streams(
+    wire: Wire,
     written: Callable[[JSONRPCMessage], None] = lambda _message: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[tuple[Requests, Answers]]:
-    """The SDK's read and write streams of this process.
+    """The SDK's read and write streams of a client.
 
-    `written` is called with each message on the pipe, `on_end` at the end of input. Meanwhile
-    descriptor 0 is /dev/null and 1 is stderr: children cannot touch the protocol.
+    `written` is called with each message on the pipe, `on_end` at the end of input.
     """
-    wire_in = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
-    wire_out = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    async with (
-        _reading(wire_in) as (lines, hang_up),
-        _writing(wire_out, on_lost=hang_up) as writer,
-        anyio.create_task_group() as tasks,
-    ):
+    async with anyio.create_task_group() as tasks:
         to_server, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
         answers, to_client = anyio.create_memory_object_stream[SessionMessage]()
-        tasks.start_soon(_take, lines, to_server, writer, on_end)
-        tasks.start_soon(_give, to_client, writer, written)
+        tasks.start_soon(_take, wire, to_server, on_end)
+        tasks.start_soon(_give, to_client, wire, written)
         yield requests, answers
 
 
 async def _take(
-    lines: Lines,
+    wire: Wire,
     to_server: MemoryObjectSendStream[SessionMessage | Exception],
-    writer: Writer,
     on_end: Callable[[], None],
 ) -> None:
     async with to_server:
         with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
-            async for line in lines:
-                with Barrier("reading a request") as barrier:
-                    message = line if isinstance(line, Refusal) else message_of(line)
-                if barrier.failure is not None:
-                    message = undone(line, reason_of(barrier.failure))
+            async for line in wire.lines():
+                message = _message(line)
                 del line
                 if not isinstance(message, Refusal):
                     await to_server.send(SessionMessage(message))
                     continue
                 logger.warning("a line of the client was refused: %s", message.reason)
                 for answer in message.answers:
-                    await writer.write(answer)
+                    await wire.writer.write(answer)
         on_end()
+
+
+def _message(line: Line) -> JSONRPCMessage | Refusal:
+    if isinstance(line, Ends):
+        return oversized(line.head, line.tail, line.most_bytes)
+    with Barrier("reading a request") as barrier:
+        return message_of(line)
+    assert barrier.failure is not None
+    return undone(line, reason_of(barrier.failure))
 
 
 async def _give(
     to_client: MemoryObjectReceiveStream[SessionMessage],
-    writer: Writer,
+    wire: Wire,
     written: Callable[[JSONRPCMessage], None],
 ) -> None:
     async with to_client:
         with contextlib.suppress(anyio.ClosedResourceError):
             async for said in to_client:
                 line, message = line_of(said.message)
-                await writer.write(line)
+                if wire.greeting is not None and wire.greeting.takes(line):
+                    continue
+                await wire.writer.write(line)
                 with Barrier("taking note of an answer's delivery"):
                     written(message)
-
-
-@asynccontextmanager
-async def _reading(fd: int) -> AsyncIterator[tuple[Lines, Callable[[], None]]]:
-    """The lines of a descriptor, and a callback that ends them early."""
-    if not _pollable(fd):
-        async with await open_file(fd, "rb") as file:
-            yield Lines(partial(file.read, READ_BYTES)), lambda: None  # a file ends by itself
-        return
-    reader = asyncio.StreamReader(limit=READ_BYTES)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
-    )
-    try:
-        yield Lines(partial(reader.read, READ_BYTES)), transport.close
-    finally:
-        transport.close()
-
-
-@asynccontextmanager
-async def _writing(fd: int, *, on_lost: Callable[[], None]) -> AsyncIterator[Writer]:
-    if not _pollable(fd):
-        async with await open_file(fd, "wb") as file:
-            yield _FileWriter(file)
-        return
-    loop = asyncio.get_running_loop()
-    transport, protocol = await loop.connect_write_pipe(
-        lambda: _Listener(on_lost), os.fdopen(fd, "wb", buffering=0)
-    )
-    transport.set_write_buffer_limits(0)  # what has drained is on the pipe
-    try:
-        yield _PipeWriter(asyncio.StreamWriter(transport, protocol, None, loop))
-    finally:
-        transport.close()
-
-
-def _pollable(fd: int) -> bool:
-    """Whether epoll supports it; files and /dev/null never block instead."""
-    with select.epoll() as poll:
-        try:
-            poll.register(fd)
-        except PermissionError:
-            return False
-    return True

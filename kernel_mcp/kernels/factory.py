@@ -168,6 +168,8 @@ class KernelFactory:
         self._own = Fitting(environments, self._spec(_NOBODY))
         self._masks = Masks(settings.hidden)
         self._floods = Floods()
+        self.begun = anyio.Event()
+        """A first template has been started, or there will be none for now."""
 
     async def environment(
         self, request: KernelRequest, progress: ProgressCallback
@@ -235,7 +237,10 @@ class KernelFactory:
 
     async def warm_up(self) -> None:
         """Build the server's own environment and its template. Raises EnvironmentBuildError."""
-        environment, _ = await self.environment(_NOBODY, log_progress)
+        try:
+            environment, _ = await self.environment(_NOBODY, log_progress)
+        finally:
+            self.begun.set()
         if self._templates is not None:
             await self._templates.ready(environment)
         await anyio.to_thread.run_sync(self._environments.evict)

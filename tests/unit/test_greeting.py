@@ -1,18 +1,27 @@
-"""What a model is told at the start: true for the settings, and short enough to arrive."""
+"""What a client is told at the start: as the SDK tells it, and true for the settings."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp.shared.message import SessionMessage
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from kernel_mcp import __version__, envelopes
 from kernel_mcp.config.settings import Refusal, Settings
 from kernel_mcp.config.values import HeaderSecret, Mount, Variable
+from kernel_mcp.greeting import VERSIONS, greeting, instructions
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.select import NoSandbox
-from kernel_mcp.tools import instructions
+
+pytestmark = pytest.mark.anyio
 
 WHOLE = SandboxReport("bwrap", ("everything",), ())
 
@@ -134,3 +143,127 @@ def test_secrets_are_told_with_the_header_and_the_host_that_they_are_for() -> No
     )
     assert "Network: api.test" in text
     assert "hunter2" not in text
+
+
+USUAL: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"roots": {"listChanged": True}, "elicitation": {"form": {}, "url": {}}},
+        "clientInfo": {"name": "client", "title": "A client", "version": "1.2"},
+    },
+}
+
+
+def changed(**params: Any) -> bytes:
+    return json.dumps({**USUAL, "params": {**USUAL["params"], **params}}).encode()
+
+
+def test_it_knows_the_versions_that_the_sdk_knows() -> None:
+    assert VERSIONS == HANDSHAKE_PROTOCOL_VERSIONS
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_answer_is_that_of_the_sdk(version: str) -> None:
+    answers: list[dict[str, Any]] = []
+    for early in (True, False):
+        line = changed(protocolVersion=version)
+        if early:
+            given = greeting(line, "words")
+            assert given is not None
+            answers.append(json.loads(given.line))
+        else:
+            answers.append(json.loads(await answer_of_the_sdk(line)))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    "capabilities",
+    [
+        {},
+        {"roots": {}},
+        {"sampling": {}, "elicitation": {}},
+        {"sampling": {"context": {}, "tools": {}}},
+        {"experimental": {"anything": {}}, "extensions": {"io.example/ui": {}}},
+    ],
+    ids=str,
+)
+async def test_what_it_accepts_the_sdk_accepts(capabilities: dict[str, Any]) -> None:
+    line = changed(capabilities=capabilities)
+    given = greeting(line, "words")
+    assert given is not None
+    assert json.loads(await answer_of_the_sdk(line)) == json.loads(given.line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"nonsense",
+        b"[" * 100_000,
+        json.dumps({**USUAL, "more": 1}).encode(),
+        json.dumps({**USUAL, "id": True}).encode(),
+        json.dumps({**USUAL, "id": None}).encode(),
+        json.dumps({**USUAL, "id": 1.5}).encode(),
+        json.dumps({**USUAL, "id": {}}).encode(),
+        json.dumps({**USUAL, "id": 1 << 80}).encode(),
+        json.dumps({**USUAL, "id": "\ud800"}).encode(),
+        json.dumps({**USUAL, "jsonrpc": "1.0"}).encode(),
+        json.dumps({**USUAL, "method": "ping"}).encode(),
+        json.dumps({**USUAL, "params": None}).encode(),
+        changed(_meta={"progressToken": 1}),
+        changed(protocolVersion="2026-07-28"),
+        changed(protocolVersion="1999-01-01"),
+        changed(protocolVersion=[]),
+        changed(capabilities=[]),
+        changed(capabilities={"roots": {"listChanged": "yes"}}),
+        changed(capabilities={"roots": 1}),
+        changed(capabilities={"experimental": {"a": 1}}),
+        changed(capabilities={"unknown": {}}),
+        changed(clientInfo={"name": "no version"}),
+        changed(clientInfo={"name": 1, "version": "1"}),
+        changed(clientInfo={"name": "a", "version": "1", "icons": []}),
+        changed(clientInfo={"name": "a" * 100_000, "version": "1"}),
+    ],
+    ids=lambda line: line[:60].decode(),
+)
+def test_what_is_not_usual_is_left_to_the_sdk(line: bytes) -> None:
+    assert greeting(line, "words") is None
+
+
+def test_the_answer_of_the_sdk_is_taken_once_and_only_that() -> None:
+    given = greeting(changed(), "words")
+    assert given is not None
+    assert not given.takes('{"jsonrpc": "2.0", "id": 1, "method": "ping"}')
+    assert not given.takes('{"jsonrpc": "2.0", "id": 2, "result": {}}')
+    assert given.takes(given.line)
+    assert not given.takes(given.line)
+
+
+def test_an_answer_of_the_sdk_that_differs_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    given = greeting(changed(), "words")
+    assert given is not None
+    assert given.takes('{"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "no"}}')
+    assert "report this as a defect" in caplog.text
+
+
+async def answer_of_the_sdk(line: bytes) -> str:
+    """What the SDK says to this line, of a server with such words as ours."""
+    server = MCPServer("kernel-mcp", title="kernel-mcp", version=__version__, instructions="words")
+    to_server, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
+    answers, to_client = anyio.create_memory_object_stream[SessionMessage]()
+    lowlevel = server._lowlevel_server
+    options = lowlevel.create_initialization_options()
+    message = envelopes.message_of(line)
+    assert not isinstance(message, envelopes.Refusal)
+    with anyio.fail_after(60):
+        async with to_server, to_client, anyio.create_task_group() as tasks:
+            tasks.start_soon(lowlevel.run, requests, answers, options)
+            await to_server.send(SessionMessage(message))
+            said = await to_client.receive()
+            tasks.cancel_scope.cancel()
+    return envelopes.line_of(said.message)[0]

@@ -1,0 +1,243 @@
+"""Lines of text from stdin and to stdout, on the event loop.
+
+A thread blocked in read(2) cannot be cancelled and would hang the shutdown; here both ends are
+non-blocking pipes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import select
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol, TypeAlias
+
+import anyio
+from anyio import AsyncFile, open_file
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.values import KIB, MIB
+from kernel_mcp.greeting import Greeting, greeting
+from kernel_mcp.records import dataclass
+
+MAX_LINE_BYTES = 160 * MIB
+"""Bytes of the longest request: three times the largest file, which arrives as one line with its
+escapes. Of longer lines only the ends are kept."""
+END_BYTES = 4096
+"""Bytes that are kept at either end of such a line."""
+READ_BYTES = 256 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What is kept of a line that has more than `most_bytes`."""
+
+    head: bytes
+    tail: bytes
+    most_bytes: int
+
+
+Line: TypeAlias = bytes | bytearray | Ends
+
+
+class Lines:
+    """The lines of a byte stream, each with its end; one above `most_bytes` becomes its `Ends`.
+
+    `read` returns the bytes that have arrived, none at the end of the stream.
+    """
+
+    def __init__(
+        self, read: Callable[[], Awaitable[bytes]], most_bytes: int = MAX_LINE_BYTES
+    ) -> None:
+        self._read = read
+        self._most = most_bytes
+        self._kept = bytearray()
+        self._searched = 0
+
+    def __aiter__(self) -> AsyncIterator[Line]:
+        return self
+
+    async def __anext__(self) -> Line:
+        while (end := self._kept.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._kept)
+            if self._searched > self._most:
+                return await self._skip()
+            piece = await self._read()
+            if not piece:
+                if not self._kept:
+                    raise StopAsyncIteration
+                return self._cut(len(self._kept))
+            try:
+                self._kept += piece
+            except MemoryError:
+                return await self._skip()
+        return self._cut(end + 1)
+
+    def _cut(self, end: int) -> bytearray:
+        self._searched = 0
+        if end == len(self._kept):
+            line, self._kept = self._kept, bytearray()
+        else:
+            line = self._kept[:end]
+            del self._kept[:end]
+        return line
+
+    async def _skip(self) -> Ends:
+        """Drop a line except for its first and last bytes."""
+        head, tail = bytes(self._kept[:END_BYTES]), self._kept[-END_BYTES:]
+        self._kept = bytearray()
+        self._searched = 0
+        while piece := await self._read():
+            rest, found, after = piece.partition(b"\n")
+            tail = (tail + rest)[-END_BYTES:]
+            if found:
+                self._kept += after
+                break
+        return Ends(head, bytes(tail), self._most)
+
+
+class Writer(Protocol):
+    """Destination of answers."""
+
+    async def write(self, text: str) -> None:
+        """Write a line; returns when the pipe has room for more."""
+
+
+class _PipeWriter:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._turn = anyio.Lock(fast_acquire=True)
+
+    async def write(self, text: str) -> None:
+        self._writer.write(text.encode("utf-8", "replace") + b"\n")
+        try:
+            async with self._turn:
+                await self._writer.drain()
+        except ConnectionError as error:
+            raise anyio.ClosedResourceError from error
+
+
+class _FileWriter:
+    def __init__(self, file: AsyncFile[bytes]) -> None:
+        self._file = file
+        self._turn = anyio.Lock(fast_acquire=True)
+
+    async def write(self, text: str) -> None:
+        async with self._turn:
+            await self._file.write(text.encode("utf-8", "replace") + b"\n")
+            await self._file.flush()
+
+
+class _Listener(asyncio.streams.FlowControlMixin):
+    """Notices that the reader of the output is gone."""
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_lost()
+
+
+class Wire:
+    """The client's lines, and where answers go."""
+
+    def __init__(self, lines: Lines, writer: Writer) -> None:
+        self._lines = lines
+        self.writer = writer
+        self.greeting: Greeting | None = None
+        self._first: Line | None = None
+        self._begun = anyio.Event()
+
+    async def greet(self, words: str) -> None:
+        """Wait for the first line and answer it, where that can be done before the SDK is there.
+
+        Has to be run as a task; `lines` have it, too.
+        """
+        try:
+            async for line in self._lines:
+                self._first = line
+                with Barrier("greeting the client"):
+                    found = None if isinstance(line, Ends) else greeting(line, words)
+                    if found is not None:
+                        self.greeting = found
+                        await self.writer.write(found.line)
+                break
+        finally:
+            self._begun.set()
+
+    async def lines(self) -> AsyncIterator[Line]:
+        """All lines of the client, the first one among them."""
+        await self._begun.wait()
+        first, self._first = self._first, None
+        if first is not None:
+            yield first
+        async for line in self._lines:
+            yield line
+
+
+@asynccontextmanager
+async def stdio_wire() -> AsyncIterator[Wire]:
+    """The lines of this process's stdin and stdout.
+
+    Meanwhile descriptor 0 is /dev/null and 1 is stderr: children cannot touch the protocol.
+    """
+    wire_in = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
+    wire_out = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    async with (
+        _reading(wire_in) as (lines, hang_up),
+        _writing(wire_out, on_lost=hang_up) as writer,
+    ):
+        yield Wire(lines, writer)
+
+
+@asynccontextmanager
+async def _reading(fd: int) -> AsyncIterator[tuple[Lines, Callable[[], None]]]:
+    """The lines of a descriptor, and a callback that ends them early."""
+    if not _pollable(fd):
+        async with await open_file(fd, "rb") as file:
+            yield Lines(partial(file.read, READ_BYTES)), lambda: None  # a file ends by itself
+        return
+    reader = asyncio.StreamReader(limit=READ_BYTES)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
+    )
+    try:
+        yield Lines(partial(reader.read, READ_BYTES)), transport.close
+    finally:
+        transport.close()
+
+
+@asynccontextmanager
+async def _writing(fd: int, *, on_lost: Callable[[], None]) -> AsyncIterator[Writer]:
+    if not _pollable(fd):
+        async with await open_file(fd, "wb") as file:
+            yield _FileWriter(file)
+        return
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: _Listener(on_lost), os.fdopen(fd, "wb", buffering=0)
+    )
+    transport.set_write_buffer_limits(0)  # what has drained is on the pipe
+    try:
+        yield _PipeWriter(asyncio.StreamWriter(transport, protocol, None, loop))
+    finally:
+        transport.close()
+
+
+def _pollable(fd: int) -> bool:
+    """Whether epoll supports it; files and /dev/null never block instead."""
+    with select.epoll() as poll:
+        try:
+            poll.register(fd)
+        except PermissionError:
+            return False
+    return True

@@ -1,0 +1,118 @@
+"""Lines are cut from what arrives; one that is too long is dropped and the next one is read."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+
+from kernel_mcp.envelopes import oversized
+from kernel_mcp.wire import Ends, Lines, Wire
+
+pytestmark = [pytest.mark.anyio]
+
+
+async def lines_of(*pieces: bytes, most: int = 100_000) -> list[bytes | Ends]:
+    """What `Lines` makes of these pieces."""
+    left = list(pieces)
+
+    async def read() -> bytes:
+        return left.pop(0) if left else b""
+
+    return [line if isinstance(line, Ends) else bytes(line) async for line in Lines(read, most)]
+
+
+async def test_lines_are_cut_wherever_the_pieces_are() -> None:
+    whole = b"one\ntwo\n\nthree"
+    expected = [b"one\n", b"two\n", b"\n", b"three"]
+    assert await lines_of(whole) == expected
+    for size in (1, 2, 3, 5):
+        pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
+        assert await lines_of(*pieces) == expected
+
+
+@pytest.mark.parametrize("size", [1000, 7777, 50_000, 1_000_000])
+async def test_a_line_that_is_too_long_costs_itself_only(size: int) -> None:
+    long = b'{"params":"' + b"x" * 300_000 + b'","id":5,"method":"m"}\n'
+    whole = b"before\n" + long + b"after\nlast\n"
+    pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
+    before, refusal, *after = await lines_of(*pieces)
+    assert before == b"before\n"
+    assert after == [b"after\n", b"last\n"]
+    if size < 1_000_000:
+        assert isinstance(refusal, Ends)
+        refused = oversized(refusal.head, refusal.tail, refusal.most_bytes)
+        assert [json.loads(answer)["id"] for answer in refused.answers] == [5]
+
+
+async def test_a_line_that_is_too_long_and_never_ends_is_refused_at_the_end() -> None:
+    (refusal,) = await lines_of(*[b"x" * 1000] * 300)
+    assert isinstance(refusal, Ends)
+
+
+class Written:
+    """What was written, line by line."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    async def write(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def wire_of(*pieces: bytes) -> tuple[Wire, Written]:
+    left = list(pieces)
+
+    async def read() -> bytes:
+        return left.pop(0) if left else b""
+
+    written = Written()
+    return Wire(Lines(read), written), written
+
+
+INITIALIZE = json.dumps(
+    {
+        "jsonrpc": "2.0",
+        "id": "first",
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "a", "version": "1"},
+        },
+    }
+).encode()
+
+
+async def test_the_first_line_is_answered_at_once_and_read_again() -> None:
+    wire, written = wire_of(INITIALIZE + b"\nsecond\n")
+    await wire.greet("words")
+    (answer,) = map(json.loads, written.lines)
+    assert (answer["id"], answer["result"]["instructions"]) == ("first", "words")
+    assert [line async for line in wire.lines()] == [INITIALIZE + b"\n", b"second\n"]
+    assert len(written.lines) == 1
+
+
+@pytest.mark.parametrize("first", [b"nonsense\n", b""], ids=["another line", "no line"])
+async def test_what_cannot_be_answered_at_once_is_only_read(first: bytes) -> None:
+    wire, written = wire_of(*filter(None, [first]))
+    await wire.greet("words")
+    assert wire.greeting is None
+    assert [line async for line in wire.lines()] == [*filter(None, [first])]
+    assert written.lines == []
+
+
+async def test_lines_wait_for_the_greeting() -> None:
+    wire, _ = wire_of(b"one\n")
+    seen: list[object] = []
+
+    async def read() -> None:
+        seen.extend([line async for line in wire.lines()])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        assert seen == []
+        tasks.start_soon(wire.greet, "words")
+    assert seen == [b"one\n"]
