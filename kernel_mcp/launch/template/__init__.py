@@ -69,6 +69,8 @@ logger = logging.getLogger(__name__)
 
 LOAD_S = 5.0
 """Longest wait for a new template to fork, 0.3 s unless the machine is busy."""
+STOCK_S = 0.3
+"""Longest wait of a kernel for the first modules of its template: it would import them itself."""
 FORKS_PER_PROCESSOR = 2
 """Kernels forked at a time: more would only delay all of them."""
 READY_FD, RING_FD = 3, 4
@@ -186,6 +188,8 @@ class TemplateLauncher:
             supervisor.renew()
             with anyio.move_on_after(LOAD_S):  # a cold kernel would never have a checkpoint
                 await supervisor.can_fork()
+            with anyio.move_on_after(STOCK_S):  # most first cells import what it is importing
+                await supervisor.stocked()
             template = supervisor.template
             if template is not None:
                 doing = "forking a kernel, which starts cold instead"

@@ -288,6 +288,11 @@ class TemplateSupervisor:
         """Wait until the current template can fork, or has failed; whether it can."""
         return self._current is not None and await self._current.can_fork()
 
+    async def stocked(self) -> None:
+        """Wait until the current template has the first of what it imports, or has failed."""
+        if self._current is not None:
+            await self._current.stocked()
+
     async def ready(self) -> bool:
         """Wait until the current template has everything or has failed; whether it can fork."""
         return self._current is not None and await self._current.ready()

@@ -25,6 +25,8 @@ from kernel_specs.template import linux
 
 ANSWER_S = 10.0
 """Seconds; a fork takes some 10 ms, and on a busier machine a cold start is no faster."""
+BARE = 1
+"""The stage in which it has what every kernel needs, and nothing else."""
 END_S = 0.5
 """Seconds that a template which was told to end, or a discarded kernel, may take."""
 
@@ -112,7 +114,7 @@ class TemplateProcess:
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Answer] = {}
         self._forks: dict[int, Fork] = {}
-        self._can_fork, self._whole = anyio.Event(), anyio.Event()
+        self._can_fork, self._stocked, self._whole = (anyio.Event() for _ in range(3))
         self.usable = self._stopped = False
         self.stage = 0
         """Counts the times that it has imported more; kernels are forked from the first one on."""
@@ -152,6 +154,10 @@ class TemplateProcess:
         """Wait until it has what every kernel needs or never will; whether it can fork."""
         await self._can_fork.wait()
         return self.usable
+
+    async def stocked(self) -> None:
+        """Wait until it has the first of what it imports for kernels, or never will."""
+        await self._stocked.wait()
 
     async def ready(self) -> bool:
         """Wait until everything is loaded or never will be; whether it can fork."""
@@ -220,8 +226,8 @@ class TemplateProcess:
 
     def _stop(self) -> None:
         self.usable, self._stopped = False, True
-        self._can_fork.set()
-        self._whole.set()
+        for event in (self._can_fork, self._stocked, self._whole):
+            event.set()
 
     def _hang_up(self) -> None:
         """Closing the control socket ends the template."""
@@ -276,6 +282,8 @@ class TemplateProcess:
         self.stage, self.missing = stage, missing
         self.usable = not self._stopped
         self._can_fork.set()
+        if stage > BARE or not left:
+            self._stocked.set()
         if not left:
             self._whole.set()
         self._on_change(self)
