@@ -41,7 +41,11 @@ PAUSE_S = 1.0
 IDLE_S = 600.0
 """Without a cell, after which copies are given up."""
 RESTING = 2
-"""Sessions without a cell that keep copies which could be made anew in no time."""
+"""Sessions without a cell that keep copies which could be made anew in no time, at least."""
+RESTING_MEMORY = 1 / 40
+"""Part of the free memory of the machine that copies of more sessions may hold."""
+RESTING_BYTES = 16 * 1024 * 1024
+"""Of one such copy: more than it holds as a rule."""
 CROWD = 8
 """Sessions that run cells, for each processor, beyond which copies wait."""
 MOST = 3
@@ -52,6 +56,13 @@ MEMORY = 0.5
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+def most_resting() -> int:
+    """How many sessions without a cell may keep copies that could be made anew in no time."""
+    with suppress(OSError):
+        return max(RESTING, int(available_memory() * RESTING_MEMORY) // RESTING_BYTES)
+    return RESTING
+
+
 class Resting:
     """Sessions without a cell that have copies: of many, those used last keep theirs.
 
@@ -59,7 +70,11 @@ class Resting:
     they had shared, if only to count references.
     """
 
-    def __init__(self, most: int = RESTING, busy: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        most: Callable[[], int] = most_resting,
+        busy: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """`busy` says how many sessions run cells, for each processor."""
         self._busy = busy
         self._most = most
@@ -79,7 +94,8 @@ class Resting:
         """A session begins to rest; `give_up` is called when others have rested less long."""
         self._known.pop(session, None)
         self._known[session] = give_up
-        while len(self._known) > self._most:
+        most = self._most()
+        while len(self._known) > most:
             self._known.popitem(last=False)[1]()
 
     def remove(self, session: Checkpoints) -> None:

@@ -102,10 +102,22 @@ async def test_a_kernel_that_dies_between_cells_comes_back() -> None:
         assert "run cell 2 again" in told(after)
 
 
+WITHOUT_MEMORY = """
+import sys
+from kernel_mcp.sessions import checkpoints
+checkpoints.RESTING_MEMORY = 0.0
+from kernel_mcp.cli import main
+sys.exit(main())
+"""
+
+
 async def test_of_many_sessions_that_rest_the_last_keep_copies_and_the_others_get_new_ones() -> (
     None
 ):
-    async with serving("--allow", "*", "--warm", "0") as agent:
+    start = command("--allow", "*", "--warm", "0")
+    start.args[:2] = ["-c", WITHOUT_MEMORY]
+    async with Client(start) as client:
+        agent = Agent(client)
         sessions = []
         for number in range(RESTING + 1):
             made = await agent.call("create_session")

@@ -9,7 +9,15 @@ import pytest
 
 from kernel_mcp.errors import LaunchError, Uncopyable
 from kernel_mcp.sessions import checkpoints
-from kernel_mcp.sessions.checkpoints import CROWD, IDLE_S, PAUSE_S, Checkpoints, Resting
+from kernel_mcp.sessions.checkpoints import (
+    CROWD,
+    IDLE_S,
+    PAUSE_S,
+    RESTING,
+    Checkpoints,
+    Resting,
+    most_resting,
+)
 from kernel_mcp.sessions.lifecycle import Return, cells_in_words
 
 pytestmark = [pytest.mark.anyio]
@@ -188,7 +196,7 @@ async def rest(policy: Checkpoints, kernel: Any, cell: int = 1) -> None:
 
 
 async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int, int]) -> None:
-    resting = Resting(2)
+    resting = Resting(lambda: 2)
     policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(3)]
     kernels: list[Any] = [Copied() for _ in policies]
     for policy, kernel in zip(policies, kernels, strict=True):
@@ -203,6 +211,19 @@ async def test_of_many_that_rest_those_used_last_keep_their_copies(own: dict[int
     await rest(first, kernels[0], 2)
     await rest(Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied())
     assert [each.newest is not None for each in policies] == [True, True, False]
+
+
+def test_more_of_them_keep_copies_where_there_is_much_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> int:
+        raise OSError
+
+    for free, most in ((0, RESTING), (2**30, RESTING), (2**34, 25)):
+        monkeypatch.setattr(checkpoints, "available_memory", lambda free=free: free)
+        assert most_resting() == most
+    monkeypatch.setattr(checkpoints, "available_memory", fails)
+    assert most_resting() == RESTING
 
 
 async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int, int]) -> None:
@@ -236,7 +257,7 @@ async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
 async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
     own: dict[int, int],
 ) -> None:
-    resting = Resting(1)
+    resting = Resting(lambda: 1)
     policy, kernel = Checkpoints("auto", lambda: 0.0, print, resting=resting), Copied()
     await rest(policy, kernel)
     kernel.exit = "it is dead"  # type: ignore[assignment]
@@ -245,7 +266,7 @@ async def test_copies_that_a_dead_kernel_comes_back_from_are_not_given_up(
 
 
 async def test_copies_that_cost_much_or_are_wanted_always_stay(own: dict[int, int]) -> None:
-    resting = Resting(0)
+    resting = Resting(lambda: 0)
     asked, kernel = Checkpoints("always", lambda: 0.0, print, resting=resting), Copied()
     await rest(asked, kernel)
     assert asked.newest is not None
