@@ -17,7 +17,7 @@ from kernel_mcp.host_folders import secrets
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.linux.safe_tree import open_beneath
 from kernel_mcp.records import dataclass
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 
 T = TypeVar("T")
 BLANK = "/run/blank"
@@ -41,7 +41,7 @@ def parts_of(items: Sequence[T], weigh: Callable[[T], int]) -> Iterator[list[T]]
     total = 0
     for item in items:
         heavy = weigh(item)
-        if part and total + heavy > linux.PACKET_BYTES // 2:
+        if part and total + heavy > packets.PACKET_BYTES // 2:
             yield part
             part, total = [], 0
         part.append(item)
@@ -176,13 +176,13 @@ class Helper:
         with suppress(OSError):  # `answers` tells
             for first in range(0, len(namespaces), _MOST_NAMESPACES):
                 some = namespaces[first : first + _MOST_NAMESPACES]
-                linux.send(self._socket, {"work": work}, some)
+                packets.send(self._socket, {"work": work}, some)
 
     def answers(self, count: int) -> list[str]:
         """What went wrong in each of the last `count` namespaces."""
         errors: list[str] = []
         while len(errors) < count:
-            received = linux.receive(self._socket)
+            received = packets.receive(self._socket)
             if received is None:
                 self.close()
                 return [*errors, *["its helper has ended"] * (count - len(errors))]
@@ -205,10 +205,10 @@ def _help(space: int, server: socket.socket) -> NoReturn:
         linux.setns(space, linux.CLONE_NEWUSER)
         linux.close_range(3, server.fileno() - 1)
         linux.close_range(server.fileno() + 1)
-        while (received := linux.receive(server)) is not None:
+        while (received := packets.receive(server)) is not None:
             message, namespaces = received
             work = [(guest, tuple(path), kind) for guest, path, kind in message["work"]]
-            linux.send(server, {"errors": list(cover_in(namespaces, work))})
+            packets.send(server, {"errors": list(cover_in(namespaces, work))})
             linux.close_all(namespaces)
         code = 0
     os._exit(code)

@@ -36,7 +36,7 @@ from kernel_mcp.host_folders.entering import Entering, Sandbox, Work, parts_of, 
 from kernel_mcp.host_folders.secrets import Parts
 from kernel_mcp.host_folders.walking import MOST_COVERS, TooManySecrets
 from kernel_mcp.host_folders.watching import Change, Ground, Watches
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 
 _INODE_BYTES = 50
 """Of a device and an inode in a message, at most."""
@@ -121,7 +121,7 @@ class Keeper:
                 if self._entering.ended(fd):
                     poll.unregister(fd)
             if self._server.fileno() in ready:
-                received = linux.receive(self._server)
+                received = packets.receive(self._server)
                 if received is None:
                     return
                 self._on_message(*received, poll)
@@ -335,7 +335,7 @@ class Keeper:
 
     def _tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         with suppress(BrokenPipeError):
-            linux.send(self._server, message, fds)
+            packets.send(self._server, message, fds)
 
 
 def _work(ground: Ground, path: Parts) -> Work:

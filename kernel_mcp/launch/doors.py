@@ -33,7 +33,7 @@ from kernel_mcp.sandbox.base import BY_BINDS, BY_RULES, BY_TREES, Opened, Sandbo
 from kernel_mcp.sandbox.landlock.rules import CHANGE, RUN, Ruleset
 from kernel_mcp.sandbox.mounts import Folder
 from kernel_specs.landlock import calls
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 
 BEGIN_S = 60.0
 """Seconds that the first walk through all mounts may take; 100,000 files take one."""
@@ -104,7 +104,7 @@ class Doors:
     def brief(self) -> bool:
         """Whether all covers fit into one message, with much else."""
         paths = [path for each in self.shown for path in each.covers]
-        return sum(map(weight, paths)) < linux.PACKET_BYTES // 2
+        return sum(map(weight, paths)) < packets.PACKET_BYTES // 2
 
     @property
     def strict(self) -> list[str]:
@@ -374,7 +374,7 @@ class Doors:
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            linux.send(self._control, {**message, "id": number}, fds)
+            packets.send(self._control, {**message, "id": number}, fds)
             with anyio.fail_after(BEGIN_S if message["op"] in ("watch", "again") else ANSWER_S):
                 said, got = await answer
         except (OSError, TimeoutError) as reason:
@@ -393,7 +393,7 @@ class Doors:
         with Barrier("hearing the keeper of the mounted folders"):
             while self._control is not None:
                 try:
-                    received = linux.receive(self._control, wait=False)
+                    received = packets.receive(self._control, wait=False)
                 except BlockingIOError:
                     return
                 if received is None:

@@ -25,7 +25,7 @@ from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Entry, Rules
 from kernel_mcp.network.secrets import Vault
 from kernel_mcp.sandbox.base import Sandbox, SandboxCommand
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 
 PAUSE_S = 1.0
 """Seconds until a proxy that has ended is replaced; each further one doubles it up to the next."""
@@ -122,7 +122,7 @@ class Proxy:
         if self._control is None:
             return
         try:
-            linux.send(self._control, message, [] if sock is None else [sock.fileno()])
+            packets.send(self._control, message, [] if sock is None else [sock.fileno()])
         except OSError as reason:
             self._on_end(f"it takes no messages: {reason.strerror}")
 
@@ -133,7 +133,7 @@ class Proxy:
             with open(trust, "w+", encoding="ascii") as file:
                 file.write(self._vault.trust)
                 file.seek(0)
-                linux.send(self._control, _message_of(self._vault), [file.fileno()])
+                packets.send(self._control, _message_of(self._vault), [file.fileno()])
 
     def _start(self) -> None:
         self._again = None
@@ -173,7 +173,7 @@ class Proxy:
         with Barrier("hearing the proxy of the network"):
             while self._control is not None:
                 try:
-                    received = linux.receive(self._control, wait=False)
+                    received = packets.receive(self._control, wait=False)
                 except BlockingIOError:
                     return
                 if received is None:
@@ -213,7 +213,7 @@ class Proxy:
 
 def fits(vault: Vault) -> bool:
     """Whether the process can be told of all secrets in one message."""
-    return len(json.dumps(_message_of(vault))) <= linux.PACKET_BYTES
+    return len(json.dumps(_message_of(vault))) <= packets.PACKET_BYTES
 
 
 def _message_of(vault: Vault) -> dict[str, Any]:

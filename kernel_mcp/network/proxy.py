@@ -59,7 +59,7 @@ from kernel_mcp.network.records import Records, Used
 from kernel_mcp.network.rules import Rules, plain_host, split_port
 from kernel_mcp.network.secrets import Secret
 from kernel_mcp.network.tunnel import PIECE_BYTES, Dialer
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 
 if TYPE_CHECKING:
     from kernel_mcp.network.termination import Termination, Terminations
@@ -116,10 +116,10 @@ class Proxy:
     def _on_control(self) -> None:
         while not self._over.done():
             try:
-                received = linux.receive(self._control, wait=False)
+                received = packets.receive(self._control, wait=False)
             except BlockingIOError:
                 return
-            except linux.DescriptorsLost as lost:
+            except packets.DescriptorsLost as lost:
                 self._fail(lost.message.get("listen"), str(lost))
                 continue
             except (OSError, ValueError) as reason:
@@ -280,7 +280,7 @@ class Proxy:
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            linux.send(self._control, message)
+            packets.send(self._control, message)
 
 
 def _confine(uid: int) -> None:

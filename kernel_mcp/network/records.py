@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kernel_mcp.network.http import Refused
-from kernel_specs.template import linux
+from kernel_specs.template import packets
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Records:
         told = {"end": number, "host": host, "port": port, "verdict": verdict, "why": words}
         told |= {"up": up, "down": down, "seconds": round(seconds, 3), "count": count}
         try:
-            linux.send(self._control, told)
+            packets.send(self._control, told)
         except BlockingIOError:
             return False
         except OSError:

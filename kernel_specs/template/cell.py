@@ -319,10 +319,10 @@ def _become(uid: int, processes: int) -> None:
     # setresuid(2) clears it, and without it root owns /proc/self
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
     linux.unshare(linux.CLONE_NEWUSER)
-    write_maps("self", [(KERNEL_ID, uid, 1)], processes)
+    linux.write_maps("self", [(KERNEL_ID, uid, 1)], processes)
     for name, most in _MOST_WATCHES.items():
         with contextlib.suppress(FileNotFoundError):  # this Linux has no such watches
-            _write(f"sys/user/{name}", str(most), processes)
+            linux.write_file(f"sys/user/{name}", str(most), processes)
 
 
 def _rest() -> None:
@@ -330,24 +330,3 @@ def _rest() -> None:
     linux.close_range(0)
     if Path(IDLE).exists():
         os.execv(IDLE, ["init", "infinity"])
-
-
-def write_maps(process: str, rows: Sequence[tuple[int, ...]], processes: int) -> None:
-    """Write the id maps of a new user namespace: first id inside, first outside, count.
-
-    `process` is its name in the /proc that `processes` is a handle of. A process that maps its own
-    id has to give up setgroups(2) first.
-    """
-    content = "".join(" ".join(map(str, row)) + "\n" for row in rows)
-    if process == "self":
-        _write("self/setgroups", "deny", processes)
-    _write(f"{process}/gid_map", content, processes)
-    _write(f"{process}/uid_map", content, processes)
-
-
-def _write(path: str, content: str, processes: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=processes)
-    try:
-        os.write(fd, content.encode())
-    finally:
-        os.close(fd)

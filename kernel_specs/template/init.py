@@ -32,13 +32,12 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kernel_specs.template import cell, linux
+from kernel_specs.template import cell, linux, packets
 
 
 class ChildWatch:
@@ -88,6 +87,7 @@ RESERVED_FDS = (3, 4)
 """A kernel's descriptors of its ready socket and its output ring."""
 PIDS_OF_KERNELS = 32
 """The zygote's pid is above: libraries renew random generators when getpid() has changed."""
+_LAST_PID = "/proc/sys/kernel/ns_last_pid"
 _STREAMS = 3
 """Descriptors of a request before the mounts."""
 
@@ -194,7 +194,7 @@ class TemplateInit:
                 os._exit(EXIT_CODE)
         theirs.close()
         program = base64.b64encode(self._start.ground.program).decode()
-        linux.send(ours, {"filter": program})
+        packets.send(ours, {"filter": program})
         return ours
 
     def _become_zygote(self, control: int) -> NoReturn:
@@ -209,7 +209,7 @@ class TemplateInit:
 
     def _on_request(self) -> bool:
         """Handle one request; False when the server is gone."""
-        received = linux.receive(self._control)
+        received = packets.receive(self._control)
         if received is None:
             return False
         request, fds = received
@@ -248,7 +248,7 @@ class TemplateInit:
             )
             # the zygote may not touch an init before that has given up its rights
             pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
-            linux.send(
+            packets.send(
                 self._zygote,
                 {"id": number, "uid": wanted.uid, "trial": trial},
                 [session.init_pidfd, pids, done_read, *streams],
@@ -263,7 +263,7 @@ class TemplateInit:
         """Pass on the messages of a zygote, and take note of its end."""
         while True:
             try:
-                received = linux.receive(zygote, wait=False)
+                received = packets.receive(zygote, wait=False)
             except BlockingIOError:
                 return
             if received is None:
@@ -347,11 +347,14 @@ class TemplateInit:
             del self._sessions[number]
 
     def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        linux.send(self._control, message, fds)
+        packets.send(self._control, message, fds)
 
 
 def _use_up_pids() -> None:
     """Advance the pid counter past `PIDS_OF_KERNELS`."""
+    # works in the template of a root server, in whose /proc nothing is read-only
+    with contextlib.suppress(OSError), open(_LAST_PID, "wb", buffering=0) as last_pid:
+        last_pid.write(str(PIDS_OF_KERNELS).encode())
     last = 0
     while last < PIDS_OF_KERNELS:
         last = os.fork()
@@ -360,106 +363,13 @@ def _use_up_pids() -> None:
         os.waitpid(last, 0)
 
 
-# `start.py enter CONTROL_FD [ID_MAPS]`: the first process inside the outer bubblewrap.
-#
-# A root server's template enters a user namespace first whose root is an ordinary user of the host,
-# with the user ids of kernels but without the host's root. Packages are imported as that user. The
-# processes that stay root outside have no capability and are not visible inside.
-
-_EVERYTHING = (
-    linux.CLONE_NEWUSER
-    | linux.CLONE_NEWPID
-    | linux.CLONE_NEWNS
-    | linux.CLONE_NEWIPC
-    | linux.CLONE_NEWUTS
-    | linux.CLONE_NEWCGROUP
-    | linux.CLONE_NEWNET
-)
-_HIDDEN = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-
-
 def main(argv: Sequence[str]) -> int:
-    """Become the init, in the user namespace that the id maps of the second argument describe."""
+    """Serve the server at the other end of the control socket, the descriptor of the argument."""
     # a terminal's or a kernel's SIGINT is never meant for these processes
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = int(argv[0])
-    if argv[1:]:
-        below = os.fork()
-        if below:
-            os.close(control)
-            return _outlive(below)
-        linux.mount("proc", "/proc", "proc", _HIDDEN)
-        first = _enter([tuple(map(int, row.split(":"))) for row in argv[1].split(",")])
-        if first:
-            os.close(control)
-            return _outlive(first)
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        linux.mount("proc", "/proc", "proc", _HIDDEN)
-        # a program belongs to the user namespace that it was started in
-        os.set_inheritable(control, True)
-        os.execv(sys.executable, [sys.executable, "-I", "-S", "-B", START, "enter", argv[0]])
-    with socket.socket(fileno=control) as server:
+    with socket.socket(fileno=int(argv[0])) as server:
         server.set_inheritable(False)
-        start = linux.receive(server)
+        start = packets.receive(server)
         if start is not None:
             TemplateInit(server, Start.parse(start[0])).run()
     return 0
-
-
-def _enter(maps: Sequence[tuple[int, ...]]) -> int:
-    """Enter a user namespace with these id maps; the result of fork(2) in it."""
-    ask_read, ask_write = os.pipe()
-    mapper = os.fork()
-    if mapper == 0:
-        _write_when_asked(ask_read, ask_write, maps)
-    _own_what_comes(maps[0][1])
-    linux.unshare(_EVERYTHING)
-    os.close(ask_read)
-    os.write(ask_write, b"1")
-    os.close(ask_write)
-    _, status = os.waitpid(mapper, 0)
-    if status != 0:
-        raise RuntimeError("the id maps of the template could not be written")
-    os.setgroups([])
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)
-    return os.fork()
-
-
-def _own_what_comes(owner: int) -> None:
-    """Become this user, with all capabilities: the creator of a user namespace pays for its use.
-
-    Queued signals, message queues and watches of kernels would else count for the host's root.
-    """
-    linux.prctl(linux.PR_SET_KEEPCAPS, 1)
-    os.setgroups([])
-    os.setresgid(owner, owner, owner)
-    os.setresuid(owner, owner, owner)
-    linux.use_capabilities()
-
-
-def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, ...]]) -> None:
-    """The helper's body: it stays in the old user namespace, whose root may write the maps."""
-    os.close(ask_write)
-    failed = 1
-    try:
-        if os.read(ask_read, 1):
-            processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-            cell.write_maps(str(os.getppid()), maps, processes)
-            failed = 0
-    finally:
-        os._exit(failed)
-
-
-def _outlive(first: int) -> int:
-    """Wait for a child, without capabilities; the child dies with this process (PDEATHSIG).
-
-    The first of two such processes is PID 1, whose end kills everything below. It keeps the user
-    of bubblewrap, whose own death signal reaches no other.
-    """
-    linux.set_name("kernel-outer")
-    linux.clear_capabilities()
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    _, status = os.waitpid(first, 0)
-    return os.waitstatus_to_exitcode(status) & 0x7F

@@ -1,76 +1,15 @@
-"""System calls that Python does not wrap (before 3.12), and JSON messages with descriptors.
+"""System calls that Python does not wrap (before 3.12). Every function raises OSError.
 
-Messages go over SOCK_SEQPACKET Unix sockets. Every function raises OSError. Numbers:
-<sched.h>, <sys/mount.h>, <sys/prctl.h> and
-<linux/capability.h>.
+Numbers: <sched.h>, <sys/mount.h>, <sys/prctl.h> and <linux/capability.h>.
 """
 
 from __future__ import annotations
 
-import array
 import ctypes
 import fcntl
-import json
 import os
-import socket
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-PACKET_BYTES = 128 * 1024
-MAX_FDS = 64
-
-_FD_BYTES = array.array("i").itemsize
-
-
-def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one message; the receiver gets copies of `fds`. Raises OSError."""
-    content = json.dumps(message).encode()
-    if len(content) > PACKET_BYTES:
-        raise ValueError(f"a message has at most {PACKET_BYTES} bytes")
-    extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([content], extra)
-
-
-class DescriptorsLost(ValueError):
-    """A message without its descriptors: this process may have no more of them."""
-
-    def __init__(self, message: dict[str, Any]) -> None:
-        super().__init__("there is no room for the descriptors of a message")
-        self.message = message
-
-
-def receive(sock: socket.socket, *, wait: bool = True) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its descriptors (close-on-exec), or None when the peer has closed.
-
-    Raises ValueError for what is not a message, DescriptorsLost where there is no room for its
-    descriptors, BlockingIOError when there is none and `wait` is off, OSError.
-    """
-    space = socket.CMSG_SPACE(MAX_FDS * _FD_BYTES)
-    flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
-    try:
-        content, extra, state, _ = sock.recvmsg(PACKET_BYTES, space, flags)
-    except ConnectionResetError:
-        return None
-    fds = array.array("i")
-    for level, kind, data in extra:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
-    try:
-        if not content:
-            close_all(fds)
-            return None
-        if state & socket.MSG_TRUNC:
-            raise ValueError("a message was cut")
-        message = json.loads(content)
-        if not isinstance(message, dict):
-            raise ValueError("a message is not an object")
-        if state & socket.MSG_CTRUNC:
-            raise DescriptorsLost(message)
-    except ValueError:
-        close_all(fds)
-        raise
-    return message, list(fds)
+from collections.abc import Sequence
 
 
 def close_all(fds: Sequence[int]) -> None:
@@ -291,6 +230,8 @@ def close_range(first: int, last: int = LAST_FD) -> None:
 
 def loopback_up() -> None:
     """Bring up the loopback interface of this network namespace."""
+    import socket  # half of what this module would take to import
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16xH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[0]
@@ -300,18 +241,22 @@ def loopback_up() -> None:
 def own_address(address: str, number: int) -> None:
     """Give the loopback interface a further IPv4 address, with a label of this number."""
     label = f"lo:{number}".encode()
+    import socket  # half of what this module would take to import
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, "255.255.255.255")):
             packed = socket.inet_aton(value)
             fcntl.ioctl(sock, request, struct.pack("16sHH4s8x", label, socket.AF_INET, 0, packed))
 
 
-def send_listeners(way: int, places: Sequence[Sequence[Any]]) -> None:
+def send_listeners(way: int, places: Sequence[tuple[str, int]]) -> None:
     """Listen at each (address, port) of this network namespace; send all over a Unix socket.
 
     Both are closed here: whoever receives them is the only one to accept. Takes CAP_NET_ADMIN for
     addresses that are not of the loopback, CAP_NET_BIND_SERVICE for low ports.
     """
+    import socket
+
     made: list[socket.socket] = []
     further = dict.fromkeys(str(each[0]) for each in places if not each[0].startswith("127."))
     with socket.socket(fileno=way) as out:
@@ -333,3 +278,25 @@ def _check(result: int, what: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
+
+
+def write_maps(process: str, rows: Sequence[tuple[int, ...]], processes: int) -> None:
+    """Write the id maps of a new user namespace: first id inside, first outside, count.
+
+    `process` is its name in the /proc that `processes` is a handle of. A process that maps its own
+    id has to give up setgroups(2) first.
+    """
+    content = "".join(" ".join(map(str, row)) + "\n" for row in rows)
+    if process == "self":
+        write_file("self/setgroups", "deny", processes)
+    write_file(f"{process}/gid_map", content, processes)
+    write_file(f"{process}/uid_map", content, processes)
+
+
+def write_file(path: str, content: str, processes: int) -> None:
+    """Write to a file below the folder that `processes` is a handle of."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=processes)
+    try:
+        os.write(fd, content.encode())
+    finally:
+        os.close(fd)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernel_specs.restricted import host
-from kernel_specs.template import linux, prewarm
+from kernel_specs.template import linux, packets, prewarm
 
 STAGE_S = 0.3
 """Seconds of imports after which a successor takes over, at the end of the module then."""
@@ -81,7 +81,7 @@ class Successor:
     def heard(self) -> dict[str, Any] | None:
         """Take a message; that of a stage that is complete, else None. Raises EOFError."""
         try:
-            received = linux.receive(self.link, wait=False)
+            received = packets.receive(self.link, wait=False)
         except BlockingIOError:
             return None
         if received is None:
@@ -113,11 +113,11 @@ def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
     done = 0
     gc.disable()
     for name in before.left:
-        linux.send(link, {"op": "imports", "name": name})
+        packets.send(link, {"op": "imports", "name": name})
         if why := prewarm.add(kernel, name):
             missing[name] = why
         if prewarm.Inherited.now().more_than(held):
-            linux.send(link, {"op": "unfit"})
+            packets.send(link, {"op": "unfit"})
             os._exit(0)
         done += 1
         if time.monotonic() >= end:

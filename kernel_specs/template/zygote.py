@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from kernel_specs import selftest
 from kernel_specs.restricted import config, confine, host
-from kernel_specs.template import cell, linux, prewarm, stages
+from kernel_specs.template import cell, linux, packets, prewarm, stages
 from kernel_specs.template.init import RESERVED_FDS, ChildWatch
 
 CONNECTION_FILE = Path("/run/kernel/connection.json")
@@ -77,7 +77,7 @@ class Zygote:
 
         At once in children: the job of a kernel, the link of a successor to this process.
         """
-        linux.send(self._control, self._stage.message())
+        packets.send(self._control, self._stage.message())
         while True:
             if self._stage.left and self._successor is None:
                 link = self._grow()
@@ -91,7 +91,7 @@ class Zygote:
                     self._on_ended(pid, status)
             if self._control.fileno() not in readable:
                 continue
-            received = linux.receive(self._control)
+            received = packets.receive(self._control)
             if received is None:
                 return None
             message, fds = received
@@ -104,7 +104,7 @@ class Zygote:
                     return job
                 self._report(message["id"], pid)
             except OSError as error:
-                linux.send(
+                packets.send(
                     self._control, {"op": "failed", "id": message["id"], "error": str(error)}
                 )
             linux.close_all(fds)
@@ -126,7 +126,7 @@ class Zygote:
         except OSError as error:
             for name in list(self._stage.left):
                 self._stage.without(name, f"nothing more can be imported: {error}")
-            linux.send(self._control, self._stage.message())
+            packets.send(self._control, self._stage.message())
             return None
         if isinstance(begun, stages.Successor):
             self._successor = begun
@@ -151,7 +151,7 @@ class Zygote:
         if ready is not None:
             self._stage.left.clear()
             fds = [successor.link.fileno()]
-            linux.send(self._control, {**ready, "pid": successor.pid}, fds)
+            packets.send(self._control, {**ready, "pid": successor.pid}, fds)
             successor.link.close()
             return
         successor.over(late=late)
@@ -160,7 +160,7 @@ class Zygote:
     def _do_without(self, successor: stages.Successor) -> None:
         self._stage.without(successor.importing or self._stage.left[0], successor.why)
         if not self._stage.left:
-            linux.send(self._control, self._stage.message())
+            packets.send(self._control, self._stage.message())
 
     def _fork(self, pids: int) -> int:
         """Fork a child into the pid namespace `pids`; 0 in the child."""
@@ -180,7 +180,7 @@ class Zygote:
         self._kernels[pid] = number
         pidfd = os.pidfd_open(pid)
         try:
-            linux.send(self._control, {"op": "forked", "id": number, "pid": pid}, [pidfd])
+            packets.send(self._control, {"op": "forked", "id": number, "pid": pid}, [pidfd])
         finally:
             os.close(pidfd)
 
@@ -191,7 +191,7 @@ class Zygote:
             self._do_without(successor)
         number = self._kernels.pop(pid, 0)
         if number:
-            linux.send(self._control, {"op": "exit", "id": number, "status": status})
+            packets.send(self._control, {"op": "exit", "id": number, "status": status})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
     kernel = host.KernelHost()
     stage = stages.Stage(prewarm.begin(kernel), prewarm.ordered(argv[2:]))
     control.set_inheritable(False)
-    start = linux.receive(control)
+    start = packets.receive(control)
     if start is None:
         return 0
     ground = cell.Ground((), (), base64.b64decode(start[0]["filter"]))

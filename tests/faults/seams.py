@@ -36,6 +36,7 @@ SYSTEM_MODULES = (
     "asyncio.create_subprocess_exec",
     "asyncio.to_thread",
     "kernel_specs.template.linux",
+    "kernel_specs.template.packets",
 )
 """A call of anything in these reaches the system, unless it is harmless."""
 METHODS = frozenset(
@@ -253,14 +254,14 @@ SEAMS = frozenset(
         "kernel_specs.template.linux.move_mount",
         "kernel_specs.template.linux.open_tree",
         "kernel_specs.template.linux.prctl",
-        "kernel_specs.template.linux.receive",
-        "kernel_specs.template.linux.send",
         "kernel_specs.template.linux.send_listeners",
         "kernel_specs.template.linux.set_attributes",
         "kernel_specs.template.linux.set_name",
         "kernel_specs.template.linux.setns",
         "kernel_specs.template.linux.shortest_turns",
         "kernel_specs.template.linux.unshare",
+        "kernel_specs.template.packets.receive",
+        "kernel_specs.template.packets.send",
         "libc.fanotify_mark",
         "libc.inotify_add_watch",
         "libc.inotify_init1",

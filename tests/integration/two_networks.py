@@ -22,7 +22,7 @@ import anyio
 
 from kernel_mcp.linux.process import bare_program
 from kernel_mcp.network.rules import Rules
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 from tests.conftest import lacking
 
 PROXY_USER = 1_900_065_000
@@ -72,17 +72,17 @@ class Networks:
         """Pass a socket on; the number that it has there."""
         self._number += 1
         told = {"listen": self._number, "rules": Rules.parse([rules]).to_json(), "exact": exact}
-        linux.send(self.control, told, [sock.fileno()])
+        packets.send(self.control, told, [sock.fileno()])
         return self._number
 
     def close(self, number: int) -> None:
         """Have a listener closed."""
-        linux.send(self.control, {"close": number})
+        packets.send(self.control, {"close": number})
 
     async def told(self, number: int) -> dict[str, Any]:
         """The next record of a listener; those of others are dropped."""
         while True:
-            received = await anyio.to_thread.run_sync(linux.receive, self.control)
+            received = await anyio.to_thread.run_sync(packets.receive, self.control)
             assert received is not None, "the proxy has ended"
             if received[0].get("end", received[0].get("failed")) == number:
                 return received[0]
@@ -143,14 +143,14 @@ def two_networks() -> Iterator[Networks]:
             sockets: dict[tuple[str, int], socket.socket] = {}
             pid = 0
             while not pid or len(sockets) < len(PLACES):
-                received = linux.receive(ours)
+                received = packets.receive(ours)
                 if received is None:
                     lacking("networks", "this user may make no networks of their own")
                 message, fds = received
                 pid = message.get("pid", pid)
                 for (address, port), fd in zip(message.get("places", []), fds, strict=True):
                     sockets[address, port] = socket.socket(fileno=fd)
-            ready = linux.receive(control)
+            ready = packets.receive(control)
             assert ready == ({"ready": True}, [])
             yield Networks(control, sockets, Path(hosts.name), pid)
             for sock in sockets.values():
@@ -171,7 +171,7 @@ def _listeners(places: list[tuple[str, int]]) -> list[socket.socket]:
 
 def _send(way: socket.socket, places: list[tuple[str, int]]) -> None:
     made = _listeners(places)
-    linux.send(way, {"places": places}, [each.fileno() for each in made])
+    packets.send(way, {"places": places}, [each.fileno() for each in made])
     for each in made:
         each.close()
 
@@ -224,7 +224,7 @@ def main(argv: list[str]) -> None:
     argv = bare_program("kernel_mcp.network.proxy", str(control), argv[3], packages=True)
     proxy = subprocess.Popen(argv, pass_fds=[control], env={"LANG": "C.UTF-8"})
     os.close(control)
-    linux.send(way, {"pid": proxy.pid})
+    packets.send(way, {"pid": proxy.pid})
     way.close()
     sys.stdin.read()
     proxy.wait(20)

@@ -141,7 +141,8 @@ def outer_command(
     program = find_program("bwrap")
     if program is None:
         raise SandboxUnavailable("bubblewrap is not installed, and templates need it")
-    entry = [f"{mounts.BOOT}/template/start.py", "enter", str(control)]
+    role = "init" if identity is None else "enter"
+    entry = [f"{mounts.BOOT}/template/start.py", role, str(control)]
     if identity is not None:
         entry += [",".join(":".join(map(str, row)) for row in _maps(identity))]
     options = _options(environment, shared, root=identity is not None)

@@ -21,7 +21,7 @@ from kernel_mcp.launch.spawn import spawn
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.probe import Check
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 
 ANSWER_S = 10.0
 """Seconds; a fork takes some 10 ms, and on a busier machine a cold start is no faster."""
@@ -130,7 +130,7 @@ class TemplateProcess:
             self._control.close()
             raise
         self._tail = StderrTail(output, self._loop)
-        linux.send(self._control, start)
+        packets.send(self._control, start)
         self._loop.add_reader(self._control.fileno(), self._on_readable)
         self._pidfd = os.pidfd_open(self._popen.pid)
         self._loop.add_reader(self._pidfd, self._on_end)
@@ -174,7 +174,9 @@ class TemplateProcess:
         number = next(self._numbers)
         answer = self._asked[number] = _Answer()
         try:
-            linux.send(self._control, {"op": "fork", "id": number, "stage": stage, **request}, fds)
+            packets.send(
+                self._control, {"op": "fork", "id": number, "stage": stage, **request}, fds
+            )
             await self._answer(answer)
         except OSError as reason:
             raise TemplateError(f"the template could not be asked: {reason}") from reason
@@ -239,8 +241,8 @@ class TemplateProcess:
         try:
             while self._control.fileno() >= 0:
                 try:
-                    received = linux.receive(self._control, wait=False)
-                except linux.DescriptorsLost as lost:
+                    received = packets.receive(self._control, wait=False)
+                except packets.DescriptorsLost as lost:
                     self._on_lost(lost.message)
                     continue
                 if received is None:
@@ -293,7 +295,7 @@ class TemplateProcess:
         answer = self._asked.get(message.get("id", 0))
         if answer is not None:
             answer.give(error="the server has no file descriptors left for it")
-            linux.send(self._control, {"op": "end", "id": message["id"]})
+            packets.send(self._control, {"op": "end", "id": message["id"]})
 
     def _on_exit(self, number: int, status: int) -> None:
         if (fork := self._forks.get(number)) is not None:

@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from kernel_mcp.linux.safe_tree import remove_tree
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 from tests.integration import everyday_files
 from tests.integration.processes import descendants, running
 from tests.integration.template.bench import (
@@ -241,7 +241,7 @@ async def test_no_room_for_a_new_kernels_descriptors_costs_no_other_its_life(
     async with bench() as b:
         before = set(descendants(os.getpid()))
         first = await b.kernel()
-        receive = linux.receive
+        receive = packets.receive
 
         def cut(sock: socket.socket, *, wait: bool = True) -> Any:
             received = receive(sock, wait=wait)
@@ -249,9 +249,9 @@ async def test_no_room_for_a_new_kernels_descriptors_costs_no_other_its_life(
                 return received
             monkeypatch.undo()
             linux.close_all(received[1])
-            raise linux.DescriptorsLost(received[0])
+            raise packets.DescriptorsLost(received[0])
 
-        monkeypatch.setattr(linux, "receive", cut)
+        monkeypatch.setattr(packets, "receive", cut)
         second = await b.kernel()
         assert not is_forked(second)
         assert first.exit is None

@@ -10,7 +10,7 @@ import pytest
 
 from kernel_mcp.network.http import Refused
 from kernel_mcp.network.records import Records, Used
-from kernel_specs.template import linux
+from kernel_specs.template import packets
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def told(server: socket.socket) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while True:
         try:
-            received = linux.receive(server, wait=False)
+            received = packets.receive(server, wait=False)
         except BlockingIOError:
             return found
         assert received is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kernel_specs.template import linux
+from kernel_specs.template import linux, packets
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def test_a_message_arrives_with_its_descriptors(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     read, write = os.pipe()
-    linux.send(pair[0], {"op": "fork", "id": 1}, [write])
+    packets.send(pair[0], {"op": "fork", "id": 1}, [write])
     os.close(write)
-    received = linux.receive(pair[1])
+    received = packets.receive(pair[1])
     assert received is not None
     message, fds = received
     assert message == {"op": "fork", "id": 1}
@@ -41,29 +41,29 @@ def test_a_message_arrives_with_its_descriptors(
 
 def test_messages_keep_their_bounds_and_order(pair: tuple[socket.socket, socket.socket]) -> None:
     for number in range(3):
-        linux.send(pair[0], {"id": number})
-    got = [linux.receive(pair[1]) for _ in range(3)]
+        packets.send(pair[0], {"id": number})
+    got = [packets.receive(pair[1]) for _ in range(3)]
     assert got == [({"id": number}, []) for number in range(3)]
 
 
 def test_a_closed_peer_is_none(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[0].close()
-    assert linux.receive(pair[1]) is None
+    assert packets.receive(pair[1]) is None
 
 
 def test_a_peer_that_closed_with_a_message_unread_is_none(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    linux.send(pair[1], {})
+    packets.send(pair[1], {})
     pair[0].close()
-    assert linux.receive(pair[1]) is None
+    assert packets.receive(pair[1]) is None
 
 
 def test_nothing_there_is_told_when_not_waiting(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     with pytest.raises(BlockingIOError):
-        linux.receive(pair[1], wait=False)
+        packets.receive(pair[1], wait=False)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"], ids=["cut", "list", "bytes"])
@@ -73,7 +73,7 @@ def test_nonsense_is_refused_and_its_descriptors_closed(
     before = open_descriptors()
     socket.send_fds(pair[0], [content], [0, 0])
     with pytest.raises(ValueError, match=r"."):
-        linux.receive(pair[1])
+        packets.receive(pair[1])
     assert open_descriptors() == before
 
 
@@ -81,7 +81,7 @@ def test_a_message_that_is_too_long_is_refused_on_both_sides(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     with pytest.raises(ValueError, match="at most"):
-        linux.send(pair[0], {"text": "x" * linux.PACKET_BYTES})
-    pair[0].send(b'"' + b"x" * linux.PACKET_BYTES + b'"')
+        packets.send(pair[0], {"text": "x" * packets.PACKET_BYTES})
+    pair[0].send(b'"' + b"x" * packets.PACKET_BYTES + b'"')
     with pytest.raises(ValueError, match="was cut"):
-        linux.receive(pair[1])
+        packets.receive(pair[1])

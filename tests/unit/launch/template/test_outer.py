@@ -73,7 +73,7 @@ def test_an_id_that_cannot_be_mapped_is_refused(mapped: None) -> None:
 def test_an_ordinary_users_template_gets_a_user_namespace_from_bubblewrap(tmp_path: Path) -> None:
     arguments = argv(None, [tmp_path / "k", tmp_path / "w"])
     assert "--unshare-user" in arguments
-    assert arguments[-2:] == ["enter", "9"]
+    assert arguments[-2:] == ["init", "9"]
     where = arguments.index(str(tmp_path / "w"))
     assert arguments[where - 1 : where + 2] == ["--bind", str(tmp_path / "w"), "/sessions/1"]
     assert (tmp_path / "w").stat().st_mode & 0o777 == 0o700

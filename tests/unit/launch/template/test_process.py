@@ -20,14 +20,14 @@ from kernel_mcp.launch.template import process as template_process
 from kernel_mcp.launch.template.kernel import Forked
 from kernel_mcp.launch.template.process import StageOver, TemplateError, TemplateProcess
 from kernel_mcp.sandbox.base import SandboxCommand
-from kernel_specs.template import linux
+from kernel_specs.template import packets
 
 pytestmark = pytest.mark.anyio
 
 PRELUDE = f"""
 import os, signal, socket, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from kernel_specs.template import linux as packets
+from kernel_specs.template import linux, packets
 control = socket.socket(fileno=int(sys.argv[1]))
 def tell(fds=(), **message):
     packets.send(control, message, fds)
@@ -37,7 +37,7 @@ def hear():
     received = packets.receive(control)
     if received is None:
         sys.exit(0)
-    packets.close_all(received[1])
+    linux.close_all(received[1])
     return received[0]
 def sleeper():
     pid = os.fork()
@@ -110,7 +110,7 @@ async def test_a_template_forks_before_it_has_everything() -> None:
         assert await one.process.can_fork()
         assert one.process.usable
         assert (one.process.stage, one.process.whole) == (1, False)
-        linux.send(one.process._control, {"go": "on"})
+        packets.send(one.process._control, {"go": "on"})
         assert await one.process.ready()
         assert (one.process.stage, one.process.whole) == (2, True)
         assert one.process.missing == {"a": "why"}
@@ -231,7 +231,7 @@ async def test_a_cancelled_request_ends_the_kernel_that_comes_of_it() -> None:
             while "asked" not in one.process.output:
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
-            linux.send(one.process._control, {"now": "fork"})
+            packets.send(one.process._control, {"now": "fork"})
         assert ended.is_set()
         # the script has gone on to its last line: init and kernel are dead
         one.process.retire()

@@ -1,0 +1,109 @@
+"""`start.py enter CONTROL_FD ID_MAPS`, the first process of a root server's template.
+
+It enters a user namespace whose root is an ordinary user of the host, with the user ids of kernels
+but without the host's root. Packages are imported as that user. The processes that stay root
+outside have no capability and are not visible inside.
+
+It imports next to nothing: all of a template waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from kernel_specs.template import linux
+
+_EVERYTHING = (
+    linux.CLONE_NEWUSER
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWNS
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+    | linux.CLONE_NEWNET
+)
+_HIDDEN = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+
+
+def main(argv: Sequence[str]) -> int:
+    """Have the init be in the user namespace that the id maps of the second argument describe."""
+    # a terminal's or a kernel's SIGINT is never meant for these processes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = int(argv[0])
+    below = os.fork()
+    if below:
+        os.close(control)
+        return _outlive(below)
+    linux.mount("proc", "/proc", "proc", _HIDDEN)
+    first = _enter([tuple(map(int, row.split(":"))) for row in argv[1].split(",")])
+    if first:
+        os.close(control)
+        return _outlive(first)
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    linux.mount("proc", "/proc", "proc", _HIDDEN)
+    # a program belongs to the user namespace that it was started in
+    os.set_inheritable(control, True)
+    words = [sys.executable, "-I", "-S", "-B", sys.argv[0], "init", argv[0]]
+    return os.execv(sys.executable, words)
+
+
+def _enter(maps: Sequence[tuple[int, ...]]) -> int:
+    """Enter a user namespace with these id maps; the result of fork(2) in it."""
+    ask_read, ask_write = os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
+        _write_when_asked(ask_read, ask_write, maps)
+    _own_what_comes(maps[0][1])
+    linux.unshare(_EVERYTHING)
+    os.close(ask_read)
+    os.write(ask_write, b"1")
+    os.close(ask_write)
+    _, status = os.waitpid(mapper, 0)
+    if status != 0:
+        raise RuntimeError("the id maps of the template could not be written")
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    return os.fork()
+
+
+def _own_what_comes(owner: int) -> None:
+    """Become this user, with all capabilities: the creator of a user namespace pays for its use.
+
+    Queued signals, message queues and watches of kernels would else count for the host's root.
+    """
+    linux.prctl(linux.PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(owner, owner, owner)
+    os.setresuid(owner, owner, owner)
+    linux.use_capabilities()
+
+
+def _write_when_asked(ask_read: int, ask_write: int, maps: Sequence[tuple[int, ...]]) -> None:
+    """The helper's body: it stays in the old user namespace, whose root may write the maps."""
+    os.close(ask_write)
+    failed = 1
+    try:
+        if os.read(ask_read, 1):
+            processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+            linux.write_maps(str(os.getppid()), maps, processes)
+            failed = 0
+    finally:
+        os._exit(failed)
+
+
+def _outlive(first: int) -> int:
+    """Wait for a child, without capabilities; the child dies with this process (PDEATHSIG).
+
+    The first of two such processes is PID 1, whose end kills everything below. It keeps the user
+    of bubblewrap, whose own death signal reaches no other.
+    """
+    linux.set_name("kernel-outer")
+    linux.clear_capabilities()
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    _, status = os.waitpid(first, 0)
+    return os.waitstatus_to_exitcode(status) & 0x7F
