@@ -53,6 +53,7 @@ GROUPS: Mapping[str, Callable[[Bench], Awaitable[None]]] = MappingProxyType(
         "plots": sessions.plots,
         "ends": sessions.ends,
         "wake": sleep.wake,
+        "save": sleep.save,
         "doctor": sessions.doctor,
         "check": checks.check,
         "burst": crowds.burst,

@@ -9,8 +9,8 @@ import itertools
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,16 @@ _MAX_SOCKETS = 16_384
 _KERNEL = "stock"
 
 
+@contextmanager
+def _patience(seconds: float, failure: str) -> Iterator[None]:
+    """End what jupyter_client waits for without end, now and then. Raises BenchmarkError."""
+    try:
+        with anyio.fail_after(seconds):
+            yield
+    except TimeoutError:
+        raise BenchmarkError(f"{failure} within {seconds:g} s") from None
+
+
 class FloorNotebook:
     """One stock kernel and its client."""
 
@@ -45,10 +55,13 @@ class FloorNotebook:
     async def start(self, folder: Path, ipython: Path) -> None:
         """Start the kernel and wait until it is ready, in jupyter_client's own way."""
         environ = {**os.environ, "IPYTHONDIR": str(ipython)}
-        await self._manager.start_kernel(cwd=str(folder), env=environ, stderr=subprocess.DEVNULL)
-        self._client = self._manager.client()
-        self._client.start_channels()
-        await self._client.wait_for_ready(timeout=READY_S)
+        with _patience(READY_S, "a stock kernel did not start"):
+            await self._manager.start_kernel(
+                cwd=str(folder), env=environ, stderr=subprocess.DEVNULL
+            )
+            self._client = self._manager.client()
+            self._client.start_channels()
+            await self._client.wait_for_ready(timeout=READY_S)
 
     async def run(self, code: str) -> Answer:
         """Run a cell to its end."""
@@ -64,9 +77,10 @@ class FloorNotebook:
                 texts.append(content["data"].get("text/plain", ""))
                 pictures += "image/png" in content["data"]
 
-        reply = await self._client.execute_interactive(
-            code, allow_stdin=False, output_hook=take, timeout=CELL_S
-        )
+        with _patience(CELL_S, "a stock kernel did not answer"):
+            reply = await self._client.execute_interactive(
+                code, allow_stdin=False, output_hook=take, timeout=CELL_S
+            )
         if reply["content"]["status"] != "ok":
             raise BenchmarkError(f"the cell {code[:60]!r} ended with {reply['content']}")
         return Answer("".join(texts), pictures)

@@ -116,6 +116,11 @@ class DirectNotebook:
         """Stop the cell and return once it has ended."""
         await self._session.interrupt()
 
+    async def hibernate(self) -> None:
+        """Save the variables and end the kernel."""
+        if not await self._session.hibernate():
+            raise BenchmarkError("the session was not hibernated")
+
     async def close(self) -> None:
         """End the session."""
         await self._built.manager.close(self._session)

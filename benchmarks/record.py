@@ -84,6 +84,8 @@ other subject before it, when the processor's caches hold something else.""",
             sessions.CLOSE,
             sleep.WAKE,
             sleep.WAKE_LARGE,
+            sleep.SAVE,
+            sleep.SAVE_LARGE,
         ),
     ),
     Chapter(

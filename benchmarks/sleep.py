@@ -1,4 +1,4 @@
-"""How long a hibernated session takes to come back."""
+"""How long a session takes to hibernate, and to come back."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from benchmarks.floor import FLOOR, floor
 from benchmarks.notebooks import Notebook
 from benchmarks.processes import settle
 from benchmarks.results import BenchmarkError, Figure, Measurement, interleave, timed
-from benchmarks.sessions import STDIO
+from benchmarks.sessions import DIRECT, STDIO
 
 WAKE = Figure("wake", "Hibernated session → first result", FLOOR)
 WAKE_LARGE = Figure("wake-large", "Hibernated session with a frame of 100 MB → first result", FLOOR)
+SAVE = Figure("save", "Hibernation of a session with a frame of 100 MB", FLOOR)
+SAVE_LARGE = Figure("save-large", "Hibernation of a session with a frame of 1 GB", FLOOR)
 IDLE_S = 1
 ASLEEP_S = 60.0
 """How long a session that is idle may take until it is hibernated."""
 LOOK_S = 0.02
 SMALL = "value = 41"
-LARGE = """\
+FRAME = """\
 import numpy, pandas
-value = pandas.DataFrame(numpy.random.rand(1_250_000, 10))"""
+value = pandas.DataFrame(numpy.random.rand({rows}, 10))"""
+LARGE = FRAME.format(rows=1_250_000)
+HUGE = FRAME.format(rows=12_500_000)
 DUMP = "import pickle\nwith open('value', 'wb') as file: pickle.dump(value, file, protocol=5)"
 LOAD = "with open('value', 'rb') as file: value = pickle.load(file)"
 
@@ -49,6 +53,31 @@ async def wake(bench: Bench) -> None:
             await interleave(bench.results, figure, bench.rounds(8), subjects)
             await awake.close()
             await asleep.close()
+
+
+async def save(bench: Bench) -> None:
+    """From the decision to hibernate to the end of the kernel; the floor writes a pickle."""
+    sizes = ((SAVE, LARGE),) if bench.quick else ((SAVE, LARGE), (SAVE_LARGE, HUGE))
+    async with AsyncExitStack() as stack:
+        stock = await stack.enter_async_context(floor(bench.folder()))
+        direct = await stack.enter_async_context(ours.in_process(bench.folder()))
+        for figure, code in sizes:
+            awake, sleeper = await stock.open(), await direct.open()
+            for notebook in (awake, sleeper):
+                await notebook.run(code)
+            subjects: dict[str, Measurement] = {
+                FLOOR: partial(_use, awake, DUMP),
+                DIRECT: partial(_save, sleeper),
+            }
+            await interleave(bench.results, figure, bench.rounds(4), subjects)
+            await awake.close()
+            await sleeper.close()
+
+
+async def _save(notebook: ours.DirectNotebook) -> float:
+    await notebook.run("value is not None")  # which wakes it
+    await settle()
+    return await timed(notebook.hibernate)
 
 
 async def _use(notebook: Notebook, code: str) -> float:
