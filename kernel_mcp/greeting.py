@@ -1,7 +1,8 @@
-"""What a client is told first: the answer to `initialize`, and the instructions for the model.
+"""What a client is told first: the instructions for the model, in the first answer.
 
-The answer is given while the MCP SDK is still being imported, which takes longer than all the rest
-of a start. It is the SDK's own; where a client asks in another way than most, the SDK gives it.
+That of `initialize` or `server/discover` is given while the MCP SDK is still being imported,
+which takes longer than all the rest of a start. It is the SDK's own; where a client asks in another
+way than most, the SDK gives it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,22 @@ from kernel_mcp.sandbox.base import SandboxReport
 NAME = "kernel-mcp"
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """Versions of the protocol that begin with `initialize`, as the SDK has them."""
+MODERN_VERSIONS = ("2026-07-28",)
+"""Those that begin with `server/discover`, or with any other request."""
 CAPABILITIES: Mapping[str, Any] = {
     "prompts": {"listChanged": False},
     "resources": {"listChanged": False, "subscribe": False},
     "tools": {"listChanged": False},
 }
-"""Those that the SDK tells of a server with tools and resources."""
+"""Those that the SDK tells of a server with tools and resources, after `initialize`."""
+MODERN_CAPABILITIES: Mapping[str, Any] = {
+    name: dict.fromkeys(details, True) for name, details in CAPABILITIES.items()
+}
 MOST_REQUEST_BYTES = 64 * 1024
 _REQUEST = {"jsonrpc", "id", "method", "params"}
 _PARAMS = {"protocolVersion", "capabilities", "clientInfo"}
+_ENVELOPE = "io.modelcontextprotocol/"
+_META = {f"{_ENVELOPE}{name}" for name in ("protocolVersion", "clientInfo", "clientCapabilities")}
 _CLIENT = {"name", "version", "title", "description", "websiteUrl"}
 
 logger = logging.getLogger(__name__)
@@ -66,7 +74,7 @@ class Greeting:
 
 
 def greeting(line: bytes | bytearray, words: str) -> Greeting | None:
-    """The answer to an `initialize` of the usual kind with these instructions; None for all else.
+    """The answer to a first request of the usual kind with these instructions; None for all else.
 
     Of the usual kind is what the SDK is known to accept.
     """
@@ -79,24 +87,55 @@ def greeting(line: bytes | bytearray, words: str) -> Greeting | None:
     if not isinstance(request, dict) or set(request) != _REQUEST:
         return None
     number, params = request["id"], request["params"]
-    if request["jsonrpc"] != "2.0" or request["method"] != "initialize" or not _is_id(number):
+    if request["jsonrpc"] != "2.0" or not _is_id(number) or not isinstance(params, dict):
         return None
-    if not isinstance(params, dict) or set(params) != _PARAMS:
+    match request["method"]:
+        case "initialize":
+            result = _initialized(params, words)
+        case "server/discover":
+            result = _discovered(params, words)
+        case _:
+            result = None
+    return None if result is None else Greeting(number, result)
+
+
+_SERVER = {"name": NAME, "title": NAME, "version": __version__}
+
+
+def _initialized(params: Mapping[str, Any], words: str) -> Mapping[str, Any] | None:
+    if set(params) != _PARAMS or params["protocolVersion"] not in VERSIONS:
         return None
-    version = params["protocolVersion"]
-    if version not in VERSIONS or not _is_client(params["clientInfo"]):
+    if not _is_client(params["clientInfo"]) or not _are_capabilities(params["capabilities"]):
         return None
-    if not _are_capabilities(params["capabilities"]):
+    return {
+        "capabilities": CAPABILITIES,
+        "instructions": words,
+        "protocolVersion": params["protocolVersion"],
+        "serverInfo": _SERVER,
+    }
+
+
+def _discovered(params: Mapping[str, Any], words: str) -> Mapping[str, Any] | None:
+    meta = params.get("_meta")
+    if set(params) != {"_meta"} or not isinstance(meta, dict) or set(meta) != _META:
         return None
-    return Greeting(
-        number,
-        {
-            "capabilities": CAPABILITIES,
-            "instructions": words,
-            "protocolVersion": version,
-            "serverInfo": {"name": NAME, "title": NAME, "version": __version__},
-        },
+    version, client, capabilities = (
+        meta[f"{_ENVELOPE}{name}"]
+        for name in ("protocolVersion", "clientInfo", "clientCapabilities")
     )
+    if version not in MODERN_VERSIONS:
+        return None
+    if not _is_client(client) or not _are_capabilities(capabilities):
+        return None
+    return {
+        "_meta": {f"{_ENVELOPE}serverInfo": _SERVER},
+        "cacheScope": "private",
+        "capabilities": MODERN_CAPABILITIES,
+        "instructions": words,
+        "resultType": "complete",
+        "supportedVersions": list(MODERN_VERSIONS),
+        "ttlMs": 0,
+    }
 
 
 def _is_id(number: object) -> bool:

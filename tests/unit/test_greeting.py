@@ -11,12 +11,12 @@ import anyio
 import pytest
 from mcp.server.mcpserver import MCPServer
 from mcp.shared.message import SessionMessage
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 from kernel_mcp import __version__, envelopes
 from kernel_mcp.config.settings import Refusal, Settings
 from kernel_mcp.config.values import HeaderSecret, Mount, Variable
-from kernel_mcp.greeting import VERSIONS, greeting, instructions
+from kernel_mcp.greeting import MODERN_VERSIONS, VERSIONS, greeting, instructions
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.select import NoSandbox
@@ -161,8 +161,20 @@ def changed(**params: Any) -> bytes:
     return json.dumps({**USUAL, "params": {**USUAL["params"], **params}}).encode()
 
 
+def discover(**meta: Any) -> bytes:
+    usual = {
+        "protocolVersion": "2026-07-28",
+        "clientInfo": USUAL["params"]["clientInfo"],
+        "clientCapabilities": {"elicitation": {}},
+    }
+    told = {f"io.modelcontextprotocol/{name}": each for name, each in {**usual, **meta}.items()}
+    request = {**USUAL, "method": "server/discover", "params": {"_meta": told}}
+    return json.dumps(request).encode()
+
+
 def test_it_knows_the_versions_that_the_sdk_knows() -> None:
     assert VERSIONS == HANDSHAKE_PROTOCOL_VERSIONS
+    assert MODERN_VERSIONS == MODERN_PROTOCOL_VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -177,6 +189,18 @@ async def test_the_answer_is_that_of_the_sdk(version: str) -> None:
         else:
             answers.append(json.loads(await answer_of_the_sdk(line)))
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("capabilities", [{}, {"roots": {}, "sampling": {}}], ids=str)
+async def test_the_answer_of_the_modern_era_is_that_of_the_sdk(
+    capabilities: dict[str, Any],
+) -> None:
+    line = discover(clientCapabilities=capabilities)
+    given = greeting(line, "words")
+    assert given is not None
+    answer = await answer_of_the_sdk(line)
+    assert json.loads(given.line) == json.loads(answer)
+    assert given.takes(answer)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +252,12 @@ async def test_what_it_accepts_the_sdk_accepts(capabilities: dict[str, Any]) -> 
         changed(clientInfo={"name": 1, "version": "1"}),
         changed(clientInfo={"name": "a", "version": "1", "icons": []}),
         changed(clientInfo={"name": "a" * 100_000, "version": "1"}),
+        discover(protocolVersion="2025-06-18"),
+        discover(clientInfo={}),
+        discover(clientCapabilities=None),
+        discover(logLevel="debug"),
+        json.dumps({**USUAL, "method": "server/discover"}).encode(),
+        json.dumps({**USUAL, "method": "server/discover", "params": {"_meta": []}}).encode(),
     ],
     ids=lambda line: line[:60].decode(),
 )
