@@ -20,7 +20,7 @@ Answers:
     {"op": "failed", "id": n, "error": …}                there is no such kernel
     {"op": "passed", "id": n}                            the same, as its stage is over
     {"op": "exit", "id": n, "status": …}                 wait status of the kernel; its init stays
-    {"op": "zygote-ended"}                               no more forks; kernels that run go on
+    {"op": "zygote-ended", "status": …}                  no more forks; kernels that run go on
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ RESERVED_FDS = (3, 4)
 PIDS_OF_KERNELS = 32
 """The zygote's pid is above: libraries renew random generators when getpid() has changed."""
 _LAST_PID = "/proc/sys/kernel/ns_last_pid"
+_END_MS = 200
+"""Milliseconds that a zygote which has hung up may take to end."""
 _STREAMS = 3
 """Descriptors of a request before the mounts."""
 
@@ -154,6 +156,8 @@ class TemplateInit:
         self._children = ChildWatch()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._stage = 0
+        self._zygote_pid = 0
+        self._zygote_status: int | None = None
         self._zygote: socket.socket | None = self._start_zygote()
         self._zygotes = [self._zygote]
         """The one that forks is the last; those before it tell the ends of their kernels."""
@@ -190,8 +194,11 @@ class TemplateInit:
                 # it will run code of packages, and this process sees the folders of all sessions
                 cell.keep_from_processes()
                 self._become_zygote(theirs.fileno())
+            except OSError as error:
+                os.write(2, f"the template could not be started: {error}\n".encode())
             finally:
                 os._exit(EXIT_CODE)
+        self._zygote_pid = pid
         theirs.close()
         program = base64.b64encode(self._start.ground.program).decode()
         packets.send(ours, {"filter": program})
@@ -289,6 +296,7 @@ class TemplateInit:
             with contextlib.suppress(OSError):  # it has just ended
                 self._zygote.shutdown(socket.SHUT_WR)
             self._zygote = socket.socket(fileno=successor[0])
+            self._zygote_pid = int(message["pid"])
             self._zygotes.append(self._zygote)
             self._poll.register(self._zygote.fileno(), select.POLLIN)
         if successor or not self._stage:
@@ -309,14 +317,31 @@ class TemplateInit:
         zygote.close()
         if zygote is self._zygote:
             self._zygote = None
-            self._tell({"op": "zygote-ended"})
+            self._tell({"op": "zygote-ended", "status": self._zygotes_end()})
         for number, session in list(self._sessions.items()):
             if session.zygote is zygote and not session.kernel and not session.over:
                 self._tell({"op": "failed", "id": number, "error": "the template has ended"})
                 self._over(number)
 
+    def _zygotes_end(self) -> int | None:
+        """The wait status of the zygote that has hung up; None where its parent has it."""
+        if self._zygote_status is None:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):
+                pidfd = os.pidfd_open(self._zygote_pid)
+                try:
+                    poll = select.poll()
+                    poll.register(pidfd, select.POLLIN)
+                    poll.poll(_END_MS)
+                finally:
+                    os.close(pidfd)
+                pid, status = os.waitpid(self._zygote_pid, os.WNOHANG)
+                self._zygote_status = status if pid else None
+        return self._zygote_status
+
     def _on_ended(self, pid: int, status: int) -> None:
-        """Handle the end of an init, or of a kernel that outlived its zygote."""
+        """Handle the end of an init, of a zygote, or of a kernel that outlived its zygote."""
+        if pid == self._zygote_pid:
+            self._zygote_status = status
         for zygote in list(self._zygotes):
             self._on_zygote(zygote)  # which may just have told of that kernel
         for number, session in list(self._sessions.items()):

@@ -40,6 +40,16 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
+def named(name: str, *, below: int) -> list[int]:
+    """The processes below another one that have a name."""
+    found = []
+    for pid in descendants(below):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                found.append(pid)
+    return found
+
+
 def running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -360,7 +360,7 @@ class TemplateSupervisor:
             self._sandbox.release(self._all.pop(template, None))
         if template is self._current and not template.alive:
             output = template.output
-            self._replace(f"it has ended. It wrote:\n{output}" if output else "it has ended")
+            self._replace(f"{template.reason}. It wrote:\n{output}" if output else template.reason)
         elif template.whole:
             for name, error in template.missing.items():
                 logger.info("not preloaded: %s (%s)", name, error)

@@ -18,6 +18,7 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.launch.readiness import StderrTail
 from kernel_mcp.launch.spawn import spawn
+from kernel_mcp.linux.proc import ExitStatus
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import SandboxCommand
 from kernel_mcp.sandbox.probe import Check
@@ -119,6 +120,8 @@ class TemplateProcess:
         self.stage = 0
         """Counts the times that it has imported more; kernels are forked from the first one on."""
         self.missing: dict[str, str] = {}
+        self.reason = ""
+        """Why it forks no more, when nobody has asked for that."""
         self.gone = anyio.Event()
         self.proof = Proof()
         kind = socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
@@ -278,7 +281,10 @@ class TemplateProcess:
         elif operation == "ready":
             self._on_stage(int(message["stage"]), dict(message["missing"]), int(message["left"]))
         else:
-            self._stop_forking("the template has ended and left its kernels behind")
+            self._tail.drain()
+            status = message.get("status")
+            how = "" if status is None else f": {_end(os.waitstatus_to_exitcode(int(status)))}"
+            self._stop_forking(f"the process of it that forks has ended{how}")
 
     def _on_stage(self, stage: int, missing: dict[str, str], left: int) -> None:
         self.stage, self.missing = stage, missing
@@ -307,9 +313,11 @@ class TemplateProcess:
             self._hang_up()
 
     def _stop_forking(self, reason: str) -> None:
+        if not self._stopped:
+            self.reason = reason
         self._stop()
         for answer in self._asked.values():
-            answer.give(error=reason)
+            answer.give(error=f"the template forks no more: {reason}")
         if not self._forks:
             self._hang_up()
         self._on_change(self)
@@ -327,11 +335,16 @@ class TemplateProcess:
             with Barrier("taking note of a template's end"):
                 step()
         self.gone.set()
-        self._stop_forking("the template has ended")
+        self._stop_forking(_end(self._popen.returncode))
         while self._forks:
             fork = self._forks.popitem()[1]
             if not fork.over:
                 fork.end(None)
+
+
+def _end(code: int) -> str:
+    """How a process has ended: its exit code, or the negative number of a signal."""
+    return (ExitStatus(signal=-code) if code < 0 else ExitStatus(code=code)).story("it")
 
 
 def _prepared(command: Callable[[int], SandboxCommand], control: int) -> SandboxCommand:

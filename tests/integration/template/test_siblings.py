@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import fcntl
 import os
 import signal
@@ -19,7 +18,7 @@ import pytest
 from kernel_mcp.linux.safe_tree import remove_tree
 from kernel_specs.template import linux, packets
 from tests.integration import everyday_files
-from tests.integration.processes import descendants, running
+from tests.integration.processes import descendants, named, running
 from tests.integration.template.bench import (
     ENVIRONMENT,
     bench,
@@ -182,7 +181,7 @@ async def test_kernels_outlive_the_zygote_and_the_next_starts_cold(
             while b.launcher.template(ENVIRONMENT) is not None:
                 await anyio.lowlevel.checkpoint()
         assert await run(kernel, "print(x)") == "1\n"
-        assert "template" in caplog.text
+        assert "has ended: it was killed by SIGKILL" in caplog.text
         cold = await b.kernel()
         assert not is_forked(cold)
         # how it ends is still told, and what it leaves is still ended
@@ -215,11 +214,11 @@ async def test_another_preload_makes_another_template_while_old_kernels_go_on() 
         code = "import sys; print('statistics' in sys.modules)"
         assert await run(new, code) == "True\n"
         assert await run(old, "print(1)") == "1\n"
-        inits = processes_named("kernel-init")
+        inits = named("kernel-init", below=os.getpid())
         assert len(inits) == 2
         await old.aclose()
         with anyio.fail_after(60):
-            while len(processes_named("kernel-init")) > 1:
+            while len(named("kernel-init", below=os.getpid())) > 1:
                 await anyio.lowlevel.checkpoint()
 
 
@@ -297,16 +296,7 @@ async def test_nothing_outlives_a_server_that_is_killed() -> None:
 
 
 def process_named(name: str) -> int:
-    (found,) = processes_named(name)
-    return found
-
-
-def processes_named(name: str) -> list[int]:
-    found = []
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
-                found.append(pid)
+    (found,) = named(name, below=os.getpid())
     return found
 
 

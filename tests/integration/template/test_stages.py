@@ -15,6 +15,7 @@ import kernel_specs
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.template import outer
 from kernel_mcp.launch.template.process import TemplateProcess
+from tests.integration.processes import named
 from tests.integration.template.bench import Bench, bench, clone_environment, run
 
 pytestmark = pytest.mark.anyio
@@ -184,25 +185,20 @@ async def test_no_request_is_lost_between_stages(
     assert "could not be forked" not in caplog.text
 
 
-async def test_a_zygote_that_ends_while_another_imports_is_replaced(tmp_path: Path) -> None:
+async def test_a_zygote_that_ends_while_another_imports_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     library = Library(tmp_path)
     async with bench(ready=False) as b:
         b.launcher.prepare(library.environment, ("gated", "colorsys"))
         kernel = await b.forked(environment=library.environment)
         first = template(b, library.environment)
-        for name in Path("/proc").iterdir():
-            if name.name.isdigit() and _is_zygote(name):
-                os.kill(int(name.name), signal.SIGKILL)
+        for zygote in named("kernel-template", below=os.getpid()):
+            os.kill(zygote, signal.SIGKILL)
         library.open()
         with anyio.fail_after(60):
             while b.launcher.template(library.environment) in (None, first):
                 await anyio.lowlevel.checkpoint()
         await loaded(b, library.environment)
         assert await run(kernel, "print(1)") == "1\n"
-
-
-def _is_zygote(process: Path) -> bool:
-    try:
-        return (process / "comm").read_text() == "kernel-template\n"
-    except OSError:
-        return False
+    assert "has ended: it was killed by SIGKILL" in caplog.text

@@ -183,7 +183,7 @@ async def test_a_refused_fork_is_an_error_with_the_reason() -> None:
 async def test_a_template_that_dies_over_a_request_is_an_error() -> None:
     async with template("ready(); hear(); os._exit(1)") as one:
         await one.process.ready()
-        with pytest.raises(TemplateError, match="ended"):
+        with pytest.raises(TemplateError, match="exited with code"):
             await one.process.fork({}, [])
         with pytest.raises(TemplateError, match="not running"):
             await one.process.fork({}, [])
@@ -239,12 +239,15 @@ async def test_a_cancelled_request_ends_the_kernel_that_comes_of_it() -> None:
 
 
 async def test_a_kernel_whose_zygote_ended_is_kept_and_its_template_forks_no_more() -> None:
-    script = FORK.replace("os.waitpid(init, 0)", "tell(op='zygote-ended')\nos.waitpid(init, 0)")
+    script = FORK.replace(
+        "os.waitpid(init, 0)", "tell(op='zygote-ended', status=9 << 8)\nos.waitpid(init, 0)"
+    )
     async with template(script) as one:
         await one.process.ready()
         fork = await one.process.fork({}, [])
         while one.process.usable:
             await anyio.lowlevel.checkpoint()
+        assert one.process.reason == "the process of it that forks has ended: it exited with code 9"
         assert not fork.over
         assert not one.process.gone.is_set()
         signal.pidfd_send_signal(fork.init, signal.SIGKILL)
@@ -271,11 +274,27 @@ async def test_when_all_of_it_is_gone_its_kernels_are_over() -> None:
             os.close(fd)
 
 
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("sys.exit(3)", "it exited with code 3"),
+        ("os.kill(os.getpid(), 9)", "it was killed by SIGKILL"),
+        ("tell(op='ready'); hear()", "it does not keep to the protocol: KeyError('stage')"),
+        ("tell(op='zygote-ended'); hear()", "the process of it that forks has ended"),
+    ],
+)
+async def test_a_template_tells_why_it_forks_no_more(script: str, reason: str) -> None:
+    async with template(script) as one:
+        assert not await one.process.ready()
+        assert one.process.reason == reason
+
+
 async def test_a_retired_template_without_kernels_ends() -> None:
     async with template("ready(); hear()") as one:
         await one.process.ready()
         one.process.retire()
         await one.process.gone.wait()
+        assert not one.process.reason
 
 
 async def test_a_template_that_does_not_let_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

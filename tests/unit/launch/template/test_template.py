@@ -36,6 +36,7 @@ class Process:
         self.on_change = on_change
         self.usable = self.retired = False
         self.alive = True
+        self.reason = "it was killed by SIGKILL"
         self.output = "last words"
         self.missing = {"polars": "ModuleNotFoundError"}
         self.gone = anyio.Event()
@@ -138,7 +139,7 @@ async def test_a_template_that_ends_is_replaced_with_a_word_in_the_log(
     process.become_ready()
     process.end()
     assert supervisor.template is None
-    assert "last words" in caplog.text
+    assert "it was killed by SIGKILL. It wrote:\nlast words" in caplog.text
     other = await next_process()
     assert other is not process
     assert len(sandbox.used) == 1
