@@ -227,7 +227,8 @@ async def round_trips(court: Court, session: Session) -> AsyncIterator[Trips]:
     async def trip() -> tuple[float, float]:
         began, worked = time.perf_counter(), time.process_time()
         cell = await court.run(session, timeout_s=300)
-        assert text_of(cell) == "honest\n"
+        text = text_of(cell)
+        assert text == "honest\n", (text, cell.outcome, cell.notices)
         return time.perf_counter() - began, time.process_time() - worked
 
     alone = [await trip() for _ in range(11)]
