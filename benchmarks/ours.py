@@ -18,6 +18,7 @@ from benchmarks.places import PACKAGES
 from benchmarks.processes import children
 from benchmarks.results import BenchmarkError
 from kernel_mcp.config.settings import Settings
+from kernel_mcp.config.values import MIB
 from kernel_mcp.protocol import StdioCallers, build_mcp
 from kernel_mcp.sandbox.select import proven_sandbox
 from kernel_mcp.server import Parts, parts
@@ -154,7 +155,12 @@ async def over_stdio(folder: Path, *flags: str, era: Era = "auto") -> AsyncItera
 
 @asynccontextmanager
 async def in_process(
-    folder: Path, *, warm: int = 0, no_template: bool = False, profile: str = "default"
+    folder: Path,
+    *,
+    warm: int = 0,
+    no_template: bool = False,
+    profile: str = "default",
+    hibernate_bytes: int = 256 * MIB,
 ) -> AsyncIterator[DirectServer]:
     """The parts of our server, with what they keep ready being kept ready."""
     settings = Settings(
@@ -163,6 +169,7 @@ async def in_process(
         no_template=no_template,
         profile=profile,
         max_sessions=MAX_SESSIONS,
+        hibernate_bytes=hibernate_bytes,
         state_dir=folder,
     )
     sandbox = await anyio.to_thread.run_sync(proven_sandbox, *settings.sandbox)

@@ -15,12 +15,15 @@ from benchmarks.notebooks import Notebook
 from benchmarks.processes import settle
 from benchmarks.results import BenchmarkError, Figure, Measurement, interleave, timed
 from benchmarks.sessions import DIRECT, STDIO
+from kernel_mcp.config.values import GIB
 
 WAKE = Figure("wake", "Hibernated session → first result", FLOOR)
 WAKE_LARGE = Figure("wake-large", "Hibernated session with a frame of 100 MB → first result", FLOOR)
 SAVE = Figure("save", "Hibernation of a session with a frame of 100 MB", FLOOR)
 SAVE_LARGE = Figure("save-large", "Hibernation of a session with a frame of 1 GB", FLOOR)
 IDLE_S = 1
+MOST_BYTES = 2 * GIB
+"""What a session may save."""
 ASLEEP_S = 60.0
 """How long a session that is idle may take until it is hibernated."""
 LOOK_S = 0.02
@@ -60,24 +63,27 @@ async def save(bench: Bench) -> None:
     sizes = ((SAVE, LARGE),) if bench.quick else ((SAVE, LARGE), (SAVE_LARGE, HUGE))
     async with AsyncExitStack() as stack:
         stock = await stack.enter_async_context(floor(bench.folder()))
-        direct = await stack.enter_async_context(ours.in_process(bench.folder()))
+        served = ours.in_process(bench.folder(), hibernate_bytes=MOST_BYTES)
+        direct = await stack.enter_async_context(served)
         for figure, code in sizes:
-            awake, sleeper = await stock.open(), await direct.open()
-            for notebook in (awake, sleeper):
-                await notebook.run(code)
+            awake = await stock.open()
+            await awake.run(code)
             subjects: dict[str, Measurement] = {
                 FLOOR: partial(_use, awake, DUMP),
-                DIRECT: partial(_save, sleeper),
+                DIRECT: partial(_save, direct, code),
             }
             await interleave(bench.results, figure, bench.rounds(4), subjects)
             await awake.close()
-            await sleeper.close()
 
 
-async def _save(notebook: ours.DirectNotebook) -> float:
-    await notebook.run("value is not None")  # which wakes it
+async def _save(server: ours.DirectServer, code: str) -> float:
+    """Of a session that has made its value itself: one that came back has it as a copy."""
+    notebook = await server.open()
+    await notebook.run(code)
     await settle()
-    return await timed(notebook.hibernate)
+    took = await timed(notebook.hibernate)
+    await notebook.close()
+    return took
 
 
 async def _use(notebook: Notebook, code: str) -> float:

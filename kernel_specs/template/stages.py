@@ -17,7 +17,7 @@ from typing import Any
 from kernel_specs.restricted import host
 from kernel_specs.template import linux, packets, prewarm
 
-STAGE_S = 0.3
+STAGE_S = 0.15
 """Seconds of imports after which a successor takes over, at the end of the module then."""
 IMPORT_S = 60.0
 """Seconds for one module with its companions, on a busy machine."""

@@ -164,7 +164,7 @@ async def test_a_stage_that_does_not_confine_is_refused_though_the_one_before_pa
 async def test_no_request_is_lost_between_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guest = changed(tmp_path, "stages.py", "STAGE_S = 0.3", "STAGE_S = 0.0")
+    guest = changed(tmp_path, "stages.py", "STAGE_S = 0.15", "STAGE_S = 0.0")
     monkeypatch.setattr(outer, "BOOT_FOLDER", guest)
     library = Library(tmp_path)
     modules = ("statistics", "colorsys", "fractions", "wave", "csv", "bisect", "heapq", "shelve")
