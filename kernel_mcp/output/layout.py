@@ -165,7 +165,12 @@ MAX_PICTURES = 12
 MAX_LINKS = 24
 READ_CHARS = 64 * KIB
 """Text of one display that is considered; its middle is counted."""
-_UNLINKED = ("text/plain", "text/markdown", "application/vnd.jupyter.widget-view+json")
+_UNLINKED = (
+    "text/plain",
+    "text/markdown",
+    "application/vnd.jupyter.widget-view+json",
+    "application/vnd.kernel-mcp.chart+json",
+)
 """What is shown as it is, and what means nothing outside the session."""
 _UNSAID = re.compile(r"<(?:script|iframe|img|svg|canvas|object|embed|video|audio)\b", re.I)
 _OBJECT = re.compile(r"<[^\n]*>")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.integration.agent import ANALYSIS, Agent, Answer, agent
@@ -171,4 +173,73 @@ async def test_scripts_show_their_figures_whatever_backend_they_choose() -> None
     )
     async with agent(*DATA) as notebook:
         answer = await notebook.call("run_script", script=script, timeout=120)
-        assert kinds(answer) == ["a", "image", "b", "image"]
+        assert kinds(answer) == ["a", "image", "line chart", "image", "line chart"]
+        assert "1 element: 1\nb\n" in answer.text
+
+
+CHARTS = """
+import json
+import matplotlib.pyplot as plt, numpy as np
+from IPython import get_ipython
+formatter = get_ipython().display_formatter
+def chart(draw):
+    figure, axes = plt.subplots()
+    draw(axes)
+    data = formatter.format(figure)[0]
+    plt.close(figure)
+    return data.get("application/vnd.kernel-mcp.chart+json", {}), data["text/plain"]
+def line(axes):
+    axes.plot([1, 2, float("nan")], [1, 4, 9], label="a")
+    axes.plot(range(100_000), range(100_000), label="b")
+    axes.set(title="T", xlabel="time", yscale="log")
+found, words = chart(line)
+found["lengths"] = [len(each["points"]) for each in found["elements"]]
+found["elements"] = found["elements"][0]
+print(json.dumps({key: found[key] for key in ("type", "title", "y_scale", "elements", "lengths")}))
+print(words)
+draws = {
+    "scatter": lambda axes: axes.scatter([1, 2], [3, 4]),
+    "bar": lambda axes: axes.bar(["x", "y"], [3, 4]),
+    "hist": lambda axes: axes.hist([1, 1, 2, 3], bins=2),
+    "box_and_whisker": lambda axes: axes.boxplot([[1, 2, 3, 4, 100]]),
+    "heatmap": lambda axes: axes.imshow([[1, 2], [3, 4]]),
+    "nothing": lambda axes: axes.fill_between([1, 2], [1, 2], [3, 4]),
+    "too much": lambda axes: axes.imshow(np.random.rand(500, 500)),
+}
+for name, draw in draws.items():
+    found, words = chart(draw)
+    print(name, json.dumps(found.get("elements")), found.get("type"))
+"""
+
+
+async def test_figures_of_known_kinds_carry_their_numbers() -> None:
+    async with agent(*DATA) as notebook:
+        answer = await run(notebook, CHARTS)
+        first, *rest = answer.text.splitlines()
+        assert json.loads(first) == {
+            "type": "line",
+            "title": "T",
+            "y_scale": "log",
+            "elements": {"label": "a", "points": [[1.0, 1.0], [2.0, 4.0], [None, 9.0]]},
+            "lengths": [3, 2000],
+        }
+        assert rest == [
+            "line chart 'T': x 'time'",
+            "2 elements: a, b",
+            'scatter [{"label": "1", "points": [[1.0, 3.0], [2.0, 4.0]]}] scatter',
+            (
+                'bar [{"label": "x", "group": "1", "value": 3.0}, '
+                '{"label": "y", "group": "1", "value": 4.0}] bar'
+            ),
+            (
+                'hist [{"label": "1.5", "group": "1", "value": 2.0, "from": 1.0, "to": 2.0}, '
+                '{"label": "2.5", "group": "1", "value": 2.0, "from": 2.0, "to": 3.0}] hist'
+            ),
+            (
+                'box_and_whisker [{"label": "1", "min": 1.0, "first_quartile": 2.0, "median": 3.0, '
+                '"third_quartile": 4.0, "max": 4.0, "outliers": [100.0]}] box_and_whisker'
+            ),
+            'heatmap [{"rows": [[1.0, 2.0], [3.0, 4.0]]}] heatmap',
+            "nothing null None",
+            "too much null None",
+        ]

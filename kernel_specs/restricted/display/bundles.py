@@ -20,7 +20,7 @@ from ipykernel.zmqshell import ZMQDisplayPublisher
 from IPython.core.formatters import DisplayFormatter
 
 from kernel_specs.restricted.config import Output
-from kernel_specs.restricted.display import libraries, pictures
+from kernel_specs.restricted.display import charts, libraries, pictures
 
 # Charts as text: what a reader without a browser learns of a figure.
 
@@ -360,7 +360,10 @@ class Formatter(DisplayFormatter):
         root = _library(obj)
         if root == "matplotlib" and hasattr(obj, "get_size_inches"):
             with libraries.bounded(obj), libraries.lightly_packed(obj):
-                return super().format(obj, include, exclude)
+                data, metadata = super().format(obj, include, exclude)
+            if "image/png" in data and (chart := charts.chart_of(obj)):
+                data = {**data, "text/plain": charts.words(chart), charts.CHART: chart}
+            return data, metadata
         if root == "graphviz" and shutil.which("dot") is None and hasattr(obj, "source"):
             return {"text/plain": f"{obj.source}\n[not drawn: there is no dot here]"}, {}
         data, metadata = super().format(obj, include, exclude)
