@@ -94,6 +94,10 @@ class WorkspaceError(InputError):
         self.code = code
 
 
+class NotebookError(InputError):
+    """A file is no notebook that can be read, or a cell of it is not as the caller knows it."""
+
+
 class SessionNotFound(KernelMcpError):
     """No session of this caller has that handle or name (one text for unknown and expired)."""
 

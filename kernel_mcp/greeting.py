@@ -23,6 +23,8 @@ VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """Versions of the protocol that begin with `initialize`, as the SDK has them."""
 MODERN_VERSIONS = ("2026-07-28",)
 """Those that begin with `server/discover`, or with any other request."""
+VIEWS = "io.modelcontextprotocol/ui"
+"""The extension that has views of tools (MCP Apps)."""
 CAPABILITIES: Mapping[str, Any] = {
     "prompts": {"listChanged": False},
     "resources": {"listChanged": False, "subscribe": False},
@@ -30,7 +32,8 @@ CAPABILITIES: Mapping[str, Any] = {
 }
 """Those that the SDK tells of a server with tools and resources, after `initialize`."""
 MODERN_CAPABILITIES: Mapping[str, Any] = {
-    name: dict.fromkeys(details, True) for name, details in CAPABILITIES.items()
+    "extensions": {VIEWS: {}},
+    **{name: dict.fromkeys(details, True) for name, details in CAPABILITIES.items()},
 }
 MOST_REQUEST_BYTES = 64 * 1024
 _REQUEST = {"jsonrpc", "id", "method", "params"}

@@ -20,6 +20,7 @@ from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.stdio import stdio_streams
 from kernel_mcp.tools import AnyContext, Callers, Toolbox
+from kernel_mcp.tools.app import MIME, VIEW, Views, page
 from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.wire import Wire
 
@@ -63,6 +64,8 @@ def build_mcp(
         files="files" in services.settings.tools,
         remarks=lambda: factory.remarks,
         masks=Masks(services.settings.hidden),
+        pages={VIEW: (MIME, page)},
+        extensions=[Views()],
         title=NAME,
         version=__version__,
         instructions=services.instructions() if words is None else words,

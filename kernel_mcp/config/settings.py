@@ -70,7 +70,7 @@ SANDBOXES = ("auto", "bwrap", "landlock", "container", "none")
 CHAINED = ("bwrap", "landlock")
 """Sandboxes of which one may follow the other in `--sandbox`; the rest stand alone."""
 ENGINES = ("auto", "podman", "docker")
-TOOL_GROUPS = ("core", "packages", "files", "branches")
+TOOL_GROUPS = ("core", "packages", "files", "branches", "notebooks")
 """Groups of tools; `core` runs code and is always there."""
 CHECKPOINTS = ("off", "auto", "always")
 """From the one with the fewest copies of kernels."""
@@ -398,7 +398,7 @@ class Settings:
         "tools", some_of(*TOOL_GROUPS), _SERVER, "GROUPS", ",".join(TOOL_GROUPS),
         "tools that clients see: `core` runs code and keeps sessions, `packages` has `install` and "
         "`list_packages`, `files` reads and writes files and exports notebooks, `branches` has "
-        "`undo`, `branch` and `adopt`",
+        "`undo`, `branch` and `adopt`, `notebooks` opens, edits and runs `.ipynb` files",
         narrows=among,
     )
     max_output: int = _flag(

@@ -115,6 +115,11 @@ class Workspace:
         self._promised = 0
         """Bytes that uploads may take, those that they have taken among them."""
 
+    def name_of(self, path: str) -> str:
+        """What answers call the file or folder that `path` names, whether it is there or not."""
+        with self._place(path) as place:
+            return place.name
+
     def list_files(self, path: str = "") -> Listing:
         """The entries of a folder, or the one file `path` names."""
         with self._place(path) as place:

@@ -6,12 +6,15 @@ does not fit is named in its place.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import islice
+from typing import Any
 
+from kernel_mcp.errors import NotebookError
 from kernel_mcp.output.bundles import Part
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
@@ -23,6 +26,8 @@ FILE_BYTES = 48_000_000
 """The notebook as a file; `write_file` takes 50 MiB."""
 RESOURCE_BYTES = 16_000_000
 """The notebook as a resource, of which the SDK makes several copies."""
+CELL_BYTES = 16_000_000
+"""One cell of a notebook that others write to, too."""
 STREAM_CHARS = 500_000
 """Text of one cell's streams at either end that goes into the notebook."""
 JSON_VALUES = 1_000_000
@@ -45,6 +50,15 @@ def notebook(
     for piece in notebook_pieces(cells, most, undone=undone):
         written.write(piece)
     return written.getvalue()
+
+
+def cell_as_json(cell: Cell, most: int = CELL_BYTES) -> dict[str, Any]:
+    """One cell as an object, its outputs within half of `most` bytes. Reads files."""
+    pieces = _Writer(most, ()).cell(cell)
+    if pieces is None:
+        raise NotebookError(f"its code has more than {most:,} bytes.")
+    made: dict[str, Any] = json.loads(b"".join(pieces))
+    return made
 
 
 def notebook_pieces(

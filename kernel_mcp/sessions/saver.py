@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NOTEBOOK = "notebook"
+"""What a session had asked for besides its kernel."""
 TOO_LARGE = "too large"
 """How the reason begins why a value without room was left out."""
 ATTEMPTS = 3
@@ -55,6 +57,8 @@ class Kept:
         """The last cell whose work the variables hold."""
         self.holds: Callable[[int], bool] = lambda _cell: True
         """Whether they hold the work of a cell."""
+        self.notebook: Callable[[], str] = str
+        """The path of the notebook to which cells are added, if there is one."""
         self._keeping = keeping
         doors = keeping.doors(request.network)
         self._base = saved_of(entry, request, timeout_s, doors)
@@ -184,7 +188,8 @@ class Kept:
         history = self.cells.state()
         self._count = len(history["places"])
         before = self.entry.saved or self._base
-        return replace(before, history=history, asked=self._base.asked)
+        asked = {**self._base.asked, NOTEBOOK: self.notebook()}
+        return replace(before, history=history, asked=asked)
 
 
 class Saveable(Protocol):

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 import anyio.abc
 
-from kernel_mcp.barriers import Barrier
+from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback, silence
 from kernel_mcp.errors import BranchError, LaunchError, SessionNotFound, UndoError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
+from kernel_mcp.sessions.books import Books
 from kernel_mcp.sessions.branches import Family, Origin, Start
 from kernel_mcp.sessions.cell import Ahead, Cell, StopReason, narrate
 from kernel_mcp.sessions.checking import Checks
@@ -34,13 +35,14 @@ from kernel_mcp.sessions.keeping import Past, changed, lost_with, unlike
 from kernel_mcp.sessions.lifecycle import KernelLifecycle, Return
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
 from kernel_mcp.sessions.runner import CellQueue, CellRunner
-from kernel_mcp.sessions.saver import Kept, Saver, write_forked, write_here
+from kernel_mcp.sessions.saver import NOTEBOOK, Kept, Saver, write_forked, write_here
 from kernel_mcp.sessions.saving import UnfitToFork
 from kernel_mcp.sessions.snapshot import counted, descriptions
 from kernel_mcp.telemetry.spans import Within, caught, of_session
 
 if TYPE_CHECKING:
     from kernel_mcp.kernels.kernel import Kernel
+    from kernel_mcp.notebooks.book import Book
 
 
 Clock = Callable[[], float]
@@ -109,6 +111,7 @@ class Session:
         self.owner = owner
         self.name = name
         self.workspace = workspace
+        self.books = Books(workspace, request.session)
         self.journal = journal
         self.ended = anyio.Event()
         self.closing = anyio.Event()
@@ -157,6 +160,7 @@ class Session:
         if kept is not None:
             kept.cells, kept.cell = self.cells, lambda: self.lifecycle.state_as_of
             kept.holds = self.lifecycle.holds_cell
+            kept.notebook = lambda: self.books.path
         self._saver = saver
         self._returned = False
         """Whether its variables are as before cells that may have been saved."""
@@ -382,6 +386,15 @@ class Session:
             self.last_used = self._clock()
             return await self.lifecycle.ensure(progress)
 
+    async def bind(self, book: Book | None) -> None:
+        """Have cells added to a notebook from now on; later servers go on with that."""
+        self.books.bound = book
+        self._touched = True
+        if self.kept is not None:
+            async with self._shelving:
+                with Barrier("noting the notebook of a session", self.handle):
+                    await self.kept.log()
+
     async def hibernate(self, purpose: str = "") -> bool:
         """Save the variables and end the kernel; False when the session is or comes into use.
 
@@ -554,6 +567,11 @@ class Session:
 
         Raises OSError, ValueError for what cannot be read.
         """
+        if path := str(past.saved.asked.get(NOTEBOOK, "")):
+            with Barrier("opening the notebook of a session again", self.handle) as barrier:
+                self.books.bound = self.books.book(path)
+            if barrier.failure is not None:
+                self.ledger.add(f"{path!r} is not open any more: {reason_of(barrier.failure)}")
         if past.saved.history:
             self.cells.restore(past.saved.history)
         for number, code in past.cells.items():
@@ -674,6 +692,7 @@ class Session:
             return
         if self.kept is not None:
             self.kept.begins(cell.number, cell.code)
+        self.books.begins(cell)
         try:
             if cell.outcome is None:
                 await self._runner.run(cell)
@@ -683,6 +702,7 @@ class Session:
             self.last_used = self.last_ran = self._clock()
             if self.kept is not None:
                 self.touch()
+        await self.books.save()
 
 
 async def _shielded(work: Callable[[], None]) -> None:

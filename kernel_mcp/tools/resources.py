@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -18,7 +19,13 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 from mcp.server.mcpserver.tools import Tool, ToolManager
 from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, CallToolResult, InputRequiredResult, ResourceTemplate
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolResult,
+    InputRequiredResult,
+    Resource,
+    ResourceTemplate,
+)
 
 from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.errors import InputError, ServerStops, SessionNotFound
@@ -140,13 +147,16 @@ class ResourceServer(MCPServer[Any]):
         files: bool = True,
         remarks: Callable[[], Sequence[str]] = tuple,
         masks: Masks | None = None,
+        pages: Mapping[str, tuple[str, Callable[[], str]]] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
         """`caller` says who makes a call, `tools` makes the tools when a client first asks for any.
         Without `files` cells are the only resources.
 
-        Every answer of a tool has `remarks`. No answer and no text has what `masks` hide.
+        Every answer of a tool has `remarks`. No answer and no text has what `masks` hide. `pages`
+        are views of tools by their address: MIME type and content.
         """
+        self._pages = pages
         self.masks = masks or Masks()
         self._remarks = remarks
         state = RequestStateSecurity(codec=NoRequestState())
@@ -199,6 +209,13 @@ class ResourceServer(MCPServer[Any]):
         """There are no prompts. Raises MCPError."""
         raise MCPError(INVALID_PARAMS, guarded(clean(f"This server has no prompt {name!r}.")))
 
+    async def list_resources(self) -> list[Resource]:
+        """What is there without a session: views of tools."""
+        return [
+            Resource(uri=uri, name=uri.rpartition("/")[2], mime_type=mime)
+            for uri, (mime, _) in self._pages.items()
+        ]
+
     async def list_resource_templates(self) -> list[ResourceTemplate]:
         """What can be read."""
         return [
@@ -210,6 +227,9 @@ class ResourceServer(MCPServer[Any]):
         self, uri: Any, context: Context[Any, Any] | None = None
     ) -> Iterable[ReadResourceContents]:
         """Read a resource. Raises ResourceError."""
+        if str(uri) in self._pages:
+            mime, page = self._pages[str(uri)]
+            return [ReadResourceContents(content=page(), mime_type=mime)]
         try:
             assert context is not None  # the SDK has one for each request
             caller = self._caller(context)

@@ -80,6 +80,8 @@ async def answer(
     unless there are pictures.
     """
     ended, unsaid = cell.finished.is_set(), cell.unsaid
+    if ended:
+        await session.books.save()
     items, position = cell.log.since(since), cell.log.position()
     if closing is None:
         closing = closing_line(session, cell, settings.max_timeout_s)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from kernel_mcp.services import Services
-from kernel_mcp.tools import Toolbox, branches, cells, files, packages, sessions
+from kernel_mcp.tools import Toolbox, branches, cells, files, notebooks, packages, sessions, views
 
 TOPICS = {
     "core": (cells, sessions),
     "files": (files,),
     "packages": (packages,),
     "branches": (branches,),
+    "notebooks": (notebooks, views),
 }
 
 

@@ -243,3 +243,29 @@ async def test_figures_of_known_kinds_carry_their_numbers() -> None:
             "nothing null None",
             "too much null None",
         ]
+
+
+async def test_a_cell_is_shown_with_its_charts_and_tables() -> None:
+    async with agent(*DATA) as notebook:
+        await run(
+            notebook,
+            "import matplotlib.pyplot as plt, pandas as pd\nplt.plot([1, 2]); plt.show()\n"
+            "print('text')\npd.DataFrame({'a': [2, 1]})",
+        )
+        shown = await notebook.call("show")
+        assert kinds(shown)[0] == "image"
+        assert "line chart" in shown.text
+        view = (shown.result.meta or {})["kernel-mcp/view"]
+        assert [output["kind"] for output in view["outputs"]] == ["chart", "text", "table"]
+        assert (view["cell"], view["status"], view["running"]) == (1, "ok", False)
+        await notebook.call("execute", code="import time; time.sleep(60)", wait=0)
+        view = ((await notebook.call("show")).result.meta or {})["kernel-mcp/view"]
+        assert (view["cell"], view["running"]) == (2, True)
+        await notebook.call("interrupt", cell=2)
+        tools = (await notebook.client.list_tools()).tools
+        (address,) = [each.meta for each in tools if each.name == "show"]
+        (listed,) = (await notebook.client.list_resources()).resources
+        assert address == {"ui": {"resourceUri": listed.uri}}
+        (page,) = (await notebook.client.read_resource(listed.uri)).contents
+        assert page.mime_type == "text/html;profile=mcp-app"
+        assert len(getattr(page, "text", "")) < 15_000

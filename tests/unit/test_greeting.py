@@ -20,6 +20,7 @@ from kernel_mcp.greeting import MODERN_VERSIONS, VERSIONS, greeting, instruction
 from kernel_mcp.sandbox.base import SandboxReport
 from kernel_mcp.sandbox.landlock import landlock_report
 from kernel_mcp.sandbox.select import NoSandbox
+from kernel_mcp.tools.app import Views
 
 pytestmark = pytest.mark.anyio
 
@@ -283,7 +284,13 @@ def test_an_answer_of_the_sdk_that_differs_is_logged(caplog: pytest.LogCaptureFi
 
 async def answer_of_the_sdk(line: bytes) -> str:
     """What the SDK says to this line, of a server with such words as ours."""
-    server = MCPServer("kernel-mcp", title="kernel-mcp", version=__version__, instructions="words")
+    server = MCPServer(
+        "kernel-mcp",
+        title="kernel-mcp",
+        version=__version__,
+        instructions="words",
+        extensions=[Views()],
+    )
     to_server, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
     answers, to_client = anyio.create_memory_object_stream[SessionMessage]()
     lowlevel = server._lowlevel_server

@@ -26,6 +26,7 @@ ROOMS = (
     ("policy",),
     ("host_folders", "network"),
     ("files",),
+    ("notebooks",),
     ("sandbox",),
     ("limits",),
     ("launch",),

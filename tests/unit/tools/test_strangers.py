@@ -22,6 +22,7 @@ from kernel_mcp.sessions import history
 from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools.app import VIEW
 from kernel_mcp.tools.resources import TEMPLATES
 from tests.unit.fake_kernels import Handed
 from tests.unit.sessions.test_keeping import keeping
@@ -72,7 +73,7 @@ async def theirs(folder: Path) -> AsyncIterator[tuple[Served, Turns, dict[str, s
             return server.session
 
         found = {"default": (await server.manager.resolve(turns.caller, "")).handle}
-        open_ = await opened("open")
+        open_ = await opened("lasting")
         asleep = await opened("asleep")
         assert await asleep.hibernate()
         ended = await opened("ended")
@@ -87,7 +88,7 @@ async def theirs(folder: Path) -> AsyncIterator[tuple[Served, Turns, dict[str, s
         await before.ended.wait()
         for each in (open_, asleep, ended, script, before):
             found[f"handle of {each.name or 'script'}"] = each.handle
-        for name in ("open", "asleep", "ended", "kept"):
+        for name in ("lasting", "asleep", "ended", "kept"):
             found[f"name of {name}"] = name
         turns.name = "ben"
         yield server, turns, found
@@ -192,12 +193,13 @@ async def test_lists_have_nothing_of_others(tmp_path: Path) -> None:
         for answer in (told, listed):
             text = answer.result.model_dump_json()
             assert not [key for key in keys.values() if key in text and key.startswith("s-")]
-        assert (await server.agent.client.list_resources()).resources == []
+        views = (await server.agent.client.list_resources()).resources
+        assert [each.uri for each in views] == [VIEW]
 
 
 async def test_names_of_others_are_free(tmp_path: Path) -> None:
     async with theirs(tmp_path) as (server, _, keys):
-        for name in ("open", "asleep", "ended", "kept"):
+        for name in ("lasting", "asleep", "ended", "kept"):
             answer = await server.call("create_session", name=name)
             assert answer.data["session"] not in keys.values()
             listed = await server.call("list_files", session=name)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import pytest
 from mcp.shared.exceptions import MCPError
 
+from kernel_mcp.notebooks.document import Document, code_cell
 from kernel_mcp.sessions.losses import Loss
 from tests.integration.agent import Answer
 from tests.unit.tools.served import Served, served
@@ -32,6 +33,11 @@ ABOUT_A_SESSION: dict[str, dict[str, Any]] = {
     "list_packages": {},
     "undo": {},
     "branch": {},
+    "open_notebook": {"path": "c.ipynb"},
+    "read_notebook": {"path": "c.ipynb"},
+    "edit_notebook": {"path": "c.ipynb", "op": "insert", "source": "1"},
+    "run_cells": {"path": "c.ipynb", "cells": "all"},
+    "show": {},
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "create_session": {},
@@ -53,6 +59,9 @@ def lost(answer: Answer) -> list[str]:
 async def prepared(server: Served) -> None:
     """The default session with a file in it."""
     await server.call("write_file", path="a.txt", content="a")
+    book = Document.new()
+    book.insert(0, code_cell("one", "say 1", [], None))
+    await server.call("write_file", path="c.ipynb", content=book.bytes().decode())
 
 
 async def test_these_are_all_tools_and_each_is_described(tmp_path: Path) -> None:
@@ -70,7 +79,8 @@ async def test_these_are_all_tools_and_each_is_described(tmp_path: Path) -> None
 PACKAGE_TOOLS = {"install", "list_packages"}
 FILE_TOOLS = {"list_files", "read_file", "write_file", "export_notebook"}
 BRANCH_TOOLS = {"undo", "branch", "adopt"}
-MOST_TOKENS = 2600
+NOTEBOOK_TOOLS = {"open_notebook", "read_notebook", "edit_notebook", "run_cells", "show"}
+MOST_TOKENS = 3600
 CHARS_PER_TOKEN = 4
 """Tokenizers of models put some 4.6 characters of these definitions into one token."""
 
@@ -88,9 +98,9 @@ async def test_definitions_of_all_tools_stay_within_their_budget(tmp_path: Path)
 @pytest.mark.parametrize(
     ("groups", "lacking"),
     [
-        (("core",), PACKAGE_TOOLS | FILE_TOOLS | BRANCH_TOOLS),
-        (("core", "files"), PACKAGE_TOOLS | BRANCH_TOOLS),
-        (("core", "packages", "branches"), FILE_TOOLS),
+        (("core",), PACKAGE_TOOLS | FILE_TOOLS | BRANCH_TOOLS | NOTEBOOK_TOOLS),
+        (("core", "files"), PACKAGE_TOOLS | BRANCH_TOOLS | NOTEBOOK_TOOLS),
+        (("core", "packages", "branches", "notebooks"), FILE_TOOLS),
     ],
 )
 async def test_tools_and_resources_of_groups_that_are_off_are_not_there(

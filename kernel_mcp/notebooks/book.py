@@ -1,0 +1,96 @@
+"""A notebook as a file of a workspace that other programs change, too.
+
+A change begins with the file as it is then and is put in its place only if that is still so: what
+others have done since stays. Everything here blocks and belongs in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+from kernel_mcp.errors import NotebookError, WorkspaceError
+from kernel_mcp.files.streams import Changed, tag_of
+from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.notebooks.document import MOST_BYTES, Document
+
+TRIES = 20
+"""Attempts to change a file that another program goes on changing."""
+SUFFIX = ".ipynb"
+
+T = TypeVar("T")
+
+
+class Book:
+    """The notebook at a `path`, as answers name it. Raises WorkspaceError, NotebookError."""
+
+    def __init__(self, workspace: Workspace, path: str) -> None:
+        """Raises NotebookError for a name that no notebook has."""
+        if not path.endswith(SUFFIX):
+            raise NotebookError(f"{path!r} is no name for a notebook: let it end in {SUFFIX}.")
+        self._workspace = workspace
+        self.path = workspace.name_of(path)
+
+    def read(self) -> Document:
+        """The notebook as it is now."""
+        return Document.read(self.path, self._content()[0])
+
+    def change(self, work: Callable[[Document], T]) -> T:
+        """Have `work` change the notebook as it is now, and save it; what that returns."""
+        for _ in range(TRIES):
+            data, tag = self._content()
+            document = Document.read(self.path, data)
+            result = work(document)
+            if self._put(document.bytes(), tag):
+                return result
+        raise NotebookError(
+            f"{self.path!r} was not changed: another program writes to it all the time. Try again "
+            "when that has ended."
+        )
+
+    def create(self) -> bool:
+        """Make a notebook without cells unless there is a file; whether there was none."""
+        try:
+            self._content()
+        except WorkspaceError as missing:
+            if missing.code != errno.ENOENT:
+                raise
+            return self._put(Document.new().bytes(), "")
+        return False
+
+    def check_writable(self) -> None:
+        """Raise WorkspaceError where no file may be written to, before there is anything to."""
+        self._workspace.begin_upload(self.path, 0, lambda _: True).close()
+
+    def _content(self) -> tuple[bytes, str]:
+        """All bytes, and the tag of the file that has them."""
+        found = self._workspace.open_file(self.path)
+        try:
+            if found.info.st_size > MOST_BYTES:
+                raise NotebookError(
+                    f"{self.path!r} has {found.info.st_size:,} bytes; a notebook of at most "
+                    f"{MOST_BYTES:,} can be opened. Clear outputs of it with code first."
+                )
+            data = found.read(0, MOST_BYTES)
+        finally:
+            found.close()
+        return data, tag_of(found.info)
+
+    def _put(self, data: bytes, tag: str) -> bool:
+        """Replace the file that has this tag, the empty one for none; False if another is there."""
+        if len(data) > MOST_BYTES:
+            raise NotebookError(
+                f"{self.path!r} was not changed: it would have {len(data):,} bytes, and "
+                f"{MOST_BYTES:,} are the most. Clear outputs of it, or open another notebook."
+            )
+        try:
+            upload = self._workspace.begin_upload(self.path, len(data), lambda now: now == tag)
+            try:
+                upload.write(data)
+                self._workspace.finish_upload(upload, lambda now: now == tag)
+            finally:
+                upload.close()
+        except Changed:
+            return False
+        return True

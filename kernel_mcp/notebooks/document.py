@@ -1,0 +1,233 @@
+"""A Jupyter notebook (nbformat 4) as the text of its file, cell by cell.
+
+A change touches the text of what it changes. Everything else, fields that other tools know among
+it, stays byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernel_mcp.errors import NotebookError
+from kernel_mcp.notebooks import jsontext
+from kernel_mcp.notebooks.jsontext import Span, dumped, joined, lines, members
+from kernel_mcp.output.markup import NotJson, utf8
+from kernel_mcp.records import dataclass
+
+MOST_BYTES = 50_000_000
+"""Of a notebook that is opened: what files of a workspace may have."""
+KINDS = ("code", "markdown", "raw")
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_BOM = "\ufeff"
+_MINOR = 5
+"""The first minor version of nbformat 4 in which cells have ids."""
+_NEW = {
+    "cells": [],
+    "metadata": {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"file_extension": ".py", "name": "python"},
+    },
+    "nbformat": 4,
+    "nbformat_minor": _MINOR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BookCell:
+    """A cell of a notebook: its text in the file and what it means.
+
+    `id` is its own, or one made of what it holds where it has none that can be used; `named` says
+    which.
+    """
+
+    id: str
+    text: str
+    value: Mapping[str, Any]
+    named: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The cell's type: code, markdown or raw; others are kept as they are."""
+        return str(self.value.get("cell_type", ""))
+
+    @property
+    def source(self) -> str:
+        """Its code or text."""
+        return joined(self.value.get("source", ""))
+
+    @property
+    def outputs(self) -> list[Mapping[str, Any]]:
+        """The outputs of a code cell."""
+        found = self.value.get("outputs")
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+    @property
+    def count(self) -> int | None:
+        """The number that its last run has in its kernel."""
+        found = self.value.get("execution_count")
+        return found if isinstance(found, int) else None
+
+    @property
+    def print(self) -> str:
+        """What tells this source from every other."""
+        return hashlib.sha256(f"{self.kind}\n{self.source}".encode(errors="replace")).hexdigest()
+
+
+class Document:
+    """One notebook; `cells` are in order."""
+
+    def __init__(self, text: str) -> None:
+        """Raises NotJson for what is no JSON object, NotebookError for another format."""
+        jsontext.bounded(text)
+        top, end = members(text)
+        if text[end:].strip():
+            raise NotJson("something follows its end")
+        known = {span.name: span for span in top}
+        if len(known) < len(top):
+            raise NotJson("a field of it stands there twice")
+        self._known = {name: span.value for name, span in known.items() if name != "cells"}
+        self._check_version()
+        span = known.get("cells")
+        if span is None or not isinstance(span.value, list):
+            raise NotJson("it has no list `cells`")
+        found, close = jsontext.elements(text, span.start)
+        self._indent = _indent(text, top)
+        self._head = text[: span.start + 1]
+        self._tail = text[close - 1 :]
+        self._leads = [text[a:b] for a, b in _gaps(text, span.start + 1, found)]
+        self._closing = text[found[-1].end : close - 1] if found else ""
+        if not found:
+            self._closing = f"\n{self._indent}" if self._indent else ""
+        self.cells: list[BookCell] = []
+        for place, each in enumerate(found):
+            if not isinstance(each.value, dict):
+                raise NotJson(f"cell {place + 1} is no object")
+            self.cells.append(self._cell(text[each.start : each.end], each.value, place))
+
+    @classmethod
+    def read(cls, path: str, data: bytes) -> Document:
+        """From the bytes of a file. Raises NotebookError."""
+        try:
+            return cls(data.decode("utf-8").removeprefix(_BOM))
+        except UnicodeDecodeError as error:
+            reason = f"it is not UTF-8 at byte {error.start:,}"
+        except NotJson as error:
+            reason = str(error)
+        raise NotebookError(f"{path!r} is no notebook that can be read: {reason}.")
+
+    @classmethod
+    def new(cls) -> Document:
+        """One without cells."""
+        return cls(json.dumps(_NEW, indent=1) + "\n")
+
+    def bytes(self) -> bytes:
+        """The content of its file."""
+        body = ",".join(
+            lead + cell.text for lead, cell in zip(self._leads, self.cells, strict=True)
+        )
+        closing = self._closing if self.cells else ""
+        return utf8(f"{self._head}{body}{closing}{self._tail}")
+
+    def find(self, name: str) -> int | None:
+        """The place of the cell with an id."""
+        return next((place for place, cell in enumerate(self.cells) if cell.id == name), None)
+
+    def insert(self, place: int, value: Mapping[str, Any]) -> None:
+        """Put a new cell before the one at `place`; at the end where that is their number."""
+        self.name_all()
+        text = dumped(value, self._indent, self._indent * 2)
+        self.cells.insert(place, BookCell(str(value["id"]), text, value))
+        usual = next((lead for lead in self._leads if lead), "")
+        self._leads.insert(place, usual or (f"\n{self._indent * 2}" if self._indent else ""))
+
+    def change(self, place: int, values: Mapping[str, Any]) -> None:
+        """Give other values to members of a cell, and leave the text of all others."""
+        self.name_all()
+        cell = self.cells[place]
+        margin = self._indent * 3
+        texts = {name: dumped(value, self._indent, margin) for name, value in values.items()}
+        text = jsontext.changed(cell.text, texts)
+        self.cells[place] = BookCell(cell.id, text, {**cell.value, **values})
+
+    def remove(self, place: int) -> None:
+        """Take a cell out."""
+        self.name_all()
+        del self.cells[place]
+        lead = self._leads.pop(place)
+        if place == 0 and self._leads:
+            self._leads[0] = lead
+
+    def name_all(self) -> None:
+        """Write an id into every cell that has none, in the version of the format that has them."""
+        for place, cell in enumerate(self.cells):
+            if not cell.named:
+                text = jsontext.changed(cell.text, {"id": json.dumps(cell.id)})
+                self.cells[place] = BookCell(cell.id, text, {**cell.value, "id": cell.id})
+        if self._known.get("nbformat_minor", 0) < _MINOR:
+            self._known["nbformat_minor"] = _MINOR
+            self._upgrade()
+
+    def _upgrade(self) -> None:
+        whole = f"{self._head}{self._tail}"
+        self._head, self._tail = _parts(
+            jsontext.changed(whole, {"nbformat_minor": str(_MINOR)}),
+        )
+
+    def _check_version(self) -> None:
+        version, minor = self._known.get("nbformat"), self._known.get("nbformat_minor", 0)
+        if version != 4 or not isinstance(minor, int):
+            raise NotebookError(
+                f"The notebook has format {version!r}, and only 4 can be opened. Convert it first, "
+                "for example with `jupyter nbconvert --to notebook --nbformat 4`."
+            )
+
+    def _cell(self, text: str, value: Mapping[str, Any], place: int) -> BookCell:
+        own = value.get("id")
+        taken = {cell.id for cell in self.cells}
+        if isinstance(own, str) and _ID.fullmatch(own) and own not in taken:
+            return BookCell(own, text, value)
+        made = hashlib.sha256(f"{place}\n{text}".encode(errors="replace")).hexdigest()[:8]
+        return BookCell(jsontext.unlike(made, taken), text, value, named=False)
+
+
+def code_cell(name: str, source: str, outputs: Sequence[Any], count: int | None) -> dict[str, Any]:
+    """A new code cell, its members in the order in which Jupyter writes them."""
+    return {
+        "cell_type": "code",
+        "execution_count": count,
+        "id": name,
+        "metadata": {},
+        "outputs": list(outputs),
+        "source": lines(source),
+    }
+
+
+def text_cell(name: str, kind: str, source: str) -> dict[str, Any]:
+    """A new cell of another kind."""
+    return {"cell_type": kind, "id": name, "metadata": {}, "source": lines(source)}
+
+
+def _indent(text: str, top: Sequence[Span]) -> str:
+    """What a level is indented by; empty where all of it stands on one line."""
+    before = text[: text.find('"')] if top else ""
+    return before.rpartition("\n")[2] if "\n" in before else ""
+
+
+def _gaps(text: str, start: int, found: Sequence[Span]) -> list[tuple[int, int]]:
+    """The space before each element, without the comma."""
+    gaps: list[tuple[int, int]] = []
+    for each in found:
+        comma = text.find(",", start, each.start) if gaps else -1
+        gaps.append((start if comma < 0 else comma + 1, each.start))
+        start = each.end
+    return gaps
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """What stands before and behind the cells of a notebook that has none."""
+    span = next(each for each in members(text)[0] if each.name == "cells")
+    return text[: span.start + 1], text[span.end - 1 :]

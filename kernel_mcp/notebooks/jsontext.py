@@ -1,0 +1,144 @@
+"""JSON text with the places of its values, so that a change leaves all other bytes as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kernel_mcp.output.markup import NotJson, Shape, slices
+from kernel_mcp.records import dataclass
+
+MOST_VALUES = 1_000_000
+"""Values of a text that is parsed: an object of some 60 bytes is made of each."""
+MOST_LEVELS = 200
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder(strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A value and where its text begins and ends; `name` where it is a member of an object."""
+
+    start: int
+    end: int
+    value: Any
+    name: str = ""
+
+
+def bounded(text: str) -> None:
+    """Raise NotJson for text that would take too much memory, or too many levels, to parse."""
+    shape = Shape()
+    for piece in slices(text):
+        shape.feed(piece)
+        if shape.values > MOST_VALUES:
+            raise NotJson(f"it has more than {MOST_VALUES:,} values")
+        if shape.deepest > MOST_LEVELS:
+            raise NotJson(f"it is nested more than {MOST_LEVELS} levels deep")
+
+
+def members(text: str, start: int = 0) -> tuple[list[Span], int]:
+    """The members of the object that begins at `start`, and where it ends. Raises NotJson."""
+    found: list[Span] = []
+    at = after(text, start, "{")
+    if text[at : at + 1] == "}":
+        return found, at + 1
+    while True:
+        key, at = _value(text, at)
+        if not isinstance(key, str):
+            raise NotJson(f"a name is missing at character {at:,}")
+        at = after(text, at, ":")
+        value, end = _value(text, at)
+        found.append(Span(at, end, value, key))
+        at = _skipped(text, end)
+        if text[at : at + 1] == "}":
+            return found, at + 1
+        at = after(text, at, ",")
+
+
+def elements(text: str, start: int) -> tuple[list[Span], int]:
+    """The elements of the array that begins at `start`, and where it ends. Raises NotJson."""
+    found: list[Span] = []
+    at = after(text, start, "[")
+    if text[at : at + 1] == "]":
+        return found, at + 1
+    while True:
+        value, end = _value(text, at)
+        found.append(Span(at, end, value))
+        at = _skipped(text, end)
+        if text[at : at + 1] == "]":
+            return found, at + 1
+        at = after(text, at, ",")
+
+
+def after(text: str, at: int, mark: str) -> int:
+    """Where the next value begins, behind `mark`. Raises NotJson where something else stands."""
+    at = _skipped(text, at)
+    if text[at : at + 1] != mark:
+        raise NotJson(f"{mark!r} is missing at character {at:,}")
+    return _skipped(text, at + 1)
+
+
+def changed(text: str, values: Mapping[str, str]) -> str:
+    """The text of an object with other values, as JSON, of some members; new ones come first.
+
+    Raises NotJson.
+    """
+    found, _ = members(text)
+    known = {span.name for span in found}
+    for span in reversed(found):
+        if span.name in values:
+            text = text[: span.start] + values[span.name] + text[span.end :]
+    new = [f"{json.dumps(name)}: {value}" for name, value in values.items() if name not in known]
+    if not new:
+        return text
+    first = after(text, 0, "{")
+    between = f",{text[text.index('{') + 1 : first] or ' '}"
+    rest = [text[first:]] if found else []
+    return text[:first] + between.join([*new, *rest]) + ("" if found else text[first:])
+
+
+def dumped(value: Any, indent: str, margin: str) -> str:
+    """A value as text: on lines of their own below `margin`, or on one where `indent` is empty."""
+    if not indent:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    lines = json.dumps(value, ensure_ascii=False, indent=indent)
+    return lines.replace("\n", f"\n{margin}")
+
+
+def joined(value: object) -> str:
+    """A text that nbformat allows to be a list of lines; empty for anything else."""
+    if isinstance(value, list):
+        return "".join(each for each in value if isinstance(each, str))
+    return value if isinstance(value, str) else ""
+
+
+def lines(text: str) -> list[str]:
+    """A text as nbformat writes it to files: cut behind each line feed."""
+    pieces = text.split("\n")
+    found = [f"{piece}\n" for piece in pieces[:-1]]
+    return [*found, pieces[-1]] if pieces[-1] else found
+
+
+def unlike(name: str, taken: Iterable[str]) -> str:
+    """`name`, with a number behind it if another has it."""
+    known, number, made = set(taken), 1, name
+    while made in known:
+        number += 1
+        made = f"{name}-{number}"
+    return made
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        where = getattr(error, "pos", at)
+        raise NotJson(f"what stands at character {where:,} is no JSON") from None
+
+
+def _skipped(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found is not None else at

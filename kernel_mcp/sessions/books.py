@@ -1,0 +1,165 @@
+"""The notebooks that a session works with: where its cells go, and cells as they were last read."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from kernel_mcp.barriers import Barrier, reason_of
+from kernel_mcp.errors import NotebookError
+from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.cell import Cell
+
+if TYPE_CHECKING:  # few sessions have notebooks, and the server is to start fast
+    from kernel_mcp.notebooks.book import Book
+    from kernel_mcp.notebooks.document import BookCell, Document
+
+MOST_KNOWN = 100_000
+"""Cells of all notebooks that a session remembers as they were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A cell of a notebook that is run: the source that it had then is `print`."""
+
+    book: Book
+    id: str
+    print: str
+
+
+class Books:
+    """What one session has to do with notebooks."""
+
+    def __init__(self, workspace: Workspace, handle: str) -> None:
+        self.bound: Book | None = None
+        """The notebook to which cells are added once they have ended."""
+        self._workspace = workspace
+        self._handle = handle
+        self._places: dict[int, Place] = {}
+        self._unsaved: list[Cell] = []
+        self._saving = anyio.Lock()
+        self._known: dict[str, dict[str, str]] = {}
+
+    @property
+    def path(self) -> str:
+        """That of the notebook to which cells are added; empty for none."""
+        return "" if self.bound is None else self.bound.path
+
+    def book(self, path: str) -> Book:
+        """The notebook at a path, which need not be there; reads the disk.
+
+        Raises WorkspaceError, NotebookError.
+        """
+        from kernel_mcp.notebooks.book import Book
+
+        return Book(self._workspace, path)
+
+    def place(self, cell: Cell, place: Place) -> None:
+        """Have the outputs of a cell go to one that the notebook has."""
+        self._places[cell.number] = place
+        self._unsaved.append(cell)
+
+    def begins(self, cell: Cell) -> None:
+        """A cell begins to run: it belongs into the notebook that is open then."""
+        if cell.number not in self._places and self.bound is not None:
+            self._places[cell.number] = Place(self.bound, "", "")
+            self._unsaved.append(cell)
+
+    async def save(self) -> None:
+        """Write the cells that have ended into their notebooks; each is told where that fails."""
+        if not self._unsaved:
+            return
+        async with self._saving:
+            for cell in [each for each in self._unsaved if each.finished.is_set()]:
+                place = self._places.pop(cell.number)
+                self._unsaved.remove(cell)
+                if cell.started is None:
+                    continue
+                with Barrier(
+                    f"writing cell {cell.number} into a notebook", self._handle
+                ) as barrier:
+                    with anyio.CancelScope(shield=True):
+                        await anyio.to_thread.run_sync(partial(_write, cell, place))
+                if barrier.failure is not None:
+                    cell.notice(
+                        f"Cell {cell.number} is not in {place.book.path!r}: "
+                        f"{reason_of(barrier.failure)}"
+                    )
+
+    def read(self, path: str, cells: Iterable[BookCell]) -> None:
+        """Remember what the caller has been shown of a notebook."""
+        known = self._known.setdefault(path, {})
+        known.update((cell.id, cell.print) for cell in cells)
+        if sum(map(len, self._known.values())) > MOST_KNOWN:
+            self._known = {path: known}
+
+    def unchanged(self, path: str, document: Document, name: str) -> int:
+        """The place of a cell that is as it was read. Raises NotebookError."""
+        found = document.find(name)
+        known = self._known.get(path, {}).get(name)
+        if found is None:
+            gone = " any more" if known is not None else ""
+            raise NotebookError(
+                f"{path!r} has no cell {name!r}{gone}. Call read_notebook for the ids it has."
+            )
+        if known is None:
+            raise NotebookError(
+                f"Cell {name!r} of {path!r} was not read in this session. Read it with "
+                f"read_notebook(path, ids=[{name!r}]) first."
+            )
+        if known != document.cells[found].print:
+            raise NotebookError(
+                f"Nothing was done: cell {name!r} of {path!r} was changed since it was read. Read "
+                "it again with read_notebook, and decide then."
+            )
+        return found
+
+
+def _write(cell: Cell, place: Place) -> None:
+    """Save a cell that has ended. Raises NotebookError, WorkspaceError, OSError."""
+    from kernel_mcp.notebooks.document import code_cell
+    from kernel_mcp.notebooks.jsontext import unlike
+    from kernel_mcp.sessions.notebook import cell_as_json
+
+    written = cell_as_json(cell)
+    outputs = [_by_lines(each) for each in written["outputs"]]
+    count = written["execution_count"]
+
+    def add(document: Document) -> None:
+        name = unlike(secrets.token_hex(4), (each.id for each in document.cells))
+        document.insert(len(document.cells), code_cell(name, cell.code, outputs, count))
+
+    def update(document: Document) -> None:
+        found = document.find(place.id)
+        if found is None or document.cells[found].print != place.print:
+            raise NotebookError(
+                f"cell {place.id!r} was {'removed' if found is None else 'changed'} while it ran. "
+                "What it has put out is in the answer only."
+            )
+        document.change(found, {"execution_count": count, "outputs": outputs})
+
+    place.book.change(update if place.id else add)
+
+
+def _by_lines(output: Mapping[str, Any]) -> dict[str, Any]:
+    """An output as notebooks have it on disk: texts as lists of lines."""
+    from kernel_mcp.notebooks.jsontext import lines
+
+    made = dict(output)
+    if isinstance(made.get("text"), str):
+        made["text"] = lines(made["text"])
+    if isinstance(made.get("data"), dict):
+        made["data"] = {
+            mime: lines(value) if isinstance(value, str) and _is_text(mime) else value
+            for mime, value in made["data"].items()
+        }
+    return made
+
+
+def _is_text(mime: str) -> bool:
+    return mime.startswith("text/") or mime in ("image/svg+xml", "application/javascript")

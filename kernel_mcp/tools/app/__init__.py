@@ -1,0 +1,23 @@
+"""The view of a cell that clients with MCP Apps show to a person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mcp.server.extension import Extension
+
+from kernel_mcp.greeting import VIEWS
+
+VIEW = "ui://kernel-mcp/cell.html"
+MIME = "text/html;profile=mcp-app"
+
+
+class Views(Extension):
+    """Tells clients that there are views."""
+
+    identifier = VIEWS
+
+
+def page() -> str:
+    """The HTML of the view."""
+    return Path(__file__).with_name("cell.html").read_text(encoding="utf-8")

@@ -1,0 +1,332 @@
+"""The tools for notebooks as documents: open, read, edit and run them."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import anyio
+from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent
+from pydantic import Field
+
+from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.errors import InputError, NotebookError
+from kernel_mcp.identity import Principal
+from kernel_mcp.notebooks.book import Book
+from kernel_mcp.notebooks.document import BookCell, Document, code_cell, text_cell
+from kernel_mcp.notebooks.jsontext import lines, unlike
+from kernel_mcp.notebooks.reading import MOST_PICTURES, Outline, outline, whole
+from kernel_mcp.output.images import Picture
+from kernel_mcp.output.outputs import Position
+from kernel_mcp.services import Services
+from kernel_mcp.sessions.books import Place
+from kernel_mcp.sessions.cell import Cell, Status
+from kernel_mcp.sessions.losses import Reply
+from kernel_mcp.sessions.session import Session
+from kernel_mcp.tools import (
+    CHANGES,
+    DESTROYS,
+    READS,
+    AnyContext,
+    SessionArg,
+    Toolbox,
+    WaitArg,
+    Whole,
+    progress_of,
+)
+from kernel_mcp.tools.cells import check_code, check_seconds
+from kernel_mcp.tools.results import answer, said, say, with_notices
+
+BookArg = Annotated[str, Field(description="Path of an .ipynb")]
+CELL_CHARS = 8000
+"""Of one text of a cell that is shown whole."""
+LEAST_CHARS = 500
+"""Of a cell's output in an answer about many."""
+MOST_NAMED = 20
+MOST_CELLS = 50
+"""Cells that one answer shows whole."""
+
+
+def register(box: Toolbox, services: Services) -> None:
+    """Add these tools to `box`."""
+    tool, settings = box.tool, services.settings
+    most = settings.max_output
+
+    @tool(annotations=CHANGES, structured_output=False, computes=True)
+    async def open_notebook(
+        path: BookArg, ctx: AnyContext, session: SessionArg = ""
+    ) -> CallToolResult:
+        """Have cells that `execute` runs from now on appended to a notebook, made if missing.
+
+        Answers with its outline. An empty path ends that.
+        """
+        _, found = await box.resolve(ctx, session)
+        if not path:
+            before = found.books.path
+            await found.bind(None)
+            return say(f"{before!r} is closed." if before else "No notebook was open.")
+        book, made, document = await anyio.to_thread.run_sync(_opened, found, path)
+        await found.bind(book)
+        found.books.read(book.path, document.cells)
+        words = (
+            f"{book.path!r} {'was made and ' if made else ''}is open: what session {found.handle} "
+            "executes is appended to it with its outputs. Its own cells were not run"
+        )
+        return _outlined(outline(document.cells, 1, most), words)
+
+    @tool(annotations=READS, structured_output=False, computes=True)
+    async def read_notebook(
+        path: BookArg,
+        ctx: AnyContext,
+        session: SessionArg = "",
+        ids: Annotated[list[str], Field(description="Cells to show whole")] = [],  # noqa: B006 - becomes the default in the JSON schema, is never changed
+        first: Annotated[Whole, Field(description="Number of the outline's first cell")] = 1,
+    ) -> CallToolResult:
+        """Outline of a notebook: id, first line, kinds of output of each cell; or cells whole."""
+        if first < 1:
+            raise InputError(f"first={first} is not usable: cells count from 1.")
+        _, found = await box.resolve(ctx, session)
+        return await anyio.to_thread.run_sync(_read, found, path, ids, first, most)
+
+    @tool(annotations=DESTROYS, structured_output=False, computes=True)
+    async def edit_notebook(
+        path: BookArg,
+        op: Annotated[Literal["insert", "replace", "delete"], Field(description="What to do")],
+        ctx: AnyContext,
+        session: SessionArg = "",
+        cell: Annotated[str, Field(description="Its id; for insert that of the one before")] = "",
+        source: Annotated[str, Field(description="Its new code or text")] = "",
+        kind: Annotated[
+            Literal["code", "markdown", "raw"], Field(description="Of a cell to insert")
+        ] = "code",
+    ) -> CallToolResult:
+        """Insert, replace or delete a cell; refused if it was changed since it was read."""
+        _, found = await box.resolve(ctx, session)
+        return await anyio.to_thread.run_sync(_edit, found, path, op, cell, source, kind)
+
+    @tool(annotations=CHANGES, structured_output=False)
+    async def run_cells(
+        path: BookArg,
+        cells: Annotated[
+            str | list[str], Field(description='Ids, "all", or "to ID" for it and all before')
+        ],
+        ctx: AnyContext,
+        session: SessionArg = "",
+        wait: WaitArg = settings.wait_s,
+    ) -> CallToolResult:
+        """Run code cells of a notebook in the session, write their outputs into it.
+
+        Stops at the first error, or after `wait` seconds.
+        """
+        check_seconds("wait", wait, least=0)
+        caller, found = await box.resolve(ctx, session)
+        services.manager.check_cells(caller)
+        book, chosen = await anyio.to_thread.run_sync(_chosen, found, path, cells)
+        report = progress_of(ctx)
+        run = _Run(services, found, book, chosen, caller.reply)
+        return await run.through(time.monotonic() + wait, report, caller.who)
+
+
+def _opened(session: Session, path: str) -> tuple[Book, bool, Document]:
+    book = session.books.book(path)
+    made = book.create()
+    document = book.read()
+    book.check_writable()
+    return book, made, document
+
+
+def _outlined(shown: Outline, words: str) -> CallToolResult:
+    text = "\n".join(shown.lines)
+    count = f"{shown.total} cell{'' if shown.total == 1 else 's'}"
+    more = ""
+    if shown.last < shown.total:
+        more = f"; read on with read_notebook(path, first={shown.last + 1})"
+    content: list[ContentBlock] = [TextContent(text=text)] if text else []
+    return CallToolResult(content=[*content, said(f"{words}. {count}{more}.")])
+
+
+def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int) -> CallToolResult:
+    book = session.books.book(path)
+    document = book.read()
+    if not ids:
+        if first > max(1, len(document.cells)):
+            raise InputError(f"{book.path!r} has {len(document.cells)} cells: first={first}.")
+        shown = outline(document.cells, first, most)
+        session.books.read(book.path, document.cells[first - 1 : shown.last])
+        return _outlined(shown, f"{book.path!r}")
+    content: list[ContentBlock] = []
+    left, pictures = most, 0
+    for name in ids[:MOST_CELLS]:
+        place = document.find(name)
+        if place is None:
+            raise NotebookError(
+                f"{book.path!r} has no cell {name!r}. Call read_notebook without ids for those "
+                "it has."
+            )
+        cell = document.cells[place]
+        content.append(said(_heading(cell, place)))
+        for part in whole(cell, max(200, min(CELL_CHARS, left))):
+            if isinstance(part, Picture):
+                pictures += 1
+                content.append(_picture(part, pictures))
+            elif part:
+                left -= len(part)
+                content.append(TextContent(text=part))
+        session.books.read(book.path, [cell])
+    if len(ids) > MOST_CELLS:
+        content.append(said(f"{len(ids) - MOST_CELLS} more cells are not shown: ask again"))
+    return CallToolResult(content=content)
+
+
+def _picture(picture: Picture, number: int) -> ContentBlock:
+    if number > MOST_PICTURES:
+        return said("a further picture is not shown")
+    return ImageContent(data=base64.b64encode(picture.data).decode(), mime_type=picture.mime)
+
+
+def _heading(cell: BookCell, place: int) -> str:
+    count = f", run as [{cell.count}]" if cell.count is not None else ""
+    outputs = f", {len(cell.outputs)} outputs below" if cell.outputs else ""
+    return f"Cell {cell.id}: {cell.kind}, number {place + 1}{count}{outputs}"
+
+
+def _edit(
+    session: Session, path: str, op: str, name: str, source: str, kind: str
+) -> CallToolResult:
+    book = session.books.book(path)
+    if op != "insert" and not name:
+        raise InputError(f"cell is missing: pass the id of the one to {op}.")
+    if op == "delete" and source:
+        raise InputError("source is for insert and replace; delete takes none.")
+
+    def work(document: Document) -> tuple[str, Document]:
+        if op == "insert":
+            place = session.books.unchanged(book.path, document, name) + 1 if name else 0
+            made = unlike(secrets.token_hex(4), (each.id for each in document.cells))
+            new = (
+                code_cell(made, source, [], None)
+                if kind == "code"
+                else text_cell(made, kind, source)
+            )
+            document.insert(place, new)
+            return made, document
+        place = session.books.unchanged(book.path, document, name)
+        if op == "delete":
+            document.remove(place)
+            return name, document
+        values: dict[str, Any] = {"source": lines(source)}
+        if document.cells[place].kind == "code":
+            values |= {"execution_count": None, "outputs": []}
+        document.change(place, values)
+        return name, document
+
+    made, document = book.change(work)
+    done = {"insert": "inserted", "replace": "replaced", "delete": "deleted"}[op]
+    place = document.find(made)
+    if place is not None:
+        session.books.read(book.path, [document.cells[place]])
+    where = "" if place is None else f" It is number {place + 1}."
+    cleared = " Its outputs are gone." if op == "replace" else ""
+    return say(f"Cell {made} of {book.path!r} is {done}.{where}{cleared} Nothing was run.")
+
+
+def _chosen(session: Session, path: str, cells: str | list[str]) -> tuple[Book, list[BookCell]]:
+    book = session.books.book(path)
+    document = book.read()
+    book.check_writable()
+    if cells == "all":
+        found = list(document.cells)
+    elif isinstance(cells, str) and cells.startswith("to "):
+        last = document.find(cells[3:].strip())
+        if last is None:
+            raise NotebookError(f"{book.path!r} has no cell {cells[3:].strip()!r}.")
+        found = document.cells[: last + 1]
+    else:
+        found = []
+        for name in [cells] if isinstance(cells, str) else cells:
+            place = document.find(name)
+            if place is None:
+                raise NotebookError(
+                    f"{book.path!r} has no cell {name!r}, and nothing was run. Call read_notebook "
+                    "for the ids it has."
+                )
+            found.append(document.cells[place])
+    found = [each for each in found if each.kind == "code" and each.source.strip()]
+    if not found:
+        raise NotebookError("There is nothing to run: none of these cells is code.")
+    for each in found:
+        check_code(each.source)
+    return book, found
+
+
+class _Run:
+    """Cells of a notebook that are run one after the other, and the one answer about them."""
+
+    def __init__(
+        self,
+        services: Services,
+        session: Session,
+        book: Book,
+        chosen: Sequence[BookCell],
+        reply: Reply,
+    ) -> None:
+        self._services = services
+        self._session = session
+        self._book = book
+        self._left = list(chosen)
+        self._reply = reply
+        self._content: list[ContentBlock] = []
+
+    async def through(
+        self, end: float, report: ProgressCallback | None, who: Principal
+    ) -> CallToolResult:
+        """Run them until the moment `end`, or the first that does not end well."""
+        left, failed = self._services.settings.max_output, False
+        meta: dict[str, Any] = {}
+        while self._left:
+            one = self._left.pop(0)
+            if report is not None:
+                await report(f"Running cell {one.id}, {len(self._left)} after it")
+            shown, cell = await self._run(one, end, report, who, max(LEAST_CHARS, left))
+            left -= sum(len(each.text) for each in shown.content if isinstance(each, TextContent))
+            self._content += [said(f"Cell {one.id}"), *shown.content]
+            meta, failed = shown.meta or {}, bool(shown.is_error)
+            if cell.status is not Status.OK:
+                break
+        return CallToolResult(
+            content=with_notices(self._content, self._rest()), is_error=failed, _meta=meta or None
+        )
+
+    async def _run(
+        self,
+        one: BookCell,
+        end: float,
+        report: ProgressCallback | None,
+        who: Principal,
+        characters: int,
+    ) -> tuple[CallToolResult, Cell]:
+        session = self._session
+        cell = session.submit(one.source, session.timeout_s)
+        cell.who = who
+        session.books.place(cell, Place(self._book, one.id, one.print))
+        settings = replace(self._services.settings, max_output=characters)
+        with session.queue.attending(cell):
+            try:
+                await session.follow(cell, max(0.0, end - time.monotonic()), report)
+            except anyio.get_cancelled_exc_class():
+                session.queue.abandon(cell)
+                raise
+            shown = await answer(session, cell, self._reply, since=Position(), settings=settings)
+            return shown, cell
+
+    def _rest(self) -> list[str]:
+        """What is told of cells that were not run."""
+        if not self._left:
+            return []
+        names = [each.id for each in self._left[:MOST_NAMED]]
+        more = f" and {len(self._left) - len(names)} more" if len(self._left) > len(names) else ""
+        return [f"Not run: {', '.join(names)}{more}. Call run_cells for them when you are ready"]

@@ -1,0 +1,139 @@
+"""The tool that shows a cell to a person: `show`, with a view of its own where the client has them.
+
+The view gets what it draws in `_meta`, which no model reads; a client without views has the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import anyio
+from mcp_types import CallToolResult
+
+from kernel_mcp.errors import InputError
+from kernel_mcp.output.bundles import INLINE_IMAGES, Part
+from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
+from kernel_mcp.output.markup import NotJson
+from kernel_mcp.output.outputs import Position
+from kernel_mcp.output.render import Budget, render
+from kernel_mcp.output.terminal import clean
+from kernel_mcp.output.text import visible
+from kernel_mcp.services import Services
+from kernel_mcp.sessions.cell import Cell
+from kernel_mcp.tools import READS, AnyContext, SessionArg, Toolbox
+from kernel_mcp.tools.app import VIEW
+from kernel_mcp.tools.cells import NumberArg
+from kernel_mcp.tools.resources import cell_of
+from kernel_mcp.tools.results import closing_line, with_notices
+
+VIEW_KEY = "kernel-mcp/view"
+CHART = "application/vnd.kernel-mcp.chart+json"
+MOST_BYTES = 600_000
+"""What a view is given: hosts bound messages at a megabyte."""
+MOST_TEXT = 100_000
+
+
+def register(box: Toolbox, services: Services) -> None:
+    """Add the tool to `box`."""
+    settings = services.settings
+
+    @box.tool(annotations=READS, meta={"ui": {"resourceUri": VIEW}}, structured_output=False)
+    async def show(
+        ctx: AnyContext, session: SessionArg = "", cell: NumberArg = 0
+    ) -> CallToolResult:
+        """Show a cell, or the last one, to the person: tables to sort, charts, a stop button."""
+        _, found = await box.resolve(ctx, session)
+        if not found.cells:
+            raise InputError("Nothing can be shown: no cell has been executed in this session.")
+        chosen = cell_of(found.cells, cell) if cell else found.cells[-1]
+        items = chosen.log.since(Position())
+        ended = chosen.finished.is_set()
+        rendered = await render(
+            items,
+            session=found.handle,
+            cell=chosen.number,
+            budget=Budget(settings.max_output),
+            silence="(no output)" if ended else "",
+        )
+        closing = closing_line(found, chosen, settings.max_timeout_s)
+        view = await anyio.to_thread.run_sync(_view, chosen, items)
+        meta = {"session": found.handle, "cell": chosen.number, "status": chosen.status.value}
+        return CallToolResult(
+            content=with_notices(rendered.content, [closing] if closing else []),
+            _meta={
+                VIEW_KEY: {
+                    **meta,
+                    "running": not ended,
+                    "duration_s": chosen.duration_s,
+                    "outputs": view,
+                }
+            },
+        )
+
+
+def _view(cell: Cell, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """The outputs of a cell as the view draws them, within `MOST_BYTES`. Reads files."""
+    found: list[dict[str, Any]] = []
+    left = MOST_BYTES
+    for item in items:
+        for output in _outputs(item, left):
+            left -= len(json.dumps(output))
+            if left < 0:
+                found.append(
+                    {"kind": "note", "text": "What follows is too large to be shown here."}
+                )
+                return found
+            found.append(output)
+    return found
+
+
+def _outputs(item: Item, left: int) -> Iterator[dict[str, Any]]:
+    if isinstance(item, TextItem):
+        yield {"kind": "text", "text": item.text[-MOST_TEXT:]}
+    elif isinstance(item, FailureItem):
+        lines = item.failure.traceback or (f"{item.failure.name}: {item.failure.value}",)
+        yield {"kind": "error", "text": visible(clean("\n".join(lines)))[-MOST_TEXT:]}
+    elif isinstance(item, DisplayItem):
+        yield from _display({part.mime: part for part in item.parts}, left)
+    else:
+        yield {"kind": "note", "text": getattr(item, "text", "[…]")}
+
+
+def _display(parts: dict[str, Part], left: int) -> Iterator[dict[str, Any]]:
+    chart = _json(parts.get(CHART))
+    if _drawn(chart):
+        yield {"kind": "chart", "data": chart}
+        return
+    picture = next((parts[mime] for mime in INLINE_IMAGES if mime in parts), None)
+    plain = parts["text/plain"].read() if "text/plain" in parts else ""
+    if picture is not None and picture.size < left:
+        yield {"kind": "image", "mime": picture.mime, "data": picture.read(), "alt": plain[:200]}
+    elif "text/html" in parts and "<table" in (page := parts["text/html"].read()[:MOST_BYTES]):
+        yield {"kind": "table", "html": page, "text": visible(clean(plain))[:MOST_TEXT]}
+    elif (value := _json(parts.get("application/json"))) is not None:
+        yield {"kind": "json", "data": value}
+    elif plain:
+        yield {"kind": "text", "text": visible(clean(plain))[:MOST_TEXT]}
+    else:
+        kinds = ", ".join(parts)
+        yield {"kind": "note", "text": f"An output of {kinds} that is not shown here."}
+
+
+def _drawn(chart: Any) -> bool:
+    """Whether the view draws a chart; it has a picture of the others."""
+    if not isinstance(chart, dict) or not isinstance(chart.get("elements"), list):
+        return False
+    if chart.get("type") == "superchart":
+        return all(map(_drawn, chart["elements"]))
+    return chart.get("type") in ("line", "scatter", "bar", "hist")
+
+
+def _json(part: Part | None) -> Any:
+    if part is None or part.problem or part.size > MOST_BYTES:
+        return None
+    try:
+        return json.loads(part.read())
+    except (ValueError, NotJson, RecursionError):
+        return None

@@ -1,0 +1,224 @@
+"""Notebooks as documents: what is executed is added, cells are read, edited and run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+from mcp_types import TextContent
+import pytest
+
+from tests.integration.agent import Agent, agent
+from tests.unit.notebooks.test_document import FOREIGN, valid
+
+pytestmark = pytest.mark.anyio
+
+
+async def content(notebook: Agent, path: str = "a.ipynb") -> Any:
+    """The notebook as nbformat reads it."""
+    answer = await notebook.call("read_file", path=path, limit=100_000)
+    first = answer.result.content[0]
+    assert isinstance(first, TextContent)
+    return valid(first.text.encode())
+
+
+async def test_what_is_executed_is_in_the_notebook_when_it_is_answered() -> None:
+    async with agent("--allow", "*") as notebook:
+        opened = await notebook.call("open_notebook", path="a.ipynb")
+        assert "'a.ipynb' was made and is open" in opened.text
+        await notebook.run("x = 1\nprint('text')\nx")
+        await notebook.run("1/0")
+        found = await content(notebook)
+        assert [cell.source for cell in found.cells] == ["x = 1\nprint('text')\nx", "1/0"]
+        stream, result = found.cells[0].outputs
+        assert (stream.text, result.data["text/plain"]) == ("text\n", "1")
+        assert found.cells[1].outputs[0].ename == "ZeroDivisionError"
+        assert [cell.execution_count for cell in found.cells] == [1, 2]
+
+
+async def test_a_cell_that_nobody_waits_for_is_added_when_it_ends() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("open_notebook", path="a.ipynb")
+        await notebook.run("import time; time.sleep(0.5); 'slow'", wait=0)
+        await notebook.run("'fast'", wait=0)
+        with anyio.fail_after(60):
+            while len((await content(notebook)).cells) < 2:
+                pass
+        assert [cell.source[-6:] for cell in (await content(notebook)).cells] == [
+            "'slow'",
+            "'fast'",
+        ]
+
+
+async def test_changes_of_other_programs_stay() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="a.ipynb", content=FOREIGN)
+        opened = await notebook.call("open_notebook", path="a.ipynb")
+        assert "intro markdown: # Title (+1 lines)" in opened.text
+        assert "load [3] code: x = 1 → text" in opened.text
+        await notebook.run("first = 1")
+        change = (
+            "import json, pathlib\n"
+            "p = pathlib.Path('a.ipynb'); d = json.loads(p.read_text())\n"
+            "d['cells'][1]['source'] = 'x = 2  # by a person'\n"
+            "d['cells'].insert(0, {'cell_type': 'raw', 'id': 'p', 'metadata': {}, 'source': ''})\n"
+            "p.write_text(json.dumps(d))"
+        )
+        await notebook.run(change)
+        await notebook.run("last = 1")
+        cells = (await content(notebook)).cells
+        assert [cell.id for cell in cells[:3]] == ["p", "intro", "load"]
+        assert [cell.source for cell in cells[2:]] == [
+            "x = 2  # by a person",
+            "first = 1",
+            change,
+            "last = 1",
+        ]
+
+
+async def test_an_open_notebook_that_cannot_be_written_is_told_with_each_cell() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("open_notebook", path="a.ipynb")
+        answer = await notebook.run("open('a.ipynb', 'w').write('{'); 'value'")
+        assert "'value'" in answer.text
+        assert (
+            "Cell 1 is not in 'a.ipynb': 'a.ipynb' is no notebook that can be read" in answer.text
+        )
+        await notebook.run("import os; os.remove('a.ipynb')")
+        closed = await notebook.call("open_notebook", path="")
+        assert closed.text == "[kernel-mcp] 'a.ipynb' is closed."
+        assert "a.ipynb" not in (await notebook.run("2")).text
+
+
+async def names(notebook: Agent) -> list[str]:
+    outline = await notebook.call("read_notebook", path="a.ipynb")
+    return [line.split()[0] for line in outline.text.splitlines() if not line.startswith("[")]
+
+
+async def test_cells_are_read_edited_and_refused_when_they_were_changed() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="a.ipynb", content=FOREIGN)
+        unread = await notebook.call(
+            "edit_notebook", path="a.ipynb", op="replace", cell="load", source="x = 3"
+        )
+        assert unread.failed
+        assert "was not read in this session" in unread.text
+        shown = await notebook.call("read_notebook", path="a.ipynb", ids=["load", "intro"])
+        assert "x = 1" in shown.text
+        assert "one" in shown.text
+        edited = await notebook.call(
+            "edit_notebook", path="a.ipynb", op="replace", cell="load", source="x = 3"
+        )
+        assert not edited.failed, edited.text
+        inserted = await notebook.call(
+            "edit_notebook",
+            path="a.ipynb",
+            op="insert",
+            cell="load",
+            source="## b",
+            kind="markdown",
+        )
+        assert "It is number 3" in inserted.text
+        cells = (await content(notebook)).cells
+        assert [cell.source for cell in cells] == ["# Title\ncafé", "x = 3", "## b"]
+        assert (cells[1].outputs, cells[1].metadata.unknown) == ([], [1, 2, 3])
+        foreign = FOREIGN.replace("x = 1", "x = 'theirs'")
+        await notebook.call("write_file", path="a.ipynb", content=foreign)
+        for op in ("replace", "delete"):
+            refused = await notebook.call("edit_notebook", path="a.ipynb", op=op, cell="load")
+            assert refused.failed
+            assert "was changed since it was read" in refused.text
+        assert (await notebook.call("read_file", path="a.ipynb", limit=1000)).text == foreign
+        await notebook.call("read_notebook", path="a.ipynb")
+        assert not (
+            await notebook.call("edit_notebook", path="a.ipynb", op="delete", cell="load")
+        ).failed
+        assert await names(notebook) == ["intro"]
+
+
+BOOK = {
+    "cells": [
+        {"cell_type": "code", "id": name, "source": source, "metadata": {}, "outputs": []}
+        | {"execution_count": None}
+        for name, source in (
+            ("one", "a = 1\nprint('a is', a)"),
+            ("two", "a + 1"),
+            ("three", "a / 0"),
+            ("four", "a = 4"),
+        )
+    ],
+    "metadata": {},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+
+
+async def test_cells_are_run_in_order_up_to_the_first_error() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="a.ipynb", content=json.dumps(BOOK))
+        ran = await notebook.call("run_cells", path="a.ipynb", cells="all")
+        assert ran.failed
+        order = [ran.text.index(each) for each in ("a is 1", "Cell two", "2", "ZeroDivisionError")]
+        assert order[0] < order[1] < order[3]
+        assert "Not run: four" in ran.text
+        one, two, three, four = (await content(notebook)).cells
+        assert one.outputs[0].text == "a is 1\n"
+        assert two.outputs[0].data["text/plain"] == "2"
+        assert three.outputs[0].ename == "ZeroDivisionError"
+        assert [each.execution_count for each in (one, two, three, four)] == [1, 2, 3, None]
+        assert not (await notebook.call("run_cells", path="a.ipynb", cells="to two")).failed
+        assert not (await notebook.call("run_cells", path="a.ipynb", cells=["four"])).failed
+        assert (await notebook.run("a")).text == "4"
+        assert len((await content(notebook)).cells) == 4
+
+
+async def test_a_cell_that_goes_on_is_written_when_it_ends() -> None:
+    async with agent("--allow", "*") as notebook:
+        slow = json.loads(json.dumps(BOOK))
+        slow["cells"][0]["source"] = "import time; time.sleep(1); print('late')"
+        await notebook.call("write_file", path="a.ipynb", content=json.dumps(slow))
+        ran = await notebook.call("run_cells", path="a.ipynb", cells=["one", "four"], wait=0.1)
+        assert ran.status == "running"
+        assert "Not run: four" in ran.text
+        assert "late" in (await notebook.call("wait")).text
+        assert (await content(notebook)).cells[0].outputs[0].text == "late\n"
+
+
+async def test_outputs_of_a_cell_that_was_changed_meanwhile_are_not_written() -> None:
+    async with agent("--allow", "*") as notebook:
+        changing = json.loads(json.dumps(BOOK))
+        changing["cells"][0]["source"] = (
+            "import pathlib; p = pathlib.Path('a.ipynb')\n"
+            "p.write_text(p.read_text().replace('a + 1', 'a + 2').replace('pathlib', 'os'))"
+        )
+        await notebook.call("write_file", path="a.ipynb", content=json.dumps(changing))
+        ran = await notebook.call("run_cells", path="a.ipynb", cells=["one"])
+        assert "cell 'one' was changed while it ran" in ran.text
+        assert not (await content(notebook)).cells[0].outputs
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "reason"),
+    [
+        ("open_notebook", {"path": "a.txt"}, "no name for a notebook"),
+        ("open_notebook", {"path": "/etc/a.ipynb"}, "outside the workspace"),
+        ("read_notebook", {"path": "none.ipynb"}, "There is no file"),
+        ("read_notebook", {"path": "a.ipynb", "ids": ["none"]}, "has no cell 'none'"),
+        ("read_notebook", {"path": "a.ipynb", "first": 9}, "has 4 cells"),
+        ("edit_notebook", {"path": "a.ipynb", "op": "delete"}, "cell is missing"),
+        ("edit_notebook", {"path": "a.ipynb", "op": "replace", "cell": "none"}, "has no cell"),
+        ("run_cells", {"path": "a.ipynb", "cells": "to none"}, "has no cell 'none'"),
+        ("run_cells", {"path": "a.ipynb", "cells": ["one", "none"]}, "nothing was run"),
+        ("run_cells", {"path": "a.ipynb", "cells": []}, "nothing to run"),
+    ],
+)
+async def test_bad_input_is_refused_and_loses_nothing(
+    tool: str, arguments: dict[str, Any], reason: str
+) -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="a.ipynb", content=json.dumps(BOOK))
+        answer = await notebook.call(tool, **arguments)
+        assert answer.failed
+        assert reason in answer.text
+        assert len((await content(notebook)).cells) == 4
