@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anyio
-from mcp_types import TextContent
 import pytest
+from mcp_types import TextContent
 
 from tests.integration.agent import Agent, agent
+from tests.integration.lives import Place
 from tests.unit.notebooks.test_document import FOREIGN, valid
 
 pytestmark = pytest.mark.anyio
@@ -222,3 +224,51 @@ async def test_bad_input_is_refused_and_loses_nothing(
         assert answer.failed
         assert reason in answer.text
         assert len((await content(notebook)).cells) == 4
+
+
+async def test_a_session_that_comes_back_goes_on_with_its_notebook(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    async with place.life("--allow", "*") as first:
+        await first.call("open_notebook", path="a.ipynb")
+        await first.run("x = 1")
+    async with place.life("--allow", "*") as second:
+        await second.run("x + 1")
+        cells = (await content(second)).cells
+        assert [cell.source for cell in cells] == ["x = 1", "x + 1"]
+        await second.call("open_notebook", path="")
+    async with place.life("--allow", "*") as third:
+        await third.run("x + 2")
+        assert len((await content(third)).cells) == 2
+
+
+async def test_two_sessions_and_a_person_write_to_one_notebook(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    path = str(shown / "a.ipynb")
+    async with agent("--allow", "*", "--mount", f"{shown}:rw") as notebook:
+        other = (await notebook.call("create_session")).data["session"]
+        await notebook.call("open_notebook", path=path)
+        await notebook.call("open_notebook", path=path, session=other)
+
+        async def run(session: str) -> None:
+            for number in range(5):
+                await notebook.run(f"{number}", session=session)
+
+        def add(number: int) -> None:
+            """As an editor saves: read, then replaced."""
+            found = json.loads(Path(path).read_text())
+            cell = {"cell_type": "raw", "id": f"p{number}", "metadata": {}, "source": "by hand"}
+            found["cells"].insert(0, cell)
+            (shown / "new").write_text(json.dumps(found))
+            (shown / "new").rename(path)
+
+        add(0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, "")
+            tasks.start_soon(run, other)
+        add(1)
+        await notebook.run("'last'")
+        cells = valid(Path(path).read_bytes()).cells
+        assert [cell.id for cell in cells[:2]] == ["p1", "p0"]
+        assert sorted(cell.source for cell in cells[2:-1]) == sorted(2 * [f"{n}" for n in range(5)])
+        assert cells[-1].source == "'last'"
