@@ -84,6 +84,18 @@ async def test_a_figure_has_the_pixels_that_it_would_have_if_it_were_packed_as_u
     assert answer.text == "True False True"
 
 
+async def test_an_image_is_shown_in_the_output_where_a_program_for_pictures_is_installed() -> None:
+    program = (
+        "import os, pathlib\n"
+        "pathlib.Path('bin').mkdir(); pathlib.Path('bin/xdg-open').write_text('#!/bin/sh\\n')\n"
+        "os.chmod('bin/xdg-open', 0o755); os.environ['PATH'] = os.path.abspath('bin')\n"
+    )
+    async with agent(*DATA) as notebook:
+        await run(notebook, program)
+        shown = await run(notebook, "from PIL import Image\nImage.new('RGB', (30, 20)).show()")
+    assert kinds(shown) == ["image"]
+
+
 async def test_what_is_drawn_comes_as_a_picture_and_data_as_a_table() -> None:
     async with agent(*DATA) as notebook:
         await run(notebook, "from IPython.display import *\nimport pandas as pd, numpy as np\n")

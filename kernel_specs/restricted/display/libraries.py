@@ -163,6 +163,11 @@ def _precede_polars(_: Any) -> None:
     os.environ.setdefault("POLARS_FMT_MAX_COLS", str(TEXT_COLUMNS))
 
 
+def _follow_pillow(viewers: Any) -> None:
+    """Show images in the output, not in a program such as `xdg-open` that would be asked first."""
+    viewers.register(viewers.IPythonViewer, order=0)
+
+
 def _follow_plotly(renderers: Any) -> None:
     """Show any figure as JSON, which has a text and perhaps a picture, by whatever renderer."""
     renderers.nbformat = renderers.nbformat or SimpleNamespace(__version__="5.0.0")
@@ -218,6 +223,7 @@ def _follow_rich(console: Any) -> None:
 
 
 ACTIONS: Mapping[str, Action] = {
+    "PIL.ImageShow": _follow_pillow,
     "bokeh.io.showing": _follow_bokeh,
     "matplotlib.pyplot": _follow_pyplot,
     "pandas": _follow_pandas,
