@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -25,7 +25,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp import __version__
-from kernel_mcp.barriers import Barrier, explained
+from kernel_mcp.barriers import Barrier, explained, reason_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import LEAST_MASKED
 from kernel_mcp.environments.own import own_environment
@@ -33,6 +33,7 @@ from kernel_mcp.environments.store import EnvironmentStore, default_cache
 from kernel_mcp.environments.uv import sources
 from kernel_mcp.errors import ConfigError, KernelMcpError
 from kernel_mcp.files.workspace import Workspace
+from kernel_mcp.fronts.fronts import Fronts
 from kernel_mcp.host_folders import shown_folders, usable_devices
 from kernel_mcp.kernels.factory import KernelFactory
 from kernel_mcp.launch.base import mark_of
@@ -290,7 +291,11 @@ async def parts(
         stack.callback(commons.managers.remove, manager)
         doors.at_work = lambda: [each.ledger.add for each in manager.at_work]
         await stack.enter_async_context(manager.running())
-        await stack.enter_async_context(answering(run.path, partial(_told, settings, manager)))
+        fronts = Fronts(run.path / "f", lambda: manager.sessions)
+        await stack.enter_async_context(fronts.running())
+        await stack.enter_async_context(
+            answering(run.path, partial(_told, settings, manager, fronts))
+        )
         yield Parts(
             settings=settings,
             manager=manager,
@@ -343,8 +348,15 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
     return audit
 
 
-async def _told(settings: Settings, manager: SessionManager) -> dict[str, Any]:
-    """What the operator is told of this server, who asks with `kernel-mcp sessions list`."""
+async def _told(
+    settings: Settings, manager: SessionManager, fronts: Fronts, question: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """What the operator is told of this server, who asks with `kernel-mcp sessions`."""
+    if isinstance(name := question.get("join"), str):
+        with Barrier("opening a front") as barrier:
+            return await fronts.join(name)
+        if barrier.failure is not None:
+            return {"error": reason_of(barrier.failure)}
     now = time.monotonic()
     return {
         "pid": os.getpid(),

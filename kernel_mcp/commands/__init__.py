@@ -181,14 +181,18 @@ def _ago(moment: float) -> str:
 
 # sessions: what is kept of them.
 
-_SESSIONS_USAGE = "sessions: expected one of list, forget; see kernel-mcp sessions --help"
+_SESSIONS_USAGE = "sessions: expected one of list, join, forget; see kernel-mcp sessions --help"
 _SESSIONS_HELP = """\
-usage: kernel-mcp sessions list|forget [flags]
+usage: kernel-mcp sessions list|join|forget [flags]
 
-Sessions that outlive their server: each is there again for the next one in its folder.
+Sessions of running servers, and those that outlive theirs: each is there again for the next server
+in its folder.
 
   list                    all of this user, with the folder of each; and those that servers of
                           this user have now, with principal, state, memory, cells and age
+  join [SESSION]          print the connection file through which people's programs, such as
+                          `jupyter console --existing FILE`, work in a running session beside
+                          its agent; a handle or a name, needed where there are several
   forget NAME...          remove what is kept of sessions of the current folder; `default` is
                           the one that calls use which name none
   forget --all            remove what is kept of all sessions of this user
@@ -203,10 +207,16 @@ def run_sessions(argv: Sequence[str]) -> int:
     if command in HELP:
         print(_SESSIONS_HELP)
         return 0
-    if command not in ("list", "forget"):
+    about = {
+        "list": "Sessions that are kept, and those of running servers.",
+        "join": "Print the connection file of a running session, for people's programs.",
+        "forget": "Remove what is kept of sessions.",
+    }
+    if command not in about:
         raise ConfigError(_SESSIONS_USAGE)
-    about = {"list": "Sessions that are kept.", "forget": "Remove what is kept of sessions."}
     parser = settings_parser(f"kernel-mcp sessions {command}", about[command], OTHERS, shown=_STATE)
+    if command == "join":
+        parser.add_argument("session", nargs="?", default="", help="its handle or name")
     if command == "forget":
         parser.add_argument("names", nargs="*", metavar="NAME", help="of sessions of --folder")
         parser.add_argument("--folder", metavar="DIR", help="where (default: the current folder)")
@@ -214,13 +224,17 @@ def run_sessions(argv: Sequence[str]) -> int:
     flags = vars(parser.parse_args(list(rest)))
     names = [str(name) for name in flags.pop("names", None) or ()]
     folder, every = flags.pop("folder", None) or ".", bool(flags.pop("all", False))
+    joined = str(flags.pop("session", ""))
     from kernel_mcp.sessions.keeping import store_of
 
     settings = settings_from(flags)
+    state = settings.state_dir or default_base()
+    if command == "join":
+        return _join(state, joined)
     store = store_of(settings)
     if command == "list":
         _list_sessions(store)
-        return _list_running(settings.state_dir or default_base())
+        return _list_running(state)
     if not (names or every):
         raise ConfigError("sessions forget: expected names of sessions, or --all")
     return _forget_sessions(store, os.path.realpath(folder), None if every else names)
@@ -261,6 +275,23 @@ def _list_running(state: Path) -> int:
         folder = one_line(server["folder"])
         print(f"server {server['pid']} {where} in {folder}: {count} now, {size}")
     return 0
+
+
+def _join(state: Path, session: str) -> int:
+    """Print the connection file of a session; 1 when there is not exactly one such."""
+    from kernel_mcp.sessions.roster import ask_all
+
+    answers = list(ask_all(state, {"join": session}))
+    files = [str(each["file"]) for each in answers if "file" in each]
+    if len(files) == 1:
+        print(files[0])
+        return 0
+    if not answers:
+        print(f"no server of this user runs with its state in {state}", file=sys.stderr)
+    for each in answers:
+        said = each.get("error") or f"Session {each['session']} of several servers has that name."
+        print(one_line(str(said)), file=sys.stderr)
+    return 1
 
 
 def _cells(count: int) -> str:

@@ -62,13 +62,58 @@ class Message:
     buffers: tuple[bytes, ...] = ()
 
 
+def header(kind: str, msg_id: str, session: str, username: str = "kernel-mcp") -> dict[str, Any]:
+    """The header of a message that is sent now; `session` is that of the sender."""
+    return {
+        "msg_id": msg_id,
+        "msg_type": kind,
+        "username": username,
+        "session": session,
+        "date": datetime.now(timezone.utc).isoformat(),
+        "version": PROTOCOL_VERSION,
+    }
+
+
+class Signer:
+    """Signs the parts of messages with the key of a connection."""
+
+    def __init__(self, key: str) -> None:
+        self._digest = hmac.new(key.encode(), digestmod="sha256")
+
+    def sign(self, parts: Sequence[bytes]) -> bytes:
+        """The signature of header, parent, metadata and content, in hexadecimal digits."""
+        digest = self._digest.copy()
+        for part in parts:
+            digest.update(part)
+        return digest.hexdigest().encode()
+
+    def signed(self, frames: Sequence[bytes]) -> tuple[int, Sequence[bytes], Sequence[bytes]]:
+        """How many identities come first, the four signed parts, and the buffers.
+
+        Raises WireError.
+        """
+        try:
+            identities = frames.index(DELIM)
+        except ValueError:
+            raise WireError("no delimiter") from None
+        start = identities + 1
+        parts, buffers = frames[start + 1 : start + 5], frames[start + 5 :]
+        if len(parts) != 4:
+            raise WireError("too few frames")
+        if not hmac.compare_digest(self.sign(parts), frames[start]):
+            raise WireError("bad signature")
+        if len(parts[0]) > MAX_HEADER_BYTES or len(parts[1]) > MAX_HEADER_BYTES:
+            raise WireError("header or parent is too long")
+        return identities, parts, buffers
+
+
 class Wire:
     """Encodes requests and decodes messages of one kernel connection."""
 
     def __init__(self, key: str) -> None:
         self._name = secrets.token_hex(16)
         self._sent = 0
-        self._digest = hmac.new(key.encode(), digestmod="sha256")
+        self._signer = Signer(key)
         self._parent, self._parent_id = b"{}", ""
         """Cache of the last parent header, which all messages of a cell share."""
 
@@ -76,42 +121,25 @@ class Wire:
         """The id and the frames of a new request."""
         msg_id = f"{self._name}_{self._sent}"
         self._sent += 1
-        header = {
-            "msg_id": msg_id,
-            "msg_type": kind,
-            "username": "kernel-mcp",
-            "session": self._name,
-            "date": datetime.now(timezone.utc).isoformat(),
-            "version": PROTOCOL_VERSION,
-        }
-        parts = [_pack(header), b"{}", b"{}", _pack(content)]
-        return msg_id, [DELIM, self._sign(parts), *parts]
+        head = header(kind, msg_id, self._name)
+        parts = [packed(head), b"{}", b"{}", packed(content)]
+        return msg_id, [DELIM, self._signer.sign(parts), *parts]
 
     def decode(self, frames: Sequence[bytes]) -> Message:
         """Check signature, shape and parent of one multi-part message. Raises WireError."""
-        try:
-            start = frames.index(DELIM) + 1
-        except ValueError:
-            raise WireError("no delimiter") from None
-        parts, buffers = frames[start + 1 : start + 5], frames[start + 5 :]
-        if len(parts) != 4:
-            raise WireError("too few frames")
-        if not hmac.compare_digest(self._sign(parts), frames[start]):
-            raise WireError("bad signature")
-        if len(parts[0]) > MAX_HEADER_BYTES or len(parts[1]) > MAX_HEADER_BYTES:
-            raise WireError("header or parent is too long")
+        _, parts, buffers = self._signer.signed(frames)
         if parts[1] != self._parent:
-            self._parent_id = self._request_of(_json_object(parts[1]))
+            self._parent_id = self._request_of(json_object(parts[1]))
             self._parent = parts[1]
         _check_values(parts[3])
-        kind = _text(_json_object(parts[0]), "msg_type")
-        return Message(kind, self._parent_id, _json_object(parts[3]), tuple(buffers))
+        kind = text_of(json_object(parts[0]), "msg_type")
+        return Message(kind, self._parent_id, json_object(parts[3]), tuple(buffers))
 
     def _request_of(self, parent: dict[str, Any]) -> str:
         """The id of a request of this end, empty for no parent. Raises WireError."""
         if not parent:
             return ""
-        msg_id = _text(parent, "msg_id")
+        msg_id = text_of(parent, "msg_id")
         name, _, number = msg_id.rpartition("_")
         if (
             name != self._name
@@ -122,18 +150,12 @@ class Wire:
             raise WireError("it answers no request of this server")
         return msg_id
 
-    def _sign(self, parts: Sequence[bytes]) -> bytes:
-        digest = self._digest.copy()
-        for part in parts:
-            digest.update(part)
-        return digest.hexdigest().encode()
-
 
 def event_from(message: Message) -> Event | None:
     """The output event of a message, None for other messages. Raises WireError."""
     content = message.content
     if message.kind == "stream":
-        return Stream(_stream_name(content.get("name")), _text(content, "text"))
+        return Stream(_stream_name(content.get("name")), text_of(content, "text"))
     if message.kind in ("display_data", "execute_result", "update_display_data"):
         transient = _object(content.get("transient", {}))
         display_id = transient.get("display_id")
@@ -160,7 +182,7 @@ def failure_from(content: dict[str, Any]) -> Failure:
         traceback = traceback[: MAX_FRAMES // 2] + traceback[-MAX_FRAMES // 2 :]
     if not all(isinstance(line, str) for line in traceback):
         raise WireError("traceback is not a list of strings")
-    return Failure(_text(content, "ename"), _text(content, "evalue"), tuple(traceback))
+    return Failure(text_of(content, "ename"), text_of(content, "evalue"), tuple(traceback))
 
 
 def whole_number(value: object) -> int | None:
@@ -170,7 +192,7 @@ def whole_number(value: object) -> int | None:
     return value if 0 <= value < MAX_COUNT else None
 
 
-def _pack(value: dict[str, Any]) -> bytes:
+def packed(value: dict[str, Any]) -> bytes:
     """One message part as JSON; lone surrogates become question marks."""
     return _encode(value).encode("utf-8", "replace")
 
@@ -198,14 +220,16 @@ def _stream_name(value: object) -> Literal["stdout", "stderr"]:
     raise WireError("unknown stream")
 
 
-def _text(content: dict[str, Any], field: str, default: str | None = None) -> str:
+def text_of(content: dict[str, Any], field: str, default: str | None = None) -> str:
+    """A field that has to be text. Raises WireError."""
     value = content.get(field, default)
     if not isinstance(value, str):
         raise WireError(f"{field} is not a string")
     return value
 
 
-def _json_object(data: bytes) -> dict[str, Any]:
+def json_object(data: bytes) -> dict[str, Any]:
+    """The object that a part of a message holds. Raises WireError."""
     try:
         value = _decode(str(data, "utf-8"))
     except RecursionError as error:

@@ -211,6 +211,7 @@ class _SessionJournal(Journal):
         self._note(
             "cell",
             cell=cell.number,
+            author=cell.author,
             code_sha256=_sha256(cell.code.encode("utf-8", "replace")),
             status=cell.status.value,
             cause=_short(cause or ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
@@ -14,6 +14,7 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.identity import Principal
 from kernel_mcp.output.items import Event, Failure, Stream
 from kernel_mcp.output.outputs import OutputLog, Position
+from kernel_mcp.output.text import one_line
 from kernel_mcp.policy.missing import missing, missing_in_words
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.losses import Ledger, Loss, Notice
@@ -86,6 +87,23 @@ class Outcome:
     exit_code: int | None = None
 
 
+PERSON = "person"
+"""The author of cells that come through the front of a session, not from its agent."""
+
+
+class Watcher(Protocol):
+    """What follows the cells of a session; it raises nothing."""
+
+    def begun(self, cell: Cell) -> None:
+        """A cell is the running one now."""
+
+    def shown(self, cell: Cell, event: Event) -> None:
+        """A cell has put something out, perhaps after its end."""
+
+    def ended(self, cell: Cell) -> None:
+        """A cell has its outcome; one that was taken from the queue has never begun."""
+
+
 class Cell:
     """One cell of a session. Times are seconds of the session's clock; `timeout_s` 0 is none.
 
@@ -98,17 +116,30 @@ class Cell:
     `ahead` says whether a checkpoint is wanted before it, `back` where the session went back to
     when it was killed.
     `missing` is what it wanted and was not there, as `policy.missing` names it.
-    `origin` is the request that it came with, `who` the principal that sent it.
+    `origin` is the request that it came with, `who` the principal that sent it. `author` is empty
+    for the agent; a cell of another author is `told` from the first, as no answer is about it.
     `plain` is the code without the installations it began with, `installed` what came of those.
     """
 
-    def __init__(self, number: int, code: str, timeout_s: float, log: OutputLog) -> None:
+    def __init__(
+        self,
+        number: int,
+        code: str,
+        timeout_s: float,
+        log: OutputLog,
+        *,
+        author: str = "",
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
         self.number = number
+        self.author = author
+        self._watchers = watchers
         self.code = self.plain = code
         self.installed = ""
         self.timeout_s = timeout_s
         self.log = log
         self.started: float | None = None
+        """When it became the running one; see `begin`."""
         self.duration_s = 0.0
         self.outcome: Outcome | None = None
         self.phase = Phase.QUEUE
@@ -121,7 +152,7 @@ class Cell:
         self.own: Notice | None = None
         self.notices: list[str] = []
         self.steps: list[str] = []
-        self.told = False
+        self.told = bool(author)
         self.calls = 0
         self.called = self.telling = self.abandoned = False
         self.listens = False
@@ -159,6 +190,12 @@ class Cell:
         """Its number in the kernel: its own; None when it was not handed over."""
         return self.number if self.numbered else None
 
+    def begin(self, now: float) -> None:
+        """It is the running one from now on."""
+        self.started = now
+        for each in self._watchers:
+            each.begun(self)
+
     def finish(self, outcome: Outcome, now: float) -> None:
         """Record how the cell ended; only the first call counts."""
         if self.outcome is not None:
@@ -167,13 +204,15 @@ class Cell:
         self.duration_s = 0.0 if self.started is None else now - self.started
         with Barrier(f"closing the output of cell {self.number}"):
             self.log.close()
+        for each in self._watchers:
+            each.ended(self)
         self.finished.set()
         self._note_change()
 
     def fail(self, error: Exception, now: float) -> None:
         """Record that `error` kept the cell from running; it is an output of the cell."""
         self.error = error
-        self.log.add(Failure(type(error).__name__, str(error), ()))
+        self._add(Failure(type(error).__name__, str(error), ()))
         self.finish(Outcome(Status.ERROR, cause=str(error)), now)
 
     def stop(self, reason: StopReason) -> None:
@@ -200,8 +239,13 @@ class Cell:
             self.missing = missing(event) or self.missing
         elif isinstance(event, Stream) and (name := missing_in_words(event.text)):
             self.missing = name
-        self.log.add(event)
+        self._add(event)
         self._note_change()
+
+    def _add(self, event: Event) -> None:
+        self.log.add(event)
+        for each in self._watchers:
+            each.shown(self, event)
 
     def notice(self, text: str) -> None:
         """Add a remark of the server to this cell's answer."""
@@ -274,6 +318,8 @@ class Cell:
 
 
 SHOWN_ENDS = 5
+SHOWN_CHARS = 80
+"""Of the first line of a cell that a person ran."""
 
 
 class News:
@@ -292,6 +338,12 @@ class News:
             which = "whose call was cancelled" if cell.abandoned else "which was running"
             end = f"cell {cell.number}, {which}, has ended: {cell.status.value}"
             self._tell({**self._untold(), cell.number: end})
+
+    def ran(self, cell: Cell) -> None:
+        """Tell of a cell of another author, which has ended just now."""
+        first = one_line(cell.code.strip().partition("\n")[0])[:SHOWN_CHARS]
+        end = f"a {cell.author} ran cell {cell.number} ({cell.status.value}): {first}"
+        self._tell({**self._untold(), cell.number: end})
 
     def retract(self, cell: Cell) -> None:
         """Do not tell of `cell`: an answer does."""

@@ -342,7 +342,7 @@ class History(Sequence[Cell]):
         outcome = Outcome(outcome.status, *row["outcome"])
         cell = Cell.ended(number, row["code"], log, outcome, row["duration_s"])
         cell.phase, cell.numbered = Phase(row["phase"]), row["numbered"]
-        cell.state_as_of = row["state_as_of"]
+        cell.state_as_of, cell.author = row["state_as_of"], row.get("author", "")
         losses = [Loss(cause, tuple(names), more) for cause, names, more in row["losses"]]
         cell.before = [Notice(0, "", loss) for loss in losses]
         return cell
@@ -354,6 +354,7 @@ def _row(cell: Cell) -> dict[str, Any]:
     return {
         "cell": cell.number,
         "code": cell.code,
+        "author": cell.author,
         "outcome": [outcome.state_kept, outcome.cause, outcome.exit_code],
         "phase": cell.phase.value,
         "numbered": cell.numbered,

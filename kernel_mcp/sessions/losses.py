@@ -220,6 +220,10 @@ class Ledger:
         self._placed = self.number
         return [notice for notice in self._losses if notice.number > first]
 
+    def losses_after(self, number: int) -> list[Notice]:
+        """The losses since the notice `number`, in whatever answers they were."""
+        return [notice for notice in self._losses if notice.number > number]
+
     def told(self, notices: Iterable[Notice]) -> None:
         """Remove notices that a delivered answer has carried."""
         for notice in notices:

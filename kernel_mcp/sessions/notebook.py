@@ -108,7 +108,8 @@ class _Writer:
         outcome = cell.outcome
         count = cell.execution_count
         outputs = self._outputs(cell, count)
-        remarks = {"status": cell.status.value, "cause": outcome.cause if outcome else None}
+        cause = outcome.cause if outcome else None
+        remarks = {"status": cell.status.value, "cause": cause, "author": cell.author}
         tags = {"tags": ["undone"]} if cell.number in self._undone else {}
         head = {
             "id": f"cell-{cell.number}",

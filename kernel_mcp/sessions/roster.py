@@ -31,11 +31,16 @@ SOCKET, KEY = "operator", "operator.key"
 """In the folder of a running server, which nobody else may enter."""
 ANSWER_S = 2.0
 """Seconds for a question and its answer."""
+WORK_S = 20.0
+"""The same where the answer takes work, on a busy machine."""
 MOST_BYTES = 16 * MIB
+MOST_ASKED = 4096
+"""Bytes of a key and a question."""
 _KEY_BYTES = 32
 _CREDENTIALS = struct.Struct("3i")
 
-Facts = Callable[[], Awaitable[Mapping[str, Any]]]
+Facts = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""From a question to its answer; the empty one is for what the server has now."""
 
 
 async def described(session: Session, now: float) -> dict[str, Any]:
@@ -57,7 +62,10 @@ async def described(session: Session, now: float) -> dict[str, Any]:
 
 @asynccontextmanager
 async def answering(folder: Path, facts: Facts) -> AsyncIterator[None]:
-    """Tell who asks what `facts` has then, inside this block; it costs no more when it fails."""
+    """Tell who asks what `facts` has then, inside this block; it costs no more when it fails.
+
+    A question is the key and an object of JSON in a line.
+    """
     key = secrets.token_hex(_KEY_BYTES // 2)
     with Barrier("offering a list of sessions to the operator") as barrier:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -69,10 +77,13 @@ async def answering(folder: Path, facts: Facts) -> AsyncIterator[None]:
         return
 
     async def answer(stream: anyio.abc.SocketStream) -> None:
-        with Barrier("telling the operator of sessions"), anyio.move_on_after(ANSWER_S):
+        with Barrier("telling the operator of sessions"), anyio.move_on_after(ANSWER_S) as bound:
             async with stream:
-                if _entitled(stream) and hmac.compare_digest(await _received(stream), key.encode()):
-                    await stream.send(json.dumps(await facts()).encode())
+                given, words = await _received(stream)
+                if _entitled(stream) and hmac.compare_digest(given, key.encode()):
+                    question = json.loads(words)
+                    bound.deadline += WORK_S if question else 0
+                    await stream.send(json.dumps(await facts(question)).encode())
 
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, answer)
@@ -88,32 +99,32 @@ def _entitled(stream: anyio.abc.SocketStream) -> bool:
     return uid in (os.geteuid(), 0)
 
 
-async def _received(stream: anyio.abc.SocketStream) -> bytes:
-    """A key, or what came in its place."""
+async def _received(stream: anyio.abc.SocketStream) -> tuple[bytes, bytes]:
+    """A key and a question, or what came in their place."""
     found = b""
     with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-        while len(found) < _KEY_BYTES:
-            found += await stream.receive(_KEY_BYTES - len(found))
-    return found
+        while b"\n" not in found and len(found) < MOST_ASKED:
+            found += await stream.receive(MOST_ASKED)
+    return found[:_KEY_BYTES], found[_KEY_BYTES:]
 
 
-def ask_all(state: Path) -> Iterator[Mapping[str, Any]]:
-    """What each running server tells that keeps its files below `state`; others are left out."""
+def ask_all(state: Path, question: Mapping[str, Any] | None = None) -> Iterator[Mapping[str, Any]]:
+    """What each running server answers that keeps its files below `state`; others are left out."""
     for folder in sorted(state.glob("s-*")):
         with suppress(OSError, ValueError):
-            answer = json.loads(_ask(folder))
+            answer = json.loads(_ask(folder, json.dumps(question or {}).encode()))
             if isinstance(answer, dict):
                 yield answer
 
 
-def _ask(folder: Path) -> bytes:
-    """The answer of one server. Raises OSError, also when it takes more than `ANSWER_S`."""
+def _ask(folder: Path, question: bytes) -> bytes:
+    """The answer of one server. Raises OSError, also when it takes too long."""
     key = (folder / KEY).read_bytes()
-    ends = time.monotonic() + ANSWER_S
+    ends = time.monotonic() + ANSWER_S + (WORK_S if len(question) > len("{}") else 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
         asked.settimeout(ANSWER_S)
         asked.connect(str(folder / SOCKET))
-        asked.sendall(key)
+        asked.sendall(key + question + b"\n")
         answer = b""
         while len(answer) < MOST_BYTES:
             asked.settimeout(max(0.01, ends - time.monotonic()))

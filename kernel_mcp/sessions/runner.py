@@ -20,7 +20,16 @@ from kernel_mcp.output.outputs import OutputLog
 from kernel_mcp.policy import Policy
 from kernel_mcp.policy.check import own_modules
 from kernel_mcp.sessions.audit import Journal
-from kernel_mcp.sessions.cell import AT_ONCE, Cell, News, Outcome, Phase, Status, StopReason
+from kernel_mcp.sessions.cell import (
+    AT_ONCE,
+    Cell,
+    News,
+    Outcome,
+    Phase,
+    Status,
+    StopReason,
+    Watcher,
+)
 from kernel_mcp.sessions.checking import Checks
 from kernel_mcp.sessions.execution import run_cell, stop
 from kernel_mcp.sessions.history import History
@@ -43,6 +52,7 @@ class CellQueue:
         self._displays: DisplayIndex[OutputLog] = DisplayIndex()
         self.cells = History(folder, self._displays)
         self.current: Cell | None = None
+        self.watchers: list[Watcher] = []
         self._folder = folder
         self._waiting: deque[Cell] = deque()
         self._clock = clock
@@ -55,10 +65,11 @@ class CellQueue:
         """Whether a cell runs or waits."""
         return self.current is not None or bool(self._waiting)
 
-    def add(self, code: str, timeout_s: float) -> Cell:
+    def add(self, code: str, timeout_s: float, author: str = "") -> Cell:
         """Make a cell that waits behind all others."""
         number = len(self.cells) + 1
-        cell = Cell(number, code, timeout_s, OutputLog(self._folder, number, index=self._displays))
+        log = OutputLog(self._folder, number, index=self._displays)
+        cell = Cell(number, code, timeout_s, log, author=author, watchers=self.watchers)
         self.cells.append(cell)
         self._waiting.append(cell)
         return cell
@@ -74,6 +85,12 @@ class CellQueue:
         self.cells.append(cell)
 
     @property
+    def of_agent(self) -> Cell | None:
+        """The running cell, or the first waiting one, that no person has started."""
+        there = [*([] if self.current is None else [self.current]), *self._waiting]
+        return next((cell for cell in there if not cell.author), None)
+
+    @property
     def first(self) -> Cell | None:
         """The cell that begins next."""
         return self._waiting[0] if self._waiting else None
@@ -83,13 +100,16 @@ class CellQueue:
         if not self._waiting:
             return None
         cell = self.current = self._waiting.popleft()
-        cell.started = self._clock()
+        cell.begin(self._clock())
         return cell
 
     def end(self, cell: Cell) -> None:
         """Clear `current` and keep the record within `RECORD_BYTES`."""
         self.current = None
-        self.news.ended(cell)
+        if cell.author:
+            self.news.ran(cell)
+        else:
+            self.news.ended(cell)
         self.cells.ended(cell, RECORD_BYTES)
 
     def place(self, cell: Cell) -> int:

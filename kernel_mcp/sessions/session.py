@@ -66,6 +66,8 @@ class Preparation(Protocol):
 
 NOT_SAVED = "the server ended before what this cell did was saved"
 VARIABLES_TIMEOUT_S = 5.0
+INQUIRY_S = 2.0
+"""What code of values may take to tell a front end of them."""
 RETRY_S = 60.0
 """Pause after a failed hibernation; each further failure doubles it up to `RETRY_MOST_S`."""
 RETRY_MOST_S = 3600.0
@@ -272,15 +274,17 @@ class Session:
         self._ahead = anyio.CancelScope()
         self._wake.set()
 
-    def submit(self, code: str, timeout_s: float, *, checkpoint: bool = False) -> Cell:
-        """Queue one cell, on request with a `checkpoint` before it.
+    def submit(
+        self, code: str, timeout_s: float, *, checkpoint: bool = False, author: str = ""
+    ) -> Cell:
+        """Queue one cell, on request with a `checkpoint` before it; an empty `author` is the agent.
 
         Raises SessionNotFound once the session is closed.
         """
         if self._closed:
             raise SessionNotFound("This session has been closed. Open another with create_session.")
         self._touched = True
-        cell = self.queue.add(code, timeout_s)
+        cell = self.queue.add(code, timeout_s, author)
         cell.since = self.ledger.number
         cell.origin = caught(self.handle, self.owner)
         if checkpoint:
@@ -385,6 +389,26 @@ class Session:
                 raise SessionNotFound("This session was closed meanwhile.")
             self.last_used = self._clock()
             return await self.lifecycle.ensure(progress)
+
+    async def inquire(self, kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
+        """The reply to a request such as for completions; None while the kernel is in use or away.
+
+        A kernel that takes longer than `INQUIRY_S` is interrupted.
+        """
+        kernel = self.kernel
+        if kernel is None or self.queue.busy or self.turn.locked():
+            return None
+        async with self.turn:
+            if kernel is not self.kernel or kernel.exit is not None:
+                return None
+            with kernel.asking("shell", kind, content) as answer:
+                for _ in range(2):
+                    with anyio.move_on_after(INQUIRY_S):
+                        await answer.done.wait()
+                    if answer.done.is_set():
+                        break
+                    kernel.interrupt(alone=True)
+        return None if answer.message is None else answer.message.content
 
     async def bind(self, book: Book | None) -> None:
         """Have cells added to a notebook from now on; later servers go on with that."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import islice
 from typing import Annotated
 
 import anyio
@@ -73,6 +74,8 @@ NumberArg = Annotated[Whole, Field(description="Number of a cell; 0 for the runn
 MAX_CODE_CHARS = 1_000_000
 MAX_SECONDS = 7 * 24 * 3600.0
 MOST_FILES = 10
+MOST_LOOKED_AT = 1000
+"""Cells among which the last one of the agent is searched."""
 
 
 def register(box: Toolbox, services: Services) -> None:
@@ -134,7 +137,7 @@ def register(box: Toolbox, services: Services) -> None:
             await found.follow(chosen, wait, progress_of(ctx))
             since = Position() if chosen.told else chosen.reported
             result = await told(found, chosen, caller.reply, since=since)
-        if not cell and chosen.number != len(found.cells):
+        if not cell and chosen is not _last(found):
             result.content.insert(0, said(_earlier(found, chosen)))
         return result
 
@@ -147,13 +150,15 @@ def register(box: Toolbox, services: Services) -> None:
         Variables are kept, unless code does not react and is killed: the answer says so.
         """
         caller, found = await box.resolve(ctx, session)
-        chosen = cell_of(found.cells, cell) if cell else found.queue.current or found.queue.first
+        chosen = cell_of(found.cells, cell) if cell else found.queue.of_agent
         if chosen is None:
             return say(_nothing_runs(found))
         if chosen.finished.is_set():
             return say(f"Cell {cell} is not running: it ended with {chosen.status.value}.")
         with found.queue.attending(chosen):
-            stopped = await found.interrupt(chosen if cell else None)
+            running = found.queue.current
+            theirs = running is not None and running is not chosen
+            stopped = await found.interrupt(chosen if cell or theirs else None)
             if stopped is None:
                 return say(_nothing_runs(found))
             return await told(found, stopped, caller.reply, since=stopped.reported)
@@ -298,17 +303,28 @@ def _next_to_tell(session: Session) -> Cell | None:
 
 async def _said_again(session: Session, reply: Reply, settings: Settings) -> CallToolResult:
     """That nothing runs, and the last answer: the one who asks may not have received it."""
-    if not session.cells or session.cells[-1].outcome is None:
+    last = _last(session)
+    if last is None or last.outcome is None:
         return say(_nothing_runs(session))
-    last = session.cells[-1]
     result = await answer(session, last, reply, since=Position(), settings=settings)
     return CallToolResult(content=[said(_nothing_runs(session)), *result.content])
 
 
+def _last(session: Session) -> Cell | None:
+    """The last cell of the agent."""
+    last = islice(reversed(session.cells), MOST_LOOKED_AT)
+    return next((cell for cell in last if not cell.author), None)
+
+
 def _nothing_runs(session: Session) -> str:
-    if not session.cells:
+    running, last = session.queue.current, _last(session)
+    if running is not None and running.author:
+        return (
+            f"Nothing of yours is running: cell {running.number} is, which a {running.author} has "
+            f"started. Pass cell={running.number} to follow or stop that one."
+        )
+    if last is None:
         return "Nothing is running: no cell has been executed in this session."
-    last = session.cells[-1]
     if last.outcome is None:
         return f"Nothing is left to tell: cell {last.number} was cancelled and is being stopped."
     return (

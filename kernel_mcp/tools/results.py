@@ -107,7 +107,7 @@ async def answer(
         session.queue.news.retract(cell)
     reply.receipt.then(
         lambda: cell.delivered(ended=ended, to=position, notices=remarks, said=unsaid),
-        partial(_untold, weakref.ref(session), cell.number) if ended else None,
+        partial(_untold, weakref.ref(session), cell.number) if ended and not cell.author else None,
     )
     meta = cell.meta(session.handle, omitted=rendered.omitted, outputs=rendered.mime_types)
     anew = _made_anew(session, cell)
@@ -134,11 +134,14 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
     """
     match cell.status:
         case Status.QUEUED:
-            before = session.queue.place(cell)
+            before, running = session.queue.place(cell), session.queue.current
+            others = f"{before} other {'cell' if before == 1 else 'cells'}"
+            stops = "stop the cell that is running"
+            if running is not None and running.author:
+                others, stops = f"{others}, of which a {running.author} runs one", "give it up"
             return (
-                f"queued: cell {cell.number} begins after {before} other "
-                f"{'cell' if before == 1 else 'cells'}. Call wait to follow, interrupt to stop "
-                "the cell that is running"
+                f"queued: cell {cell.number} begins after {others}. Call wait to follow, interrupt "
+                f"to {stops}"
             )
         case Status.RUNNING if not cell.listens:
             step = f" ({cell.steps[-1]})" if cell.steps else ""

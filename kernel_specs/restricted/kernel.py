@@ -12,7 +12,7 @@ import os
 import selectors
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, ClassVar, NoReturn
 
 from ipykernel.ipkernel import IPythonKernel
@@ -253,6 +253,30 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
         shell.payload_manager.clear_payload()
         return reply
 
+    async def do_complete(self, code: str, cursor_pos: int) -> dict[str, Any]:
+        """What could follow; code of values is asked, which SIGINT ends."""
+        with self._asking_values():
+            return dict(super().do_complete(code, cursor_pos))
+        return dict(_INTERRUPTED)
+
+    async def do_inspect(
+        self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
+    ) -> dict[str, Any]:
+        """What a name stands for; likewise."""
+        with self._asking_values():
+            return dict(super().do_inspect(code, cursor_pos, detail_level, omit_sections))
+        return dict(_INTERRUPTED)
+
+    @contextlib.contextmanager
+    def _asking_values(self) -> Iterator[None]:
+        try:
+            self.gate.open()
+            yield
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.gate.close()
+
     def raw_input(self, prompt: str = "") -> str:
         """Send an input_request where the client accepts those. Raises StdinNotImplementedError."""
         return str(super().raw_input(prompt)) if self._allow_stdin else _refuse_input("input()")
@@ -324,6 +348,11 @@ class SandboxKernel(CheckpointRequests, SnapshotRequests, IPythonKernel):
     def _abort_queues(self, subshell_id: str | None = None) -> None:
         """Abort only the execute requests queued when a cell failed."""
         self._aborting = True
+
+
+_INTERRUPTED = {
+    "status": "error", "ename": "KeyboardInterrupt", "evalue": "", "traceback": []
+}  # fmt: skip
 
 
 def _exit_code(error: BaseException | None) -> int:

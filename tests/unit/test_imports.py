@@ -33,6 +33,7 @@ ROOMS = (
     ("environments",),
     ("kernels",),
     ("sessions",),
+    ("fronts",),
     ("packages",),
     ("greeting",),
     ("services", "wire"),

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.anyio]
 ANSWER = {"pid": 7, "sessions": [{"session": "s-1"}]}
 
 
-async def facts() -> Mapping[str, Any]:
-    return ANSWER
+async def facts(question: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**ANSWER, **question}
 
 
 @pytest.fixture
@@ -50,6 +50,32 @@ async def test_every_running_server_answers(state: Path) -> None:
         assert await asked(state) == [ANSWER, ANSWER]
         assert stat.S_IMODE((first / SOCKET).stat().st_mode) == 0o600
         assert stat.S_IMODE((first / KEY).stat().st_mode) == 0o600
+
+
+async def test_a_question_reaches_those_who_answer(state: Path) -> None:
+    async with answering(folder(state, "s-1"), facts):
+        question = {"join": "ü" * 500}
+        answers = await anyio.to_thread.run_sync(lambda: list(ask_all(state, question)))
+    assert answers == [{**ANSWER, **question}]
+
+
+@pytest.mark.parametrize("question", [b"", b"no json\n", b"x" * 5000])
+async def test_a_question_that_cannot_be_read_has_no_answer(state: Path, question: bytes) -> None:
+    path = folder(state, "s-1")
+
+    def ask() -> bytes:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path / SOCKET))
+            client.sendall((path / KEY).read_bytes() + question)
+            client.shutdown(socket.SHUT_WR)
+            try:
+                return client.recv(100)
+            except ConnectionResetError:
+                return b""
+
+    async with answering(path, facts):
+        assert await anyio.to_thread.run_sync(ask) == b""
+        assert await asked(state) == [ANSWER]
 
 
 async def test_servers_that_have_ended_are_left_out(state: Path) -> None:

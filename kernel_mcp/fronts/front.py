@@ -1,0 +1,405 @@
+"""A front: the endpoint where people's programs meet a session as if it were a kernel.
+
+JupyterLab, VS Code and `jupyter console` connect to it. What they run goes through the session's
+queue like cells of its agent, and what any cell puts out comes on iopub under the request of that
+cell. The sockets stay while kernels of the session come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import anyio
+import anyio.abc
+import zmq
+import zmq.asyncio
+
+from kernel_mcp import __version__
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.errors import InputError, KernelMcpError
+from kernel_mcp.fronts.iopub import IOPub
+from kernel_mcp.fronts.messages import Messages, Request, WireError, failure, shown
+from kernel_mcp.kernels.wire import PROTOCOL_VERSION, header
+from kernel_mcp.output.items import Event
+from kernel_mcp.output.text import notice, visible
+from kernel_mcp.sessions.cell import PERSON, Cell, Status
+from kernel_mcp.sessions.session import Session
+
+SHELL, IOPUB, STDIN, CONTROL, HEARTBEAT = 1, 2, 3, 4, 5
+"""The numbers of sockets, which Jupyter adds to the path in a connection file."""
+MOST_PATH_BYTES = 107
+"""Of a socket's path in unix(7)."""
+MOST_BYTES = 32 * 1024 * 1024
+"""A message of a client; a cell has a million characters at most."""
+MOST_CODE_CHARS = 1_000_000
+LINGER_MS = 100
+"""For the last messages to clients when a session ends."""
+MOST_CELLS = 1000
+"""Cells in an answer about the history."""
+_NOT_HERE = "A session has one kernel, which its server starts and ends"
+_STOPPED = (Status.INTERRUPTED, Status.TIMEOUT, Status.KILLED)
+
+
+class Front:
+    """The front of one session, while `serve` runs."""
+
+    def __init__(self, session: Session, folder: Path, context: zmq.asyncio.Context) -> None:
+        """Files and sockets are made in `folder`. Raises InputError for too long a path."""
+        self.session = session
+        self._place = folder / session.handle
+        self.file = folder / f"kernel-{session.handle}.json"
+        """The connection file."""
+        if len(f"{self._place}-{HEARTBEAT}".encode()) > MOST_PATH_BYTES:
+            raise InputError(
+                f"The sockets of this session would have paths longer than {MOST_PATH_BYTES} "
+                f"bytes, as {self._place} has: start the server with a shorter --state-dir."
+            )
+        self._context = context
+        self._key = secrets.token_hex(32)
+        self._messages = Messages(self._key)
+        self._sockets: dict[int, zmq.asyncio.Socket] = {}
+        self._iopub: IOPub | None = None
+        self._asked: dict[Cell, Request] = {}
+        """The cells of people that have not ended."""
+        self._parents: WeakKeyDictionary[Cell, Mapping[str, Any]] = WeakKeyDictionary()
+        self._silent: set[Cell] = set()
+        self._agent = secrets.token_hex(16)
+        self._told = session.ledger.number
+        """The last notice whose loss an answer to a person has told."""
+
+    async def serve(self) -> None:
+        """Answer clients until the session has ended, after `open`."""
+        watchers = self.session.queue.watchers
+        watchers.append(self)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._echo)
+                tasks.start_soon(self._serve, SHELL, tasks)
+                tasks.start_soon(self._serve, CONTROL, tasks)
+                await self.session.ended.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            watchers.remove(self)
+            self._status("dead", {})
+            self.close()
+
+    def close(self) -> None:
+        """Remove sockets and files."""
+        if self._iopub is not None:
+            self._iopub.close(LINGER_MS)
+        for each in self._sockets.values():
+            each.close(linger=LINGER_MS)
+        for number in range(SHELL, HEARTBEAT + 1):
+            Path(f"{self._place}-{number}").unlink(missing_ok=True)
+        self.file.unlink(missing_ok=True)
+
+    def open(self) -> None:
+        """Make the sockets and the connection file. Raises OSError, ZMQError."""
+        for number in (SHELL, STDIN, CONTROL, HEARTBEAT):
+            each = self._sockets[number] = self._context.socket(zmq.ROUTER)
+            each.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
+            each.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            each.bind(f"ipc://{self._place}-{number}")
+        self._iopub = IOPub(
+            zmq.Context(self._context),
+            f"ipc://{self._place}-{IOPUB}",
+            self._messages,
+            self.session.handle,
+            self._tell_state,
+        )
+        facts = {
+            "transport": "ipc",
+            "ip": str(self._place),
+            "shell_port": SHELL,
+            "iopub_port": IOPUB,
+            "stdin_port": STDIN,
+            "control_port": CONTROL,
+            "hb_port": HEARTBEAT,
+            "key": self._key,
+            "signature_scheme": "hmac-sha256",
+            "kernel_name": "python3",
+            "jupyter_session": self.session.name or self.session.handle,
+        }
+        self.file.touch(mode=0o600)
+        self.file.write_text(json.dumps(facts, indent=2), encoding="utf-8")
+
+    # What cells do.
+
+    def begun(self, cell: Cell) -> None:
+        """See `Watcher`."""
+        with self._barrier():
+            self._status("busy", self._parent(cell))
+            if cell not in self._silent:
+                said = {"code": cell.code, "execution_count": cell.number}
+                self._publish("execute_input", said, self._parent(cell))
+
+    def shown(self, cell: Cell, event: Event) -> None:
+        """See `Watcher`."""
+        if cell not in self._silent:
+            with self._barrier():
+                self._publish(*shown(event, cell.number), self._parent(cell))
+
+    def ended(self, cell: Cell) -> None:
+        """See `Watcher`."""
+        with self._barrier():
+            parent, request = self._parent(cell), self._asked.pop(cell, None)
+            if cell.started is None:
+                self._status("busy", parent)
+            elif cell not in self._silent:
+                self._remark(cell, parent)
+            if request is not None:
+                self._reply(SHELL, request, self._outcome(cell))
+            self._status("idle", parent)
+            if request is not None and cell.status is not Status.OK:
+                self._give_up_after(request)
+
+    def _remark(self, cell: Cell, parent: Mapping[str, Any]) -> None:
+        """Tell what an answer of a tool says beside the output."""
+        said = list(cell.notices)
+        if cell.author == PERSON:
+            losses = self.session.ledger.losses_after(self._told)
+            self._told = self.session.ledger.number
+            said = [*(each.text for each in losses), *said]
+        cause = (cell.outcome.cause if cell.outcome is not None else None) or cell.status.value
+        if cell.status in _STOPPED:
+            said.append(f"{cell.status.value}: {cause}")
+        for text in said:
+            words = {"name": "stderr", "text": f"{notice(visible(text))}\n"}
+            self._publish("stream", words, parent)
+        if cell.status in _STOPPED and not cell.log.failures:
+            self._publish("error", failure(cell.status.value.title(), cause), parent)
+
+    def _outcome(self, cell: Cell) -> dict[str, Any]:
+        """The content of an execute reply."""
+        if cell.started is None:
+            return {"status": "aborted"}
+        count = {"execution_count": cell.number}
+        if cell.status is Status.OK:
+            return {"status": "ok", **count, "payload": [], "user_expressions": {}}
+        cause = (cell.outcome.cause if cell.outcome is not None else None) or cell.status.value
+        last = next(iter(cell.log.failures[-1:]), None)
+        how = (
+            failure(cell.status.value.title(), cause)
+            if last is None
+            else failure(last.name, last.value, last.traceback)
+        )
+        return {"status": "error", **count, **how}
+
+    def _give_up_after(self, failed: Request) -> None:
+        """Take what the same client has queued behind a cell that failed from the queue."""
+        if failed.content.get("stop_on_error") is False:
+            return
+        for cell, request in list(self._asked.items()):
+            if request.client == failed.client:
+                self.session.queue.withdraw("a cell before it failed", cell)
+
+    def _parent(self, cell: Cell) -> Mapping[str, Any]:
+        """The header of the request that a cell came with; one is made for a cell of the agent."""
+        found = self._parents.get(cell)
+        if found is None:
+            name = f"{self._agent}_{cell.number}"
+            found = header("execute_request", name, self._agent, username="agent")
+            self._parents[cell] = found
+        return found
+
+    # What clients ask.
+
+    async def _serve(self, number: int, tasks: anyio.abc.TaskGroup) -> None:
+        while True:
+            frames = await self._sockets[number].recv_multipart()
+            with self._barrier():
+                try:
+                    request = self._messages.read(frames)
+                except WireError:
+                    continue  # not signed with the key in the connection file
+                await self._take(number, request, tasks)
+
+    async def _take(self, number: int, request: Request, tasks: anyio.abc.TaskGroup) -> None:
+        if request.kind == "execute_request":
+            self._execute(number, request)
+            return
+        answers: dict[str, Callable[[Request], Any]] = {
+            "kernel_info_request": self._info,
+            "interrupt_request": self._interrupt,
+            "complete_request": self._complete,
+            "inspect_request": self._inspect,
+            "is_complete_request": self._is_complete,
+            "history_request": self._history,
+            "comm_info_request": self._comms,
+            "shutdown_request": self._refuse,
+        }
+        if request.kind in answers or request.kind.endswith("_request"):
+            tasks.start_soon(self._answer, number, request, answers.get(request.kind, self._lacks))
+
+    async def _answer(
+        self, number: int, request: Request, answer: Callable[[Request], Any]
+    ) -> None:
+        self._status("busy", request.header)
+        try:
+            with self._barrier() as barrier:
+                self._reply(number, request, await answer(request))
+            if barrier.failure is not None:
+                said = failure(type(barrier.failure).__name__, str(barrier.failure))
+                self._reply(number, request, {"status": "error", **said})
+        finally:
+            self._status("idle", request.header)
+
+    def _execute(self, number: int, request: Request) -> None:
+        code = request.content.get("code")
+        problem = ""
+        if not isinstance(code, str):
+            problem = "the code is not text"
+        elif len(code) > MOST_CODE_CHARS:
+            problem = f"the code has {len(code):,} characters; a cell takes {MOST_CODE_CHARS:,}"
+        elif code.strip():
+            try:
+                cell = self.session.submit(code, self.session.timeout_s, author=PERSON)
+            except KernelMcpError as error:
+                problem = str(error)
+            else:
+                self._asked[cell] = request
+                self._parents[cell] = request.header
+                if request.content.get("silent") is True:
+                    self._silent.add(cell)
+                return
+        said: dict[str, Any] = {"status": "ok", "payload": [], "user_expressions": {}}
+        if problem:
+            said = {"status": "error", **failure("InputError", problem)}
+        self._status("busy", request.header)
+        self._reply(number, request, {**said, "execution_count": len(self.session.cells)})
+        self._status("idle", request.header)
+
+    async def _info(self, _: Request) -> dict[str, Any]:
+        kernel = self.session.kernel
+        language = {
+            "name": "python",
+            "version": kernel.environment.version if kernel is not None else "3",
+            "mimetype": "text/x-python",
+            "file_extension": ".py",
+            "pygments_lexer": "ipython3",
+            "codemirror_mode": {"name": "ipython", "version": 3},
+            "nbconvert_exporter": "python",
+        }
+        name = self.session.name or self.session.handle
+        return {
+            "status": "ok",
+            "protocol_version": PROTOCOL_VERSION,
+            "implementation": "kernel-mcp",
+            "implementation_version": __version__,
+            "language_info": language,
+            "banner": f"Session {name} of kernel-mcp, which an agent works in, too",
+            "help_links": [],
+        }
+
+    async def _interrupt(self, _: Request) -> dict[str, Any]:
+        """Stop what a person runs or has queued; the agent's cell only where there is none."""
+        queue, own = self.session.queue, list(self._asked)
+        running = queue.current
+        for cell in own:
+            queue.withdraw("a person stopped it before it began", cell)
+        if running is not None and (running in own or not own):
+            running.notice("A person has stopped this cell")
+            await self.session.interrupt(running)
+        return {"status": "ok"}
+
+    async def _complete(self, request: Request) -> dict[str, Any]:
+        place = request.content.get("cursor_pos")
+        nothing: dict[str, Any] = {
+            "matches": [],
+            "cursor_start": place,
+            "cursor_end": place,
+            "metadata": {},
+        }
+        return await self._of_kernel(request, {"status": "ok", **nothing})
+
+    async def _inspect(self, request: Request) -> dict[str, Any]:
+        return await self._of_kernel(
+            request, {"status": "ok", "found": False, "data": {}, "metadata": {}}
+        )
+
+    async def _is_complete(self, request: Request) -> dict[str, Any]:
+        return await self._of_kernel(request, {"status": "unknown"})
+
+    async def _of_kernel(self, request: Request, otherwise: dict[str, Any]) -> dict[str, Any]:
+        """What the kernel answers; `otherwise` while it is in use or there is none."""
+        found = await self.session.inquire(request.kind, request.content)
+        return otherwise if found is None or found.get("status") in ("error", "aborted") else found
+
+    async def _history(self, request: Request) -> dict[str, Any]:
+        found = await anyio.to_thread.run_sync(self._recorded, request.content)
+        return {"status": "ok", "history": found}
+
+    def _recorded(self, wanted: Mapping[str, Any]) -> list[Any]:
+        """Cells of the session as Jupyter wants its history: session, number, code."""
+        cells = self.session.cells
+        last, first = len(cells), max(0, len(cells) - MOST_CELLS)
+        if wanted.get("hist_access_type") == "range":
+            begin, end = wanted.get("start"), wanted.get("stop")
+            first = max(first, begin - 1) if isinstance(begin, int) else first
+            last = min(last, end - 1) if isinstance(end, int) else last
+        rows = [(each.number, each.code) for each in (cells[k] for k in range(first, last))]
+        if wanted.get("hist_access_type") == "search":
+            pattern = str(wanted.get("pattern") or "*")
+            rows = [each for each in rows if fnmatch.fnmatchcase(each[1], pattern)]
+        most = wanted.get("n")
+        if isinstance(most, int) and most >= 0:
+            rows = rows[-most:] if most else []
+        output = wanted.get("output") is True
+        return [[1, number, [code, None] if output else code] for number, code in rows if code]
+
+    async def _comms(self, _: Request) -> dict[str, Any]:
+        return {"status": "ok", "comms": {}}
+
+    async def _refuse(self, request: Request) -> dict[str, Any]:
+        words = f"{_NOT_HERE}. Ask its agent for reset or close_session."
+        restart = {"restart": request.content.get("restart") is True}
+        return {"status": "error", **restart, **failure("Refused", words)}
+
+    async def _lacks(self, request: Request) -> dict[str, Any]:
+        words = f"a session takes no {request.kind}"
+        return {"status": "error", **failure("NotImplementedError", words)}
+
+    # Sockets.
+
+    async def _echo(self) -> None:
+        """Answer heartbeats."""
+        socket = self._sockets[HEARTBEAT]
+        while True:
+            await socket.send_multipart(await socket.recv_multipart())
+
+    def _tell_state(self) -> None:
+        """Somebody has begun to listen: a cell may be running."""
+        if (cell := self.session.queue.current) is not None:
+            self._status("busy", self._parent(cell))
+
+    def _status(self, state: str, parent: Mapping[str, Any]) -> None:
+        self._publish("status", {"execution_state": state}, parent)
+
+    def _publish(self, kind: str, content: dict[str, Any], parent: Mapping[str, Any]) -> None:
+        if self._iopub is not None:
+            self._iopub.add(kind, content, parent)
+
+    def _reply(self, number: int, request: Request, content: Mapping[str, Any]) -> None:
+        """Answer without waiting for who asks, after what was published before."""
+        if self._iopub is not None:
+            self._iopub.flush()
+        kind = f"{request.kind.removesuffix('_request')}_reply"
+        frames = self._messages.write(kind, content, request.header, request.identities)
+        sent = self._sockets[number].send_multipart(frames, flags=zmq.NOBLOCK)
+        asyncio.ensure_future(sent).add_done_callback(_seen)
+
+    def _barrier(self) -> Barrier:
+        return Barrier("serving the front of a session", self.session.handle)
+
+
+def _seen(sent: asyncio.Future[Any]) -> None:
+    """Take note that a message could not be sent, as when a front closes."""
+    if not sent.cancelled():
+        sent.exception()

@@ -1,0 +1,93 @@
+"""The fronts of a server's sessions, each opened when somebody asks for it first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.errors import InputError
+from kernel_mcp.sessions.session import Session
+
+if TYPE_CHECKING:
+    from kernel_mcp.fronts.front import Front
+
+
+class Fronts:
+    """Opens fronts in `folder` while `running`; `sessions` are those of the server."""
+
+    def __init__(self, folder: Path, sessions: Callable[[], Sequence[Session]]) -> None:
+        self._folder = folder
+        self._sessions = sessions
+        self._open: dict[str, Front] = {}
+        self._opening = anyio.Lock()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._context: Any = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve the fronts that are asked for inside this block."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            self._tasks = None
+            if self._context is not None:
+                self._context.destroy(linger=0)
+
+    async def join(self, name: str) -> Mapping[str, Any]:
+        """The connection file of a session; that of the only one without a `name`.
+
+        Raises InputError where there is no such session, and what the system says where it can have
+        no front.
+        """
+        session = self._find(name)
+        async with self._opening:
+            front = self._open.get(session.handle)
+            if front is None:
+                front = await self._opened(session)
+        return {"session": session.handle, "name": session.name, "file": str(front.file)}
+
+    async def _opened(self, session: Session) -> Front:
+        made: Any = await anyio.to_thread.run_sync(import_module, "kernel_mcp.fronts.front")
+        if self._tasks is None:
+            raise InputError("The server is ending.")
+        if self._context is None:
+            self._context = made.zmq.asyncio.Context()
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        front: Front = made.Front(session, self._folder, self._context)
+        try:
+            front.open()
+        except BaseException:
+            front.close()
+            raise
+        self._open[session.handle] = front
+        self._tasks.start_soon(self._serve, front)
+        return front
+
+    async def _serve(self, front: Front) -> None:
+        try:
+            with Barrier("serving the front of a session", front.session.handle):
+                await front.serve()
+        finally:
+            del self._open[front.session.handle]
+
+    def _find(self, name: str) -> Session:
+        """A session by its handle or name. Raises InputError."""
+        sessions = self._sessions()
+        found = [each for each in sessions if name in ("", each.handle)]
+        found = found or [each for each in sessions if each.name == name]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            several = ", ".join(each.handle for each in found)
+            raise InputError(f"There are several sessions: name one by its handle, of {several}.")
+        raise InputError(f"There is no session {name!r}." if name else "There is no session.")

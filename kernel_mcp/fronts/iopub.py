@@ -1,0 +1,113 @@
+"""What a front publishes: messages in order, some milliseconds late, in few system calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import zmq
+
+from kernel_mcp.barriers import Barrier
+from kernel_mcp.config.values import KIB
+from kernel_mcp.fronts.messages import Messages
+
+LATE_S = 0.005
+"""How long a message may wait for others, so that it holds up no answer to the agent."""
+MOST_TEXT = 64 * KIB
+"""Characters of pieces of text that become one message."""
+MOST_QUEUED = 10_000
+"""Messages that wait for a client that does not read; it misses those after them."""
+
+
+class IOPub:
+    """The publishing socket of a front. Its methods do not wait."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        messages: Messages,
+        handle: str,
+        on_subscription: Callable[[], None],
+    ) -> None:
+        """`on_subscription` is called when somebody listens. Raises ZMQError."""
+        self._messages = messages
+        self._handle = handle
+        self._on_subscription = on_subscription
+        self._waiting: list[tuple[str, dict[str, Any], Mapping[str, Any]]] = []
+        self._topics: set[bytes] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._socket: zmq.Socket[bytes] = context.socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._socket.sndhwm = MOST_QUEUED
+        self._socket.bind(address)
+        self._reader = self._socket.getsockopt(zmq.FD)
+        self._loop.add_reader(self._reader, self._listen)
+
+    def add(self, kind: str, content: dict[str, Any], parent: Mapping[str, Any]) -> None:
+        """Publish a message soon; pieces of text that follow each other become one.
+
+        Nothing is done while nobody listens.
+        """
+        if not self._topics:
+            return
+        if kind == "stream" and self._waiting:
+            before, said, of = self._waiting[-1]
+            if (
+                before == kind
+                and of is parent
+                and said["name"] == content["name"]
+                and len(said["text"]) < MOST_TEXT
+            ):
+                said["text"] += content["text"]
+                return
+        self._waiting.append((kind, content, parent))
+        if self._timer is None:
+            self._timer = self._loop.call_later(LATE_S, self.flush)
+
+    def flush(self) -> None:
+        """Publish all that waits now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, []
+        with self._barrier():
+            for kind, content, parent in waiting:
+                topic = f"kernel.{self._handle}.{kind}".encode()
+                self._send(kind, content, parent, topic)
+        self._listen()
+
+    def close(self, linger_ms: int) -> None:
+        """Publish what waits; messages on their way have `linger_ms` to arrive."""
+        self.flush()
+        self._loop.remove_reader(self._reader)
+        self._socket.close(linger=linger_ms)
+
+    def _send(
+        self, kind: str, content: dict[str, Any], parent: Mapping[str, Any], topic: bytes
+    ) -> None:
+        frames = self._messages.write(kind, content, parent, [topic])
+        self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
+
+    def _listen(self) -> None:
+        """Welcome who has subscribed: the descriptor tells once that there is something to read."""
+        with self._barrier():
+            while (topic := self._subscription()) is not None:
+                if topic[:1] != b"\x01":
+                    self._topics.discard(topic[1:])  # the last of its listeners has gone
+                else:
+                    self._topics.add(topic[1:])
+                    said = {"subscription": str(topic[1:], "utf-8", "replace")}
+                    self._send("iopub_welcome", said, {}, topic[1:])
+                    self._on_subscription()
+
+    def _subscription(self) -> bytes | None:
+        try:
+            return self._socket.recv(flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def _barrier(self) -> Barrier:
+        return Barrier("publishing what a session puts out", self._handle)

@@ -1,0 +1,96 @@
+"""Jupyter's messages as a kernel reads and writes them: requests of clients in, answers out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernel_mcp.kernels.wire import (
+    DELIM,
+    Signer,
+    WireError,
+    header,
+    json_object,
+    packed,
+    text_of,
+)
+from kernel_mcp.output.items import Clear, Display, Event, Failure, Stream
+from kernel_mcp.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A message of a client: who is to be answered, its header, its type and content."""
+
+    identities: tuple[bytes, ...]
+    header: dict[str, Any]
+    kind: str
+    content: dict[str, Any]
+
+    @property
+    def client(self) -> str:
+        """The session of Jupyter that has sent it."""
+        found = self.header.get("session")
+        return found if isinstance(found, str) else ""
+
+
+class Messages:
+    """Reads and writes the messages of one connection."""
+
+    def __init__(self, key: str) -> None:
+        self._signer = Signer(key)
+        self._session = secrets.token_hex(16)
+        self._sent = 0
+        self._parent: tuple[Mapping[str, Any], bytes] = {}, b"{}"
+        """Cache of the last parent, which all messages of a cell share."""
+
+    def read(self, frames: Sequence[bytes]) -> Request:
+        """The message in `frames`. Raises WireError."""
+        identities, parts, _ = self._signer.signed(frames)
+        head = json_object(parts[0])
+        text_of(head, "msg_id")
+        return Request(
+            tuple(frames[:identities]), head, text_of(head, "msg_type"), json_object(parts[3])
+        )
+
+    def write(
+        self,
+        kind: str,
+        content: Mapping[str, Any],
+        parent: Mapping[str, Any],
+        identities: Sequence[bytes] = (),
+    ) -> list[bytes]:
+        """The frames of a message."""
+        if parent is not self._parent[0]:
+            self._parent = parent, packed(dict(parent))
+        self._sent += 1
+        head = header(kind, f"{self._session}_{self._sent}", self._session)
+        parts = [packed(head), self._parent[1], b"{}", packed(dict(content))]
+        return [*identities, DELIM, self._signer.sign(parts), *parts]
+
+
+def shown(event: Event, count: int) -> tuple[str, dict[str, Any]]:
+    """The type and content of the message for an output of the cell with the number `count`."""
+    if isinstance(event, Stream):
+        return "stream", {"name": event.name, "text": event.text}
+    if isinstance(event, Clear):
+        return "clear_output", {"wait": event.wait}
+    if isinstance(event, Failure):
+        return "error", failure(event.name, event.value, event.traceback)
+    assert isinstance(event, Display)
+    content: dict[str, Any] = {"data": event.data, "metadata": event.metadata}
+    content["transient"] = {} if event.display_id is None else {"display_id": event.display_id}
+    if event.update:
+        return "update_display_data", content
+    if event.result:
+        return "execute_result", {**content, "execution_count": count}
+    return "display_data", content
+
+
+def failure(name: str, value: str, traceback: Sequence[str] = ()) -> dict[str, Any]:
+    """What an exception is in messages."""
+    return {"ename": name, "evalue": value, "traceback": list(traceback) or [f"{name}: {value}"]}
+
+
+__all__ = ["Messages", "Request", "WireError", "failure", "shown"]
