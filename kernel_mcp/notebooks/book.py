@@ -25,11 +25,17 @@ T = TypeVar("T")
 class Book:
     """The notebook at a `path`, as answers name it. Raises WorkspaceError, NotebookError."""
 
-    def __init__(self, workspace: Workspace, path: str) -> None:
-        """Raises NotebookError for a name that no notebook has."""
+    def __init__(
+        self, workspace: Workspace, path: str, wrote: Callable[[str, int, bytes], None]
+    ) -> None:
+        """`wrote` is told the path, size and content of each version that is saved.
+
+        Raises NotebookError for a name that no notebook has.
+        """
         if not path.endswith(SUFFIX):
             raise NotebookError(f"{path!r} is no name for a notebook: let it end in {SUFFIX}.")
         self._workspace = workspace
+        self._wrote = wrote
         self.path = workspace.name_of(path)
 
     def read(self) -> Document:
@@ -93,4 +99,5 @@ class Book:
                 upload.close()
         except Changed:
             return False
+        self._wrote(self.path, len(data), data)
         return True

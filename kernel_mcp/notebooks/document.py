@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from kernel_mcp.errors import NotebookError
@@ -20,7 +20,6 @@ from kernel_mcp.records import dataclass
 
 MOST_BYTES = 50_000_000
 """Of a notebook that is opened: what files of a workspace may have."""
-KINDS = ("code", "markdown", "raw")
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _BOM = "\ufeff"
 _MINOR = 5
@@ -80,10 +79,13 @@ class BookCell:
 class Document:
     """One notebook; `cells` are in order."""
 
-    def __init__(self, text: str) -> None:
-        """Raises NotJson for what is no JSON object, NotebookError for another format."""
+    def __init__(self, text: str, path: str = "") -> None:
+        """Raises NotJson for what is no notebook of format 4; `path` is for errors."""
+        self._path = path
+        self._mark = text[: text.startswith(_BOM)]
+        text = text[len(self._mark) :]
         jsontext.bounded(text)
-        top, end = members(text)
+        top, end = members(text, apart="cells")
         if text[end:].strip():
             raise NotJson("something follows its end")
         known = {span.name: span for span in top}
@@ -94,25 +96,28 @@ class Document:
         span = known.get("cells")
         if span is None or not isinstance(span.value, list):
             raise NotJson("it has no list `cells`")
-        found, close = jsontext.elements(text, span.start)
+        found = span.value
         self._indent = _indent(text, top)
         self._head = text[: span.start + 1]
-        self._tail = text[close - 1 :]
+        self._tail = text[span.end - 1 :]
         self._leads = [text[a:b] for a, b in _gaps(text, span.start + 1, found)]
-        self._closing = text[found[-1].end : close - 1] if found else ""
+        self._closing = text[found[-1].end : span.end - 1] if found else ""
         if not found:
             self._closing = f"\n{self._indent}" if self._indent else ""
         self.cells: list[BookCell] = []
+        taken: set[str] = set()
         for place, each in enumerate(found):
             if not isinstance(each.value, dict):
                 raise NotJson(f"cell {place + 1} is no object")
-            self.cells.append(self._cell(text[each.start : each.end], each.value, place))
+            cell = _cell(text[each.start : each.end], each.value, place, taken)
+            taken.add(cell.id)
+            self.cells.append(cell)
 
     @classmethod
     def read(cls, path: str, data: bytes) -> Document:
         """From the bytes of a file. Raises NotebookError."""
         try:
-            return cls(data.decode("utf-8").removeprefix(_BOM))
+            return cls(data.decode("utf-8"), path)
         except UnicodeDecodeError as error:
             reason = f"it is not UTF-8 at byte {error.start:,}"
         except NotJson as error:
@@ -130,11 +135,21 @@ class Document:
             lead + cell.text for lead, cell in zip(self._leads, self.cells, strict=True)
         )
         closing = self._closing if self.cells else ""
-        return utf8(f"{self._head}{body}{closing}{self._tail}")
+        return utf8(f"{self._mark}{self._head}{body}{closing}{self._tail}")
 
     def find(self, name: str) -> int | None:
         """The place of the cell with an id."""
         return next((place for place, cell in enumerate(self.cells) if cell.id == name), None)
+
+    def place(self, name: str) -> int:
+        """The place of the cell with an id. Raises NotebookError."""
+        place = self.find(name)
+        if place is None:
+            raise NotebookError(
+                f"{self._path!r} has no cell {name!r}, and nothing was done. Call read_notebook "
+                "without ids for those it has."
+            )
+        return place
 
     def insert(self, place: int, value: Mapping[str, Any]) -> None:
         """Put a new cell before the one at `place`; at the end where that is their number."""
@@ -180,18 +195,19 @@ class Document:
     def _check_version(self) -> None:
         version, minor = self._known.get("nbformat"), self._known.get("nbformat_minor", 0)
         if version != 4 or not isinstance(minor, int):
-            raise NotebookError(
-                f"The notebook has format {version!r}, and only 4 can be opened. Convert it first, "
-                "for example with `jupyter nbconvert --to notebook --nbformat 4`."
+            raise NotJson(
+                f"it has format {version!r} and only 4 can be opened; convert it first, for "
+                "example with `jupyter nbconvert --to notebook --nbformat 4`"
             )
 
-    def _cell(self, text: str, value: Mapping[str, Any], place: int) -> BookCell:
-        own = value.get("id")
-        taken = {cell.id for cell in self.cells}
-        if isinstance(own, str) and _ID.fullmatch(own) and own not in taken:
-            return BookCell(own, text, value)
-        made = hashlib.sha256(f"{place}\n{text}".encode(errors="replace")).hexdigest()[:8]
-        return BookCell(jsontext.unlike(made, taken), text, value, named=False)
+
+def _cell(text: str, value: Mapping[str, Any], place: int, taken: Set[str]) -> BookCell:
+    """A cell with an id that is not `taken` by one before it."""
+    own = value.get("id")
+    if isinstance(own, str) and _ID.fullmatch(own) and own not in taken:
+        return BookCell(own, text, value)
+    made = hashlib.sha256(f"{place}\n{text}".encode(errors="replace")).hexdigest()[:8]
+    return BookCell(jsontext.unlike(made, taken), text, value, named=False)
 
 
 def code_cell(name: str, source: str, outputs: Sequence[Any], count: int | None) -> dict[str, Any]:

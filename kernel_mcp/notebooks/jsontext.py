@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from kernel_mcp.output.markup import NotJson, Shape, slices
@@ -39,36 +39,44 @@ def bounded(text: str) -> None:
             raise NotJson(f"it is nested more than {MOST_LEVELS} levels deep")
 
 
-def members(text: str, start: int = 0) -> tuple[list[Span], int]:
-    """The members of the object that begins at `start`, and where it ends. Raises NotJson."""
-    found: list[Span] = []
-    at = after(text, start, "{")
-    if text[at : at + 1] == "}":
-        return found, at + 1
-    while True:
+def members(text: str, start: int = 0, apart: str = "") -> tuple[list[Span], int]:
+    """The members of the object that begins at `start`, and where it ends. Raises NotJson.
+
+    The value of the member `apart`, if that is an array, is a list of the spans of its elements.
+    """
+
+    def member(at: int) -> Span:
         key, at = _value(text, at)
         if not isinstance(key, str):
             raise NotJson(f"a name is missing at character {at:,}")
         at = after(text, at, ":")
-        value, end = _value(text, at)
-        found.append(Span(at, end, value, key))
-        at = _skipped(text, end)
-        if text[at : at + 1] == "}":
-            return found, at + 1
-        at = after(text, at, ",")
+        is_apart = key == apart and text[at : at + 1] == "["
+        value, end = elements(text, at) if is_apart else _value(text, at)
+        return Span(at, end, value, key)
+
+    return _all(text, start, "{}", member)
 
 
 def elements(text: str, start: int) -> tuple[list[Span], int]:
     """The elements of the array that begins at `start`, and where it ends. Raises NotJson."""
+
+    def element(at: int) -> Span:
+        value, end = _value(text, at)
+        return Span(at, end, value)
+
+    return _all(text, start, "[]", element)
+
+
+def _all(text: str, start: int, marks: str, one: Callable[[int], Span]) -> tuple[list[Span], int]:
+    """What `one` reads between two marks, with commas between, and where that ends."""
     found: list[Span] = []
-    at = after(text, start, "[")
-    if text[at : at + 1] == "]":
+    at = after(text, start, marks[0])
+    if text[at : at + 1] == marks[1]:
         return found, at + 1
     while True:
-        value, end = _value(text, at)
-        found.append(Span(at, end, value))
-        at = _skipped(text, end)
-        if text[at : at + 1] == "]":
+        found.append(one(at))
+        at = _skipped(text, found[-1].end)
+        if text[at : at + 1] == marks[1]:
             return found, at + 1
         at = after(text, at, ",")
 
@@ -104,8 +112,7 @@ def dumped(value: Any, indent: str, margin: str) -> str:
     """A value as text: on lines of their own below `margin`, or on one where `indent` is empty."""
     if not indent:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    lines = json.dumps(value, ensure_ascii=False, indent=indent)
-    return lines.replace("\n", f"\n{margin}")
+    return json.dumps(value, ensure_ascii=False, indent=indent).replace("\n", f"\n{margin}")
 
 
 def joined(value: object) -> str:
@@ -124,7 +131,8 @@ def lines(text: str) -> list[str]:
 
 def unlike(name: str, taken: Iterable[str]) -> str:
     """`name`, with a number behind it if another has it."""
-    known, number, made = set(taken), 1, name
+    known = taken if isinstance(taken, Set) else set(taken)
+    number, made = 1, name
     while made in known:
         number += 1
         made = f"{name}-{number}"

@@ -13,6 +13,7 @@ from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.errors import NotebookError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.records import dataclass
+from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import Cell
 
 if TYPE_CHECKING:  # few sessions have notebooks, and the server is to start fast
@@ -35,10 +36,11 @@ class Place:
 class Books:
     """What one session has to do with notebooks."""
 
-    def __init__(self, workspace: Workspace, handle: str) -> None:
+    def __init__(self, workspace: Workspace, handle: str, journal: Journal) -> None:
         self.bound: Book | None = None
         """The notebook to which cells are added once they have ended."""
         self._workspace = workspace
+        self._journal = journal
         self._handle = handle
         self._places: dict[int, Place] = {}
         self._unsaved: list[Cell] = []
@@ -57,7 +59,7 @@ class Books:
         """
         from kernel_mcp.notebooks.book import Book
 
-        return Book(self._workspace, path)
+        return Book(self._workspace, path, self._journal.wrote)
 
     def place(self, cell: Cell, place: Place) -> None:
         """Have the outputs of a cell go to one that the notebook has."""
@@ -100,13 +102,8 @@ class Books:
 
     def unchanged(self, path: str, document: Document, name: str) -> int:
         """The place of a cell that is as it was read. Raises NotebookError."""
-        found = document.find(name)
+        found = document.place(name)
         known = self._known.get(path, {}).get(name)
-        if found is None:
-            gone = " any more" if known is not None else ""
-            raise NotebookError(
-                f"{path!r} has no cell {name!r}{gone}. Call read_notebook for the ids it has."
-            )
         if known is None:
             raise NotebookError(
                 f"Cell {name!r} of {path!r} was not read in this session. Read it with "

@@ -113,7 +113,7 @@ class Session:
         self.owner = owner
         self.name = name
         self.workspace = workspace
-        self.books = Books(workspace, request.session)
+        self.books = Books(workspace, request.session, journal)
         self.journal = journal
         self.ended = anyio.Event()
         self.closing = anyio.Event()

@@ -161,12 +161,7 @@ def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int
     content: list[ContentBlock] = []
     left, pictures = most, 0
     for name in ids[:MOST_CELLS]:
-        place = document.find(name)
-        if place is None:
-            raise NotebookError(
-                f"{book.path!r} has no cell {name!r}. Call read_notebook without ids for those "
-                "it has."
-            )
+        place = document.place(name)
         cell = document.cells[place]
         content.append(said(_heading(cell, place)))
         for part in whole(cell, max(200, min(CELL_CHARS, left))):
@@ -241,20 +236,10 @@ def _chosen(session: Session, path: str, cells: str | list[str]) -> tuple[Book, 
     if cells == "all":
         found = list(document.cells)
     elif isinstance(cells, str) and cells.startswith("to "):
-        last = document.find(cells[3:].strip())
-        if last is None:
-            raise NotebookError(f"{book.path!r} has no cell {cells[3:].strip()!r}.")
-        found = document.cells[: last + 1]
+        found = document.cells[: document.place(cells[3:].strip()) + 1]
     else:
-        found = []
-        for name in [cells] if isinstance(cells, str) else cells:
-            place = document.find(name)
-            if place is None:
-                raise NotebookError(
-                    f"{book.path!r} has no cell {name!r}, and nothing was run. Call read_notebook "
-                    "for the ids it has."
-                )
-            found.append(document.cells[place])
+        names = [cells] if isinstance(cells, str) else cells
+        found = [document.cells[document.place(name)] for name in names]
     found = [each for each in found if each.kind == "code" and each.source.strip()]
     if not found:
         raise NotebookError("There is nothing to run: none of these cells is code.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,7 @@ async def test_outputs_of_a_cell_that_was_changed_meanwhile_are_not_written() ->
         ("edit_notebook", {"path": "a.ipynb", "op": "delete"}, "cell is missing"),
         ("edit_notebook", {"path": "a.ipynb", "op": "replace", "cell": "none"}, "has no cell"),
         ("run_cells", {"path": "a.ipynb", "cells": "to none"}, "has no cell 'none'"),
-        ("run_cells", {"path": "a.ipynb", "cells": ["one", "none"]}, "nothing was run"),
+        ("run_cells", {"path": "a.ipynb", "cells": ["one", "none"]}, "nothing was done"),
         ("run_cells", {"path": "a.ipynb", "cells": []}, "nothing to run"),
     ],
 )
@@ -272,3 +273,16 @@ async def test_two_sessions_and_a_person_write_to_one_notebook(tmp_path: Path) -
         assert [cell.id for cell in cells[:2]] == ["p1", "p0"]
         assert sorted(cell.source for cell in cells[2:-1]) == sorted(2 * [f"{n}" for n in range(5)])
         assert cells[-1].source == "'last'"
+
+
+async def test_each_version_that_is_saved_is_in_the_audit_trail(tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    async with agent("--allow", "*", "--audit-log", str(log)) as notebook:
+        await notebook.call("open_notebook", path="a.ipynb")
+        await notebook.run("1")
+        data = (await notebook.call("read_file", path="a.ipynb", limit=100_000)).result.content[0]
+        assert isinstance(data, TextContent)
+    written = [json.loads(line) for line in log.read_text().splitlines()]
+    files = [each for each in written if each["event"] == "file"]
+    assert [each["path"] for each in files] == ["a.ipynb", "a.ipynb"]
+    assert files[1]["sha256"] == hashlib.sha256(data.text.encode()).hexdigest()

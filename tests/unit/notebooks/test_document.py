@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import nbformat
@@ -156,3 +157,22 @@ def test_what_is_no_notebook_is_refused_with_the_reason(text: str, reason: str) 
 def test_text_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(NotebookError, match="not UTF-8 at byte 0"):
         Document.read("a.ipynb", b"\xff\xfe{")
+
+
+def test_a_byte_order_mark_stays() -> None:
+    data = b"\xef\xbb\xbf" + FOREIGN.encode()
+    document = Document.read("a.ipynb", data)
+    assert document.bytes() == data
+    document.insert(0, code_cell("new", "1", [], None))
+    assert document.bytes().startswith(b"\xef\xbb\xbf{")
+
+
+def test_cells_of_one_id_do_not_take_the_square_of_their_number() -> None:
+    cell = '{"cell_type":"raw","id":"same","metadata":{},"source":""}'
+    text = '{"cells":[%s],"metadata":{},"nbformat":4,"nbformat_minor":5}'
+    began = time.process_time()
+    Document(text % ",".join([cell] * 500))
+    few = time.process_time() - began
+    began = time.process_time()
+    assert len({each.id for each in Document(text % ",".join([cell] * 20_000)).cells}) == 20_000
+    assert time.process_time() - began < 40 * max(few, 0.02) * 4
