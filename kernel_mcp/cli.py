@@ -56,6 +56,8 @@ other commands:
   kernel-mcp sessions list  sessions that are kept for the next server in their folder
   kernel-mcp sessions forget NAME
                             remove what is kept of one
+  kernel-mcp sessions join  where people's programs connect to a running session
+  kernel-mcp lab            JupyterLab in which running sessions are live notebooks
   kernel-mcp image build    make the image that the kernels of --sandbox container run in
   kernel-mcp token add NAME
                             print a new token of NAME for a server with --http and --tokens
@@ -133,6 +135,12 @@ def _sessions(argv: Sequence[str]) -> int:
     return run_sessions(argv)
 
 
+def _lab(argv: Sequence[str]) -> int:
+    from kernel_mcp.commands import run_lab
+
+    return run_lab(argv)
+
+
 def _image(argv: Sequence[str]) -> int:
     from kernel_mcp.commands import run_image
 
@@ -150,6 +158,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "doctor": _doctor,
     "env": _env,
     "sessions": _sessions,
+    "lab": _lab,
     "image": _image,
     "token": _token,
 }

@@ -352,11 +352,11 @@ async def _told(
     settings: Settings, manager: SessionManager, fronts: Fronts, question: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """What the operator is told of this server, who asks with `kernel-mcp sessions`."""
-    if isinstance(name := question.get("join"), str):
-        with Barrier("opening a front") as barrier:
-            return await fronts.join(name)
-        if barrier.failure is not None:
-            return {"error": reason_of(barrier.failure)}
+    with Barrier("answering the operator") as barrier:
+        if (found := await fronts.answer(question)) is not None:
+            return found
+    if barrier.failure is not None:
+        return {"error": reason_of(barrier.failure)}
     now = time.monotonic()
     return {
         "pid": os.getpid(),

@@ -1,4 +1,4 @@
-"""The commands beside the server: `kernel-mcp doctor`, `env`, `sessions` and `image`."""
+"""The commands beside the server: `kernel-mcp doctor`, `env`, `sessions`, `lab` and `image`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -327,6 +328,34 @@ def _forget_sessions(store: SessionStore, folder: str, names: Sequence[str] | No
             continue
         failed = 1
     return failed
+
+
+# lab: running sessions as live notebooks.
+
+_LAB = """\
+Start JupyterLab on loopback, with a random token, in which each running session of this user is a
+live notebook: the cells of its agent appear as they run, and cells of yours run in the session.
+JupyterLab has no terminals, no kernels and no files but those, and nothing that a session puts out
+can run in it. Needs the extra `lab`: pip install 'kernel-mcp[lab]'
+"""
+_LAB_PORT = 8888
+
+
+def run_lab(argv: Sequence[str]) -> int:
+    """Run `lab`; its exit code. Raises ConfigError."""
+    parser = settings_parser("kernel-mcp lab", _LAB, OTHERS, shown=("state-dir",))
+    parser.add_argument("--port", type=int, metavar="N", help=f"default: {_LAB_PORT}, or the next")
+    flags = vars(parser.parse_args(list(argv)))
+    port = flags.pop("port", None) or _LAB_PORT
+    state = settings_from(flags).state_dir or default_base()
+    missing = [name for name in ("jupyterlab", "jupyter_server_ydoc") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"lab: {' and '.join(missing)} cannot be imported: pip install 'kernel-mcp[lab]'"
+        )
+    from kernel_mcp.lab.app import run_lab as run
+
+    return run(state, port)
 
 
 # image: what the kernels of `--sandbox container` run in.

@@ -11,7 +11,8 @@ import asyncio
 import fnmatch
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,10 +27,13 @@ from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import InputError, KernelMcpError
 from kernel_mcp.fronts.iopub import IOPub
 from kernel_mcp.fronts.messages import Messages, Request, WireError, failure, shown
+from kernel_mcp.fronts.plain import plain, plain_cell, plain_reply
 from kernel_mcp.kernels.wire import PROTOCOL_VERSION, header
 from kernel_mcp.output.items import Event
 from kernel_mcp.output.text import notice, visible
+from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import PERSON, Cell, Status
+from kernel_mcp.sessions.notebook import cell_as_json
 from kernel_mcp.sessions.session import Session
 
 SHELL, IOPUB, STDIN, CONTROL, HEARTBEAT = 1, 2, 3, 4, 5
@@ -42,19 +46,42 @@ MOST_CODE_CHARS = 1_000_000
 LINGER_MS = 100
 """For the last messages to clients when a session ends."""
 MOST_CELLS = 1000
-"""Cells in an answer about the history."""
+"""The last cells, in an answer about the history or the record."""
+MOST_CELL_BYTES = 2 * 1024 * 1024
+"""A cell in the record."""
+MOST_RECORD_BYTES = 8 * 1024 * 1024
 _NOT_HERE = "A session has one kernel, which its server starts and ends"
 _STOPPED = (Status.INTERRUPTED, Status.TIMEOUT, Status.KILLED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parent:
+    """What messages belong to: the header of a request, and what is told about the cell of it."""
+
+    header: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Front:
     """The front of one session, while `serve` runs."""
 
-    def __init__(self, session: Session, folder: Path, context: zmq.asyncio.Context) -> None:
-        """Files and sockets are made in `folder`. Raises InputError for too long a path."""
+    def __init__(
+        self,
+        session: Session,
+        folder: Path,
+        context: zmq.asyncio.Context,
+        *,
+        only_plain: bool = False,
+    ) -> None:
+        """Files and sockets are made in `folder`. Raises InputError for too long a path.
+
+        With `only_plain` clients receive nothing that a web page could run.
+        """
         self.session = session
-        self._place = folder / session.handle
-        self.file = folder / f"kernel-{session.handle}.json"
+        self._plain = only_plain
+        name = f"{session.handle}{'-plain' if only_plain else ''}"
+        self._place = folder / name
+        self.file = folder / f"kernel-{name}.json"
         """The connection file."""
         if len(f"{self._place}-{HEARTBEAT}".encode()) > MOST_PATH_BYTES:
             raise InputError(
@@ -68,7 +95,7 @@ class Front:
         self._iopub: IOPub | None = None
         self._asked: dict[Cell, Request] = {}
         """The cells of people that have not ended."""
-        self._parents: WeakKeyDictionary[Cell, Mapping[str, Any]] = WeakKeyDictionary()
+        self._parents: WeakKeyDictionary[Cell, _Parent] = WeakKeyDictionary()
         self._silent: set[Cell] = set()
         self._agent = secrets.token_hex(16)
         self._told = session.ledger.number
@@ -87,7 +114,7 @@ class Front:
                 tasks.cancel_scope.cancel()
         finally:
             watchers.remove(self)
-            self._status("dead", {})
+            self._status("dead", _Parent({}))
             self.close()
 
     def close(self) -> None:
@@ -130,6 +157,25 @@ class Front:
         self.file.touch(mode=0o600)
         self.file.write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
+    async def record(self) -> dict[str, Any]:
+        """The cells of the session as those of a notebook, without what could run.
+
+        `seen` is the number of the last message that tells of them. Reads files.
+        """
+        cells = self.session.cells
+        begun = [cell for cell in cells[-MOST_CELLS:] if cell.started is not None or cell.outcome]
+        if self._iopub is not None:
+            self._iopub.flush()
+        seen = self._messages.sent
+        going = {cell.number: _as_json(cell) for cell in begun if not cell.finished.is_set()}
+        found = await anyio.to_thread.run_sync(_last_of, begun, going)
+        return {
+            "cells": found,
+            "left_out": len(cells) - len(found),
+            "running": sorted(going),
+            "seen": seen,
+        }
+
     # What cells do.
 
     def begun(self, cell: Cell) -> None:
@@ -144,6 +190,7 @@ class Front:
         """See `Watcher`."""
         if cell not in self._silent:
             with self._barrier():
+                event = plain(event) if self._plain else event
                 self._publish(*shown(event, cell.number), self._parent(cell))
 
     def ended(self, cell: Cell) -> None:
@@ -160,7 +207,7 @@ class Front:
             if request is not None and cell.status is not Status.OK:
                 self._give_up_after(request)
 
-    def _remark(self, cell: Cell, parent: Mapping[str, Any]) -> None:
+    def _remark(self, cell: Cell, parent: _Parent) -> None:
         """Tell what an answer of a tool says beside the output."""
         said = list(cell.notices)
         if cell.author == PERSON:
@@ -200,13 +247,13 @@ class Front:
             if request.client == failed.client:
                 self.session.queue.withdraw("a cell before it failed", cell)
 
-    def _parent(self, cell: Cell) -> Mapping[str, Any]:
-        """The header of the request that a cell came with; one is made for a cell of the agent."""
+    def _parent(self, cell: Cell) -> _Parent:
+        """The request that a cell came with; one is made for a cell of the agent."""
         found = self._parents.get(cell)
         if found is None:
             name = f"{self._agent}_{cell.number}"
-            found = header("execute_request", name, self._agent, username="agent")
-            self._parents[cell] = found
+            head = header("execute_request", name, self._agent, username="agent")
+            found = self._parents[cell] = _Parent(head, _about(cell, written=False))
         return found
 
     # What clients ask.
@@ -241,7 +288,7 @@ class Front:
     async def _answer(
         self, number: int, request: Request, answer: Callable[[Request], Any]
     ) -> None:
-        self._status("busy", request.header)
+        self._status("busy", _Parent(request.header))
         try:
             with self._barrier() as barrier:
                 self._reply(number, request, await answer(request))
@@ -249,7 +296,7 @@ class Front:
                 said = failure(type(barrier.failure).__name__, str(barrier.failure))
                 self._reply(number, request, {"status": "error", **said})
         finally:
-            self._status("idle", request.header)
+            self._status("idle", _Parent(request.header))
 
     def _execute(self, number: int, request: Request) -> None:
         code = request.content.get("code")
@@ -265,16 +312,17 @@ class Front:
                 problem = str(error)
             else:
                 self._asked[cell] = request
-                self._parents[cell] = request.header
+                written = "cellId" in request.metadata  # JupyterLab puts the outputs there
+                self._parents[cell] = _Parent(request.header, _about(cell, written=written))
                 if request.content.get("silent") is True:
                     self._silent.add(cell)
                 return
         said: dict[str, Any] = {"status": "ok", "payload": [], "user_expressions": {}}
         if problem:
             said = {"status": "error", **failure("InputError", problem)}
-        self._status("busy", request.header)
+        self._status("busy", _Parent(request.header))
         self._reply(number, request, {**said, "execution_count": len(self.session.cells)})
-        self._status("idle", request.header)
+        self._status("idle", _Parent(request.header))
 
     async def _info(self, _: Request) -> dict[str, Any]:
         kernel = self.session.kernel
@@ -305,7 +353,8 @@ class Front:
         for cell in own:
             queue.withdraw("a person stopped it before it began", cell)
         if running is not None and (running in own or not own):
-            running.notice("A person has stopped this cell")
+            if not own:
+                running.notice("A person has stopped this cell")
             await self.session.interrupt(running)
         return {"status": "ok"}
 
@@ -330,7 +379,9 @@ class Front:
     async def _of_kernel(self, request: Request, otherwise: dict[str, Any]) -> dict[str, Any]:
         """What the kernel answers; `otherwise` while it is in use or there is none."""
         found = await self.session.inquire(request.kind, request.content)
-        return otherwise if found is None or found.get("status") in ("error", "aborted") else found
+        if found is None or found.get("status") in ("error", "aborted"):
+            return otherwise
+        return plain_reply(request.kind, found) if self._plain else found
 
     async def _history(self, request: Request) -> dict[str, Any]:
         found = await anyio.to_thread.run_sync(self._recorded, request.content)
@@ -379,12 +430,12 @@ class Front:
         if (cell := self.session.queue.current) is not None:
             self._status("busy", self._parent(cell))
 
-    def _status(self, state: str, parent: Mapping[str, Any]) -> None:
+    def _status(self, state: str, parent: _Parent) -> None:
         self._publish("status", {"execution_state": state}, parent)
 
-    def _publish(self, kind: str, content: dict[str, Any], parent: Mapping[str, Any]) -> None:
+    def _publish(self, kind: str, content: dict[str, Any], parent: _Parent) -> None:
         if self._iopub is not None:
-            self._iopub.add(kind, content, parent)
+            self._iopub.add(kind, content, parent.header, parent.about)
 
     def _reply(self, number: int, request: Request, content: Mapping[str, Any]) -> None:
         """Answer without waiting for who asks, after what was published before."""
@@ -397,6 +448,28 @@ class Front:
 
     def _barrier(self) -> Barrier:
         return Barrier("serving the front of a session", self.session.handle)
+
+
+def _last_of(cells: Sequence[Cell], known: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last cells as JSON, within `MOST_RECORD_BYTES`; those that are `known` as they are."""
+    found: list[dict[str, Any]] = []
+    left = MOST_RECORD_BYTES
+    for cell in reversed(cells):
+        made = known.get(cell.number) or _as_json(cell)
+        left -= len(json.dumps(made))
+        if left < 0 and found:
+            break
+        found.insert(0, made)
+    return found
+
+
+def _about(cell: Cell, *, written: bool) -> dict[str, Any]:
+    """Metadata of messages; `written` says that the client itself writes down what comes."""
+    return {"kernel-mcp": {"cell": cell.number, "written": written}}
+
+
+def _as_json(cell: Cell) -> dict[str, Any]:
+    return plain_cell(cell_as_json(cell, MOST_CELL_BYTES))
 
 
 def _seen(sent: asyncio.Future[Any]) -> None:

@@ -25,7 +25,7 @@ class Fronts:
     def __init__(self, folder: Path, sessions: Callable[[], Sequence[Session]]) -> None:
         self._folder = folder
         self._sessions = sessions
-        self._open: dict[str, Front] = {}
+        self._open: dict[tuple[str, bool], Front] = {}
         self._opening = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._context: Any = None
@@ -43,42 +43,47 @@ class Fronts:
             if self._context is not None:
                 self._context.destroy(linger=0)
 
-    async def join(self, name: str) -> Mapping[str, Any]:
-        """The connection file of a session; that of the only one without a `name`.
+    async def answer(self, question: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The answer to a question about the front of a session, None for others.
 
+        `join` names a session, the only one where it is empty; with `plain` nothing that a web page
+        could run goes through the front, and with `record` the answer has the session's cells.
         Raises InputError where there is no such session, and what the system says where it can have
         no front.
         """
-        session = self._find(name)
+        if not isinstance(name := question.get("join"), str):
+            return None
+        session, only_plain = self._find(name), question.get("plain") is True
         async with self._opening:
-            front = self._open.get(session.handle)
+            front = self._open.get((session.handle, only_plain))
             if front is None:
-                front = await self._opened(session)
-        return {"session": session.handle, "name": session.name, "file": str(front.file)}
+                front = await self._opened(session, only_plain)
+        record = await front.record() if question.get("record") is True else {}
+        return {"session": session.handle, "name": session.name, "file": str(front.file), **record}
 
-    async def _opened(self, session: Session) -> Front:
+    async def _opened(self, session: Session, only_plain: bool) -> Front:
         made: Any = await anyio.to_thread.run_sync(import_module, "kernel_mcp.fronts.front")
         if self._tasks is None:
             raise InputError("The server is ending.")
         if self._context is None:
             self._context = made.zmq.asyncio.Context()
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        front: Front = made.Front(session, self._folder, self._context)
+        front: Front = made.Front(session, self._folder, self._context, only_plain=only_plain)
         try:
             front.open()
         except BaseException:
             front.close()
             raise
-        self._open[session.handle] = front
-        self._tasks.start_soon(self._serve, front)
+        self._open[session.handle, only_plain] = front
+        self._tasks.start_soon(self._serve, front, only_plain)
         return front
 
-    async def _serve(self, front: Front) -> None:
+    async def _serve(self, front: Front, only_plain: bool) -> None:
         try:
             with Barrier("serving the front of a session", front.session.handle):
                 await front.serve()
         finally:
-            del self._open[front.session.handle]
+            del self._open[front.session.handle, only_plain]
 
     def _find(self, name: str) -> Session:
         """A session by its handle or name. Raises InputError."""

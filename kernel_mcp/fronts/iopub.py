@@ -35,7 +35,7 @@ class IOPub:
         self._messages = messages
         self._handle = handle
         self._on_subscription = on_subscription
-        self._waiting: list[tuple[str, dict[str, Any], Mapping[str, Any]]] = []
+        self._waiting: list[tuple[str, dict[str, Any], Mapping[str, Any], Mapping[str, Any]]] = []
         self._topics: set[bytes] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -46,7 +46,13 @@ class IOPub:
         self._reader = self._socket.getsockopt(zmq.FD)
         self._loop.add_reader(self._reader, self._listen)
 
-    def add(self, kind: str, content: dict[str, Any], parent: Mapping[str, Any]) -> None:
+    def add(
+        self,
+        kind: str,
+        content: dict[str, Any],
+        parent: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+    ) -> None:
         """Publish a message soon; pieces of text that follow each other become one.
 
         Nothing is done while nobody listens.
@@ -54,7 +60,7 @@ class IOPub:
         if not self._topics:
             return
         if kind == "stream" and self._waiting:
-            before, said, of = self._waiting[-1]
+            before, said, of, _ = self._waiting[-1]
             if (
                 before == kind
                 and of is parent
@@ -63,7 +69,7 @@ class IOPub:
             ):
                 said["text"] += content["text"]
                 return
-        self._waiting.append((kind, content, parent))
+        self._waiting.append((kind, content, parent, metadata))
         if self._timer is None:
             self._timer = self._loop.call_later(LATE_S, self.flush)
 
@@ -74,9 +80,9 @@ class IOPub:
             self._timer = None
         waiting, self._waiting = self._waiting, []
         with self._barrier():
-            for kind, content, parent in waiting:
+            for kind, content, parent, metadata in waiting:
                 topic = f"kernel.{self._handle}.{kind}".encode()
-                self._send(kind, content, parent, topic)
+                self._send(kind, content, parent, metadata, topic)
         self._listen()
 
     def close(self, linger_ms: int) -> None:
@@ -86,9 +92,14 @@ class IOPub:
         self._socket.close(linger=linger_ms)
 
     def _send(
-        self, kind: str, content: dict[str, Any], parent: Mapping[str, Any], topic: bytes
+        self,
+        kind: str,
+        content: dict[str, Any],
+        parent: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        topic: bytes,
     ) -> None:
-        frames = self._messages.write(kind, content, parent, [topic])
+        frames = self._messages.write(kind, content, parent, [topic], metadata)
         self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
 
     def _listen(self) -> None:
@@ -100,7 +111,7 @@ class IOPub:
                 else:
                     self._topics.add(topic[1:])
                     said = {"subscription": str(topic[1:], "utf-8", "replace")}
-                    self._send("iopub_welcome", said, {}, topic[1:])
+                    self._send("iopub_welcome", said, {}, {}, topic[1:])
                     self._on_subscription()
 
     def _subscription(self) -> bytes | None:

@@ -21,10 +21,11 @@ from kernel_mcp.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A message of a client: who is to be answered, its header, its type and content."""
+    """A message of a client: who is to be answered, its header, metadata, type and content."""
 
     identities: tuple[bytes, ...]
     header: dict[str, Any]
+    metadata: dict[str, Any]
     kind: str
     content: dict[str, Any]
 
@@ -41,7 +42,8 @@ class Messages:
     def __init__(self, key: str) -> None:
         self._signer = Signer(key)
         self._session = secrets.token_hex(16)
-        self._sent = 0
+        self.sent = 0
+        """How many messages were written; the number of each is the end of its id."""
         self._parent: tuple[Mapping[str, Any], bytes] = {}, b"{}"
         """Cache of the last parent, which all messages of a cell share."""
 
@@ -51,7 +53,11 @@ class Messages:
         head = json_object(parts[0])
         text_of(head, "msg_id")
         return Request(
-            tuple(frames[:identities]), head, text_of(head, "msg_type"), json_object(parts[3])
+            tuple(frames[:identities]),
+            head,
+            json_object(parts[2]),
+            text_of(head, "msg_type"),
+            json_object(parts[3]),
         )
 
     def write(
@@ -60,13 +66,14 @@ class Messages:
         content: Mapping[str, Any],
         parent: Mapping[str, Any],
         identities: Sequence[bytes] = (),
+        metadata: Mapping[str, Any] | None = None,
     ) -> list[bytes]:
         """The frames of a message."""
         if parent is not self._parent[0]:
             self._parent = parent, packed(dict(parent))
-        self._sent += 1
-        head = header(kind, f"{self._session}_{self._sent}", self._session)
-        parts = [packed(head), self._parent[1], b"{}", packed(dict(content))]
+        self.sent += 1
+        head = header(kind, f"{self._session}_{self.sent}", self._session)
+        parts = [packed(head), self._parent[1], packed(dict(metadata or {})), packed(dict(content))]
         return [*identities, DELIM, self._signer.sign(parts), *parts]
 
 

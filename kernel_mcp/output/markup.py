@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
-from html import unescape
+from html import escape, unescape
 from typing import Any
 
 from kernel_mcp.config.values import KIB
@@ -152,6 +152,40 @@ def html_to_text(source: str, limit: int) -> str:
             reader.tag(name, tag)
     reader.words(source[position:])
     return reader.text()
+
+
+_BARE = frozenset(
+    ("table", "caption", "thead", "tbody", "tfoot", "tr", "th", "td", "p", "br", "hr", "pre")
+) | frozenset(("code", "b", "strong", "i", "em", "ul", "ol", "li", "dl", "dt", "dd", "blockquote"))
+_SPAN = re.compile(r"\b(colspan|rowspan)\s*=\s*[\"']?([1-9][0-9]{0,3})\b", re.I)
+
+
+def bare_html(source: str, limit: int) -> str:
+    """An HTML document as words, tables, lists and emphasis alone, which can do nothing.
+
+    Written anew: of each element its name, of table cells how many rows and columns they span, and
+    words with all that could be markup escaped. Reads at most `limit` characters of the source.
+    """
+    source = source[:limit]
+    found: list[str] = []
+    position = 0
+    while match := _TAG.search(source, position):
+        found.append(escape(unescape(source[position : match.start()])))
+        tag = match.group()
+        name = (match.group(1) or "").lower()
+        position = match.end()
+        if tag == "<!--":
+            position = _after(source, "-->", position)
+        elif name in _UNREAD and not tag.startswith("</"):
+            end = _UNREAD[name].search(source, position)
+            position = _after(source, ">", end.end()) if end else len(source)
+        elif name in _BARE and tag.startswith("</"):
+            found.append(f"</{name}>")
+        elif name in _BARE:
+            spans = _SPAN.findall(tag) if name in ("td", "th") else ()
+            found.append("".join([f"<{name}", *(f' {k.lower()}="{n}"' for k, n in spans), ">"]))
+    found.append(escape(unescape(source[position:])))
+    return "".join(found)
 
 
 _ADDRESS = re.compile(r"\b(?:src|href)\s*=\s*[\"']?([^\"'<>\s;,]{0,200})", re.I)

@@ -35,6 +35,7 @@ ROOMS = (
     ("sessions",),
     ("fronts",),
     ("packages",),
+    ("lab",),
     ("greeting",),
     ("services", "wire"),
     ("tools",),

@@ -1,0 +1,96 @@
+"""Outputs of which a web page of its reader's rights may show all: nothing in them can run.
+
+JupyterLab trusts what a person's own cell puts out, and it has the rights of whoever has started
+it. So what reaches it is words, raster pictures, JSON and tables that are written anew; SVG, LaTeX,
+Markdown, scripts, widgets and types of other libraries are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kernel_mcp.config.values import MIB
+from kernel_mcp.output.items import Display, Event
+from kernel_mcp.output.markup import bare_html
+
+PICTURES = ("image/png", "image/jpeg", "image/gif")
+MOST_HTML = MIB
+"""Characters of a page that are read."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/=\s]*")
+
+
+def plain(event: Event) -> Event:
+    """An output without what could run."""
+    if not isinstance(event, Display):
+        return event
+    return Display(
+        plain_data(event.data),
+        plain_metadata(event.metadata),
+        event.display_id,
+        update=event.update,
+        result=event.result,
+    )
+
+
+def plain_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The types of a MIME bundle that are shown; words for none."""
+    shown: dict[str, Any] = {}
+    for mime in PICTURES:
+        picture = _text(data.get(mime))
+        if picture and _BASE64.fullmatch(picture):
+            shown[mime] = picture
+    if isinstance(value := data.get("application/json"), (dict, list)):
+        shown["application/json"] = value
+    page = bare_html(_text(data.get("text/html")), MOST_HTML)
+    if not shown and page.strip():
+        shown["text/html"] = page
+    words = _text(data.get("text/plain"))
+    if words or not shown:
+        shown["text/plain"] = words or f"[{', '.join(data)} is not shown here]"
+    return shown
+
+
+def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of pictures."""
+    found: dict[str, Any] = {}
+    for mime in PICTURES:
+        given = metadata.get(mime)
+        if isinstance(given, dict):
+            sizes = {name: given.get(name) for name in ("width", "height")}
+            found[mime] = {name: size for name, size in sizes.items() if _is_size(size)}
+    return found
+
+
+def plain_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """A code cell of a notebook, its outputs likewise and its metadata empty."""
+    outputs: list[dict[str, Any]] = []
+    for each in cell["outputs"]:
+        output = dict(each)
+        if "data" in output:
+            output["data"] = plain_data(output["data"])
+            output["metadata"] = plain_metadata(output.get("metadata", {}))
+        outputs.append(output)
+    return {**cell, "metadata": {}, "outputs": outputs}
+
+
+def plain_reply(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    """What a kernel answers to a request for completions or a description."""
+    if kind == "inspect_request":
+        words = _text(content.get("data", {}).get("text/plain"))
+        return {**content, "data": {"text/plain": words} if words else {}, "metadata": {}}
+    if kind == "complete_request":
+        matches = [each for each in content.get("matches", ()) if isinstance(each, str)]
+        return {**content, "matches": matches, "metadata": {}}
+    return content
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return "".join(each for each in value if isinstance(each, str))
+    return value if isinstance(value, str) else ""
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 100_000

@@ -1,0 +1,169 @@
+"""The files of JupyterLab: the notebooks of sessions, and nothing of the disk."""
+
+# jupyter_server is an extra, and traitlets classes are untyped to mypy.
+# mypy: disable-error-code="misc, no-untyped-call"
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from jupyter_server.services.contents.manager import AsyncContentsManager
+from tornado.web import HTTPError
+from traitlets import Unicode
+
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.lab.following import Follower
+from kernel_mcp.lab.joined import Joined, Sessions
+
+EXTENSION = "jupyter_server_ydoc"
+_ONLY = "There are only the notebooks of sessions here, and none can be {done} in JupyterLab."
+
+
+class SessionContents(AsyncContentsManager):
+    """One folder with a notebook for each session.
+
+    What it is given to save stays in the shared document, which lives as long as JupyterLab.
+    """
+
+    root_dir = Unicode("/")
+    sessions: Sessions
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._began = datetime.now(timezone.utc)
+        self._followers: dict[str, Follower] = {}
+        self._documents: dict[str, Any] = {}
+
+    async def get(
+        self,
+        path: str,
+        content: bool = True,
+        type: str | None = None,  # noqa: A002 - the name is jupyter_server's
+        format: str | None = None,  # noqa: A002
+        require_hash: bool = False,
+    ) -> dict[str, Any]:
+        """The folder, or the notebook of a session. Raises HTTPError."""
+        found = await self.sessions.listed()
+        path = path.strip("/")
+        if not path:
+            return self._folder(found if content else {})
+        joined = found.get(path)
+        if joined is None or type not in (None, "notebook"):
+            raise HTTPError(404, f"There is no session with the notebook {path!r}.")
+        model = self._model(path, "notebook")
+        if content:
+            model["content"], model["format"] = await self._content(joined), "json"
+        if require_hash:
+            model["hash"] = hashlib.sha256(joined.handle.encode()).hexdigest()
+            model["hash_algorithm"] = "sha256"
+        return model
+
+    async def save(self, model: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+        """Keep the shared document as it is. Raises HTTPError for what is no session's notebook."""
+        return await self.get(path, content=False)
+
+    async def get_kernel_path(self, path: str, model: Any = None) -> str:
+        """The notebook itself, not its folder: its kernel is that of its session."""
+        return path
+
+    def get_extra_handlers(self) -> list[Any]:
+        """None: nothing is there to be fetched as a file, which a browser could run."""
+        return []
+
+    async def dir_exists(self, path: str) -> bool:
+        """Whether it is the one folder."""
+        return not path.strip("/")
+
+    async def file_exists(self, path: str = "") -> bool:
+        """Whether a session has this notebook."""
+        return path.strip("/") in await self.sessions.listed()
+
+    async def is_hidden(self, path: str) -> bool:
+        """None is."""
+        return False
+
+    async def new(self, model: Any = None, path: str = "") -> dict[str, Any]:
+        """Refuse. Raises HTTPError."""
+        raise HTTPError(403, _ONLY.format(done="made"))
+
+    async def new_untitled(self, path: str = "", type: str = "", ext: str = "") -> dict[str, Any]:  # noqa: A002
+        """Refuse. Raises HTTPError."""
+        raise HTTPError(403, _ONLY.format(done="made"))
+
+    async def copy(self, from_path: str, to_path: str | None = None) -> dict[str, Any]:
+        """Refuse. Raises HTTPError."""
+        raise HTTPError(403, _ONLY.format(done="copied"))
+
+    async def delete_file(self, path: str) -> None:
+        """Refuse. Raises HTTPError."""
+        raise HTTPError(403, _ONLY.format(done="removed"))
+
+    async def rename_file(self, old_path: str, new_path: str) -> None:
+        """Refuse. Raises HTTPError."""
+        raise HTTPError(403, _ONLY.format(done="renamed"))
+
+    async def create_checkpoint(self, path: str) -> dict[str, Any]:
+        """One that stands for the present."""
+        return {"id": "now", "last_modified": self._began}
+
+    async def list_checkpoints(self, path: str) -> list[dict[str, Any]]:
+        """There are none."""
+        return []
+
+    async def restore_checkpoint(self, checkpoint_id: str, path: str) -> None:
+        """Refuse. Raises HTTPError."""
+        raise HTTPError(403, _ONLY.format(done="restored"))
+
+    async def delete_checkpoint(self, checkpoint_id: str, path: str) -> None:
+        """Do nothing."""
+
+    async def _content(self, joined: Joined) -> dict[str, Any]:
+        """The notebook, which follows its session from now on. Raises HTTPError."""
+        document, follower = self._documents.get(joined.path), self._followers.get(joined.handle)
+        if document is not None and follower is not None and not follower.ended:
+            shown: dict[str, Any] = document.get()
+            return shown
+
+        async def find() -> Any:
+            made = await self._extension.get_document(
+                path=joined.path,
+                content_type="notebook",
+                file_format="json",
+                copy=False,
+                create=True,
+            )
+            self._documents[joined.path] = made
+            return made
+
+        follower = self._followers[joined.handle] = Follower(joined, self.sessions, find)
+        try:
+            return await follower.begin()
+        except (KernelMcpError, OSError, TimeoutError) as error:
+            raise HTTPError(404, str(error)) from error
+
+    @property
+    def _extension(self) -> Any:
+        return self.parent.extension_manager.extension_apps[EXTENSION].copy().pop()
+
+    def _folder(self, found: Mapping[str, Joined]) -> dict[str, Any]:
+        shown = [self._model(path, "notebook") for path in found]
+        return {**self._model("", "directory"), "content": shown, "format": "json"}
+
+    def _model(self, path: str, kind: str) -> dict[str, Any]:
+        return {
+            "name": path,
+            "path": path,
+            "type": kind,
+            "format": None,
+            "mimetype": None,
+            "content": None,
+            "writable": True,
+            "created": self._began,
+            "last_modified": self._began,
+            "size": None,
+            "hash": None,
+            "hash_algorithm": None,
+        }

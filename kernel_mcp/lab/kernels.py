@@ -1,0 +1,127 @@
+"""The kernels of JupyterLab: sessions, which it can neither start nor end."""
+
+# jupyter_server is an extra, and traitlets classes are untyped to mypy; what jupyter_client calls
+# is told to be synchronous, and awaited.
+# mypy: disable-error-code="misc, no-untyped-call, override"
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+from tornado.web import HTTPError
+
+from kernel_mcp.errors import KernelMcpError
+from kernel_mcp.lab.joined import Joined, Sessions
+
+SPEC = "python3"
+INTERRUPT_S = 10.0
+_NOT_HERE = "The kernel of a session is started, reset and ended by its agent and its server."
+
+
+class SessionKernel(AsyncIOLoopKernelManager):
+    """The front of one session, in the place of a process that JupyterLab would have started."""
+
+    sessions: Sessions
+    joined: Joined
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, owns_kernel=False, **options)
+
+    async def start_kernel(self, **_: Any) -> None:
+        """Connect to the session, which is there already. Raises HTTPError."""
+        self._attempted_start, self.kernel_id = True, self.joined.kernel_id
+        try:
+            facts = await self.sessions.connection(self.joined.handle)
+        except (KernelMcpError, OSError) as error:
+            raise HTTPError(404, str(error)) from error
+        self.load_connection_info(facts)
+        self.connection_file = ""
+        self.ready.set_result(None)
+
+    async def interrupt_kernel(self) -> None:
+        """Ask the session, which knows whose cell runs."""
+        client = self.client()
+        client.start_channels(shell=False, iopub=False, stdin=False, hb=False, control=True)
+        try:
+            message = client.session.msg("interrupt_request", {})
+            client.control_channel.send(message)
+            await asyncio.wait_for(client.control_channel.get_msg(), INTERRUPT_S)
+        finally:
+            client.stop_channels()
+
+    async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
+        """Let it run: the session goes on without JupyterLab."""
+        if restart:
+            raise HTTPError(409, _NOT_HERE)
+
+    async def restart_kernel(self, now: bool = False, **_: Any) -> None:
+        """Refuse. Raises HTTPError."""
+        raise HTTPError(409, f"{_NOT_HERE} Ask the agent for reset.")
+
+
+class SessionKernels(AsyncMappingKernelManager):
+    """The kernels by their ids; a notebook has that of its session."""
+
+    sessions: Sessions
+
+    async def start_kernel(
+        self, *, kernel_id: str | None = None, path: str | None = None, **_: Any
+    ) -> str:
+        """The kernel of the session that has the notebook at `path`. Raises HTTPError."""
+        try:
+            joined = await self.sessions.find(path or "")
+        except KernelMcpError as error:
+            raise HTTPError(404, f"{error} JupyterLab starts no kernels here.") from error
+        if joined.kernel_id not in self:
+            kernel = type("Kernel", (SessionKernel,), {"joined": joined, "sessions": self.sessions})
+            self.kernel_manager_factory = kernel
+            await super().start_kernel(kernel_id=joined.kernel_id, kernel_name=SPEC)
+        return joined.kernel_id
+
+    async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:
+        """Refuse. Raises HTTPError."""
+        await self.get_kernel(kernel_id).restart_kernel()
+
+    def cwd_for_path(self, path: str, **_: Any) -> str:
+        """Any folder: no process is started."""
+        return str(self.root_dir)
+
+
+class NotebookSessions(SessionManager):
+    """Which notebook has which kernel; shared documents have an id in the place of a path."""
+
+    async def start_kernel_for_session(
+        self, session_id: str, path: str, name: str, *args: Any, **options: Any
+    ) -> str:
+        """The kernel of the notebook with this name. Raises HTTPError."""
+        found: str = await super().start_kernel_for_session(
+            session_id, name or path, name, *args, **options
+        )
+        return found
+
+
+class SessionSpecs(KernelSpecManager):
+    """One kind of kernel, so that JupyterLab asks for no other."""
+
+    def find_kernel_specs(self) -> dict[str, str]:
+        """Names, without folders."""
+        return {SPEC: ""}
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        """The one that there is. Raises NoSuchKernel."""
+        if kernel_name != SPEC:
+            raise NoSuchKernel(kernel_name)
+        return KernelSpec(display_name="kernel-mcp session", language="python", argv=[])
+
+    def get_all_specs(self) -> dict[str, Any]:
+        """What JupyterLab lists."""
+        return {SPEC: {"resource_dir": "", "spec": self.get_kernel_spec(SPEC).to_dict()}}
+
+    def remove_kernel_spec(self, name: str) -> str:
+        """Refuse. Raises HTTPError."""
+        raise HTTPError(403, "JupyterLab has the kernels of sessions and no others.")

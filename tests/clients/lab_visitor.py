@@ -1,0 +1,219 @@
+"""A person in JupyterLab beside an agent, in a real browser; run by `test_lab` with its own Python.
+
+lab_visitor.py CHROMIUM FOLDER; prints what was seen as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from mcp import StdioServerParameters
+from mcp.client import Client
+from playwright.async_api import Page, async_playwright
+
+CANARY = "http://127.0.0.1:9/canary"
+HOSTILE = rf"""
+from IPython.display import HTML, Javascript, Latex, Markdown, SVG, display
+display(HTML('''words<script>window.pwned=1;fetch("{CANARY}")</script>
+<img src="{CANARY}" onerror="window.pwned=2"><iframe src="{CANARY}"></iframe>
+<form action="{CANARY}"><button>go</button></form>
+<style>@import url({CANARY}); body {{ display: none }}</style>
+<a href="javascript:window.pwned=3">link</a>'''))
+display(HTML('''<table onclick="window.pwned=4"><tr>
+<td style="background:url({CANARY})" colspan=2>in a cell<script>window.pwned=5</script>
+&lt;img src=x onerror=window.pwned=6&gt;</td></tr></table>'''))
+display(Javascript("window.pwned=7"))
+drawing = '<svg xmlns="http://www.w3.org/2000/svg" onload="window.pwned=8">'
+display(SVG(drawing + "<script>window.pwned=9</script></svg>"))
+display(Markdown("<img src=x onerror=window.pwned=10> ![picture]({CANARY})"))
+display(Latex(r"$\href{{javascript:window.pwned=11}}{{link}}$"))
+widget = "application/vnd.jupyter.widget-view+json"
+display({{widget: {{"model_id": "1"}}, "text/plain": "widget"}}, raw=True)
+vega = {{"data": {{"url": "{CANARY}"}}, "mark": "bar"}}
+display({{"application/vnd.vegalite.v5+json": vega}}, raw=True)
+display({{"image/png": '" onerror="window.pwned=12', "text/plain": "no picture"}}, raw=True)
+print("<script>window.pwned=13</script>\x1b]8;;javascript:window.pwned=14\x1b\\link\x1b]8;;\x1b\\")
+class Repr:
+    def __repr__(self): return "<img src=x onerror=window.pwned=15>"
+display(Repr(), metadata={{"trusted": True, "text/html": {{"trusted": True}}}})
+raise ValueError("<img src=x onerror=window.pwned=16>")
+"""
+SEEN_WORDS = ("in a cell", "widget", "no picture", "<img src=x onerror=window.pwned=15>")
+LINES = "import time\nfor n in range(40):\n    print('line', n, flush=True)\n    time.sleep(0.1)"
+FOREVER = "import time\nwhile True: time.sleep(0.05)"
+
+
+class Agent:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def run(self, code: str, **options: Any) -> str:
+        answer = await self._client.call_tool("execute", {"code": code, **options})
+        return "\n".join(each.text for each in answer.content if each.type == "text")
+
+
+async def notebook(page: Page) -> str:
+    return str(await page.inner_text(".jp-Notebook"))
+
+
+async def until(page: Page, words: str) -> None:
+    await page.wait_for_function(
+        "words => document.querySelector('.jp-Notebook')?.innerText.includes(words)", arg=words
+    )
+
+
+async def run_as_person(page: Page, code: str) -> None:
+    """Type into a new cell at the end and run it."""
+    cells = page.locator(".jp-Notebook .jp-Cell")
+    before = await cells.count()
+    await page.click(".jp-Notebook-footer")
+    await page.wait_for_function(
+        "n => document.querySelectorAll('.jp-Notebook .jp-Cell').length > n", arg=before
+    )
+    editor = cells.last.locator(".cm-content")
+    await editor.click()
+    await editor.fill(code)
+    await page.keyboard.press("Shift+Enter")
+
+
+async def refused(page: Page, method: str, path: str, body: dict[str, Any]) -> int:
+    """The status of a request of JupyterLab's own page."""
+    status: int = await page.evaluate(
+        """async ([method, path, body]) => {
+            const token = document.cookie.match(/_xsrf=([^;]*)/)[1];
+            const sent = { method, headers: { "X-XSRFToken": token } };
+            if (method !== "GET") sent.body = JSON.stringify(body);
+            return (await fetch(path, sent)).status;
+        }""",
+        [method, path, body],
+    )
+    return status
+
+
+async def visit(agent: Agent, page: Page, seen: dict[str, Any], folder: Path) -> None:
+    await page.wait_for_selector(".jp-DirListing-item")
+    seen["listed"] = await page.inner_text(".jp-DirListing-item .jp-DirListing-itemText")
+    await page.dblclick(".jp-DirListing-item")
+    await until(page, "before 41")
+    await page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]")
+
+    going = asyncio.create_task(agent.run(LINES))
+    await until(page, "line 3")
+    seen["while it runs"] = "line 39" not in await notebook(page)
+    await going
+    await until(page, "line 39")
+
+    await run_as_person(page, "x += 1\nprint('person', x)")
+    await until(page, "person 42")
+    seen["answer"] = await agent.run("x")
+    await until(page, "[4]:\n42")
+
+    await run_as_person(page, FOREVER)
+    await page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=busy]")
+    queued = asyncio.create_task(agent.run("'after the person'"))
+    await page.click("[data-command='notebook:interrupt-kernel']")
+    seen["queued"] = await queued
+    await until(page, "KeyboardInterrupt")
+    await until(page, "'after the person'")
+
+    first = page.locator(".jp-Notebook .jp-CodeCell .cm-content").first
+    await first.click()
+    await page.keyboard.press("Control+a")
+    await page.keyboard.insert_text("print('edited', x)")
+    await page.keyboard.press("Shift+Enter")
+    await until(page, "edited 42")
+    await page.screenshot(path=str(folder / "lab.png"))
+
+    await agent.run(HOSTILE)
+    await until(page, "window.pwned=16")
+    await run_as_person(page, HOSTILE)
+    await page.wait_for_function(
+        "() => document.querySelector('.jp-Notebook').innerText.split('Error: <img').length > 2"
+    )
+    await page.evaluate("() => new Promise(resolve => setTimeout(resolve, 1000))")  # to be run
+    await page.screenshot(path=str(folder / "hostile.png"))
+    text = await notebook(page)
+    seen["words"] = [text.count(words) >= 2 for words in SEEN_WORDS]
+    seen["tables"] = await page.locator(".jp-OutputArea td[colspan='2']").count()
+    seen["pwned"] = await page.evaluate("window.pwned ?? null")
+    seen["elements"] = await page.locator(
+        ".jp-OutputArea-output :is(script, iframe, form, style, a[href^=javascript], svg)"
+    ).count()
+    seen["frames"] = len(page.frames)
+
+    seen["statuses"] = {
+        "terminal": await refused(page, "POST", "/api/terminals", {}),
+        "kernel": await refused(page, "POST", "/api/kernels", {"name": "python3"}),
+        "upload": await refused(
+            page,
+            "PUT",
+            "/api/contents/a.html",
+            {"type": "file", "format": "text", "content": "<script></script>"},
+        ),
+        "new": await refused(page, "POST", "/api/contents", {"type": "file"}),
+        "file": await refused(page, "GET", "/files/etc/passwd", {}),
+        "restart": await refused(page, "POST", f"/api/kernels/{await kernel(page)}/restart", {}),
+        "shutdown": await refused(page, "DELETE", f"/api/kernels/{await kernel(page)}", {}),
+    }
+    seen["alive"] = await agent.run("x")
+
+
+async def kernel(page: Page) -> str:
+    found: str = await page.evaluate(
+        "fetch('/api/kernels').then(r => r.json()).then(k => k[0]?.id ?? 'none')"
+    )
+    return found
+
+
+async def main(browser: str, folder: Path) -> None:
+    state = folder / "s"
+    state.mkdir()
+    seen: dict[str, Any] = {"dialogs": 0, "requests": []}
+    command = [sys.executable, "-m", "kernel_mcp"]
+    flags = ["--state-dir", str(state), "--persist", "off", "--allow", "*"]
+    server = StdioServerParameters(
+        command=command[0], args=[*command[1:], *flags], env=dict(os.environ)
+    )
+    async with Client(server) as client, async_playwright() as driver:
+        agent = Agent(client)
+        await agent.run("x = 41\nprint('before', x)")
+        lab = await asyncio.create_subprocess_exec(
+            *command, "lab", "--state-dir", str(state), stdout=asyncio.subprocess.PIPE
+        )
+        assert lab.stdout is not None
+        line = (await lab.stdout.readline()).decode()
+        address = re.findall(r"http://127\.0\.0\.1:\d+/lab\?token=\w+", line)[0]
+        chromium = await driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        page = await chromium.new_page(viewport={"width": 1300, "height": 900})
+        page.set_default_timeout(60_000)
+        origin = address.partition("/lab")[0]
+
+        def note(url: str) -> None:
+            if not url.startswith((origin, "data:", "blob:")):
+                seen["requests"].append(url)
+
+        async def dismiss(dialog: Any) -> None:
+            seen["dialogs"] += 1
+            await dialog.dismiss()
+
+        page.on("request", lambda request: note(request.url))
+        page.on("dialog", dismiss)
+        try:
+            await page.goto(address)
+            await visit(agent, page, seen, folder)
+        finally:
+            await page.screenshot(path=str(folder / "last.png"))
+            await chromium.close()
+            lab.terminate()
+            await lab.wait()
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
