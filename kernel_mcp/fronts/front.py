@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import anyio
 import anyio.abc
@@ -96,7 +96,7 @@ class Front:
         self._asked: dict[Cell, Request] = {}
         """The cells of people that have not ended."""
         self._parents: WeakKeyDictionary[Cell, _Parent] = WeakKeyDictionary()
-        self._silent: set[Cell] = set()
+        self._silent: WeakSet[Cell] = WeakSet()
         self._agent = secrets.token_hex(16)
         self._told = session.ledger.number
         """The last notice whose loss an answer to a person has told."""
@@ -252,7 +252,7 @@ class Front:
         found = self._parents.get(cell)
         if found is None:
             name = f"{self._agent}_{cell.number}"
-            head = header("execute_request", name, self._agent, username="agent")
+            head = header("execute_request", name, self._agent, username=cell.author or "agent")
             found = self._parents[cell] = _Parent(head, _about(cell, written=False))
         return found
 

@@ -75,6 +75,7 @@ class Fronts:
             front.close()
             raise
         self._open[session.handle, only_plain] = front
+        session.journal.joined()
         self._tasks.start_soon(self._serve, front, only_plain)
         return front
 

@@ -110,6 +110,7 @@ def _config(state: Path, folder: Path, port: int) -> dict[str, Any]:
         "YDocExtension": {
             "ystore_class": "jupyter_server_ydoc.stores.TempFileYStore",
             "document_cleanup_delay": None,
+            "file_poll_interval": 0,
             "session_store_path": str(folder / "collaboration.json"),
         },
         "AsyncMappingKernelManager": {"default_kernel_name": "python3"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,8 @@ from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.roster import ask_all
 
 SUFFIX = ".ipynb"
+LISTED_S = 1.0
+"""JupyterLab looks at the folder several times for each of its requests."""
 _IDS = uuid.UUID("6f2b1f0e-7f1c-4f0b-9a52-5d5a2f6b7c11")
 """A namespace for names of sessions, by which their kernels are known to JupyterLab."""
 
@@ -39,10 +43,14 @@ class Sessions:
 
     def __init__(self, state: Path) -> None:
         self._state = state
+        self._listed: tuple[float, dict[str, Joined]] = -math.inf, {}
 
     async def listed(self) -> dict[str, Joined]:
-        """All sessions by the names of their notebooks."""
-        found: dict[str, Joined] = {}
+        """All sessions by the names of their notebooks, as they were within `LISTED_S`."""
+        since, found = self._listed
+        if time.monotonic() - since < LISTED_S:
+            return found
+        found = {}
         for server in await self._ask({}):
             for each in server.get("sessions", ()):
                 handle, name = str(each["session"]), str(each["name"])
@@ -50,6 +58,7 @@ class Sessions:
                 if path in found:
                     path = _path(f"{name} {handle}")
                 found[path] = Joined(handle, path, str(each["state"]))
+        self._listed = time.monotonic(), found
         return found
 
     async def find(self, path: str) -> Joined:

@@ -89,6 +89,9 @@ class Journal:
     def branched(self, handles: Iterable[str]) -> None:
         """These sessions go on from this moment of it."""
 
+    def joined(self) -> None:
+        """Programs of the server's user can work in it from now on."""
+
     def adopted(self, handle: str) -> None:
         """It goes on with what that branch has, which is closed with the others."""
 
@@ -240,6 +243,9 @@ class _SessionJournal(Journal):
 
     def branched(self, handles: Iterable[str]) -> None:
         self._note("branch", branches=list(handles))
+
+    def joined(self) -> None:
+        self._note("join")
 
     def adopted(self, handle: str) -> None:
         self._note("adopt", branch=handle)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from kernel_mcp.barriers import Barrier, reason_of
-from kernel_mcp.errors import NotebookError
+from kernel_mcp.errors import NotebookError, WorkspaceError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.audit import Journal
@@ -82,16 +82,18 @@ class Books:
                 self._unsaved.remove(cell)
                 if cell.started is None:
                     continue
-                with Barrier(
-                    f"writing cell {cell.number} into a notebook", self._handle
-                ) as barrier:
-                    with anyio.CancelScope(shield=True):
-                        await anyio.to_thread.run_sync(partial(_write, cell, place))
+                reason = ""
+                doing = f"writing cell {cell.number} into a notebook"
+                with Barrier(doing, self._handle) as barrier:
+                    try:
+                        with anyio.CancelScope(shield=True):
+                            await anyio.to_thread.run_sync(partial(_write, cell, place))
+                    except (NotebookError, WorkspaceError) as error:
+                        reason = str(error)
                 if barrier.failure is not None:
-                    cell.notice(
-                        f"Cell {cell.number} is not in {place.book.path!r}: "
-                        f"{reason_of(barrier.failure)}"
-                    )
+                    reason = reason_of(barrier.failure)
+                if reason:
+                    cell.notice(f"Cell {cell.number} is not in {place.book.path!r}: {reason}")
 
     def read(self, path: str, cells: Iterable[BookCell]) -> None:
         """Remember what the caller has been shown of a notebook."""

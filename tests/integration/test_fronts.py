@@ -154,6 +154,7 @@ async def test_limits_record_export_and_trail_hold_for_cells_of_people(state: Pa
         assert book["cells"][1]["metadata"]["kernel-mcp"]["author"] == "person"
         assert "author" not in book["cells"][0]["metadata"]["kernel-mcp"]
     cells = [json.loads(line) for line in log.read_text().splitlines() if '"cell"' in line]
+    assert '"event": "join"' in log.read_text()
     ran = [(each["cell"], each["author"]) for each in cells if each["event"] == "cell"]
     assert ran == [(1, ""), (2, "person")]
 

@@ -286,3 +286,13 @@ async def test_each_version_that_is_saved_is_in_the_audit_trail(tmp_path: Path) 
     files = [each for each in written if each["event"] == "file"]
     assert [each["path"] for each in files] == ["a.ipynb", "a.ipynb"]
     assert files[1]["sha256"] == hashlib.sha256(data.text.encode()).hexdigest()
+
+
+async def test_a_notebook_that_cannot_be_written_is_told_and_is_no_failure_of_the_server(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("open_notebook", path="a.ipynb")
+        answer = await notebook.run("open('a.ipynb', 'w').write('rubbish')")
+        assert "Cell 1 is not in 'a.ipynb': 'a.ipynb' is no notebook" in answer.text
+    assert "the server failed" not in capfd.readouterr().err
