@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -141,7 +142,7 @@ class SessionContents(AsyncContentsManager):
         follower = self._followers[joined.handle] = Follower(joined, self.sessions, find)
         try:
             return await follower.begin()
-        except (KernelMcpError, OSError, TimeoutError) as error:
+        except (KernelMcpError, OSError, asyncio.TimeoutError) as error:
             raise HTTPError(404, str(error)) from error
 
     @property
