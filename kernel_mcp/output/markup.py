@@ -135,23 +135,32 @@ def html_to_text(source: str, limit: int) -> str:
 
     Reads at most `limit` characters of the source.
     """
-    source = source[:limit]
     reader = _Reader()
+    for words, name, tag in _pieces(source[:limit]):
+        reader.words(words)
+        reader.tag(name, tag)
+    return reader.text()
+
+
+def _pieces(source: str) -> Iterator[tuple[str, str, str]]:
+    """The words between tags, each with the name and text of the tag behind them; empty at the end.
+
+    Comments, and elements that are not read, are left out with all that they hold.
+    """
     position = 0
     while match := _TAG.search(source, position):
-        reader.words(source[position : match.start()])
-        tag = match.group()
+        words, tag = source[position : match.start()], match.group()
         name = (match.group(1) or "").lower()
         position = match.end()
         if tag == "<!--":
             position = _after(source, "-->", position)
+            name = tag = ""
         elif name in _UNREAD and not tag.startswith("</"):
             end = _UNREAD[name].search(source, position)
             position = _after(source, ">", end.end()) if end else len(source)
-        else:
-            reader.tag(name, tag)
-    reader.words(source[position:])
-    return reader.text()
+            name = tag = ""
+        yield words, name, tag
+    yield source[position:], "", ""
 
 
 _BARE = frozenset(
@@ -166,25 +175,14 @@ def bare_html(source: str, limit: int) -> str:
     Written anew: of each element its name, of table cells how many rows and columns they span, and
     words with all that could be markup escaped. Reads at most `limit` characters of the source.
     """
-    source = source[:limit]
     found: list[str] = []
-    position = 0
-    while match := _TAG.search(source, position):
-        found.append(escape(unescape(source[position : match.start()])))
-        tag = match.group()
-        name = (match.group(1) or "").lower()
-        position = match.end()
-        if tag == "<!--":
-            position = _after(source, "-->", position)
-        elif name in _UNREAD and not tag.startswith("</"):
-            end = _UNREAD[name].search(source, position)
-            position = _after(source, ">", end.end()) if end else len(source)
-        elif name in _BARE and tag.startswith("</"):
+    for words, name, tag in _pieces(source[:limit]):
+        found.append(escape(unescape(words)))
+        if name in _BARE and tag.startswith("</"):
             found.append(f"</{name}>")
         elif name in _BARE:
             spans = _SPAN.findall(tag) if name in ("td", "th") else ()
             found.append("".join([f"<{name}", *(f' {k.lower()}="{n}"' for k, n in spans), ">"]))
-    found.append(escape(unescape(source[position:])))
     return "".join(found)
 
 
