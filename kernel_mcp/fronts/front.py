@@ -1,6 +1,6 @@
 """A front: the endpoint where people's programs meet a session as if it were a kernel.
 
-JupyterLab, VS Code and `jupyter console` connect to it. What they run goes through the session's
+JupyterLab and `jupyter console` connect to it. What they run goes through the session's
 queue like cells of its agent, and what any cell puts out comes on iopub under the request of that
 cell. The sockets stay while kernels of the session come and go.
 """
@@ -172,7 +172,6 @@ class Front:
         return {
             "cells": found,
             "left_out": len(cells) - len(found),
-            "running": sorted(going),
             "seen": seen,
         }
 

@@ -88,6 +88,8 @@ class IOPub:
     def close(self, linger_ms: int) -> None:
         """Publish what waits; messages on their way have `linger_ms` to arrive."""
         self.flush()
+        if self._timer is not None:  # for who has subscribed just now
+            self._timer.cancel()
         self._loop.remove_reader(self._reader)
         self._socket.close(linger=linger_ms)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -17,8 +16,6 @@ MOST_TEXT = 500_000
 """Characters of text of one cell that a notebook shows."""
 MOST_OUTPUTS = 500
 HEARD_S = 20.0
-
-logger = logging.getLogger(__name__)
 
 
 def content(cells: list[dict[str, Any]], left_out: int) -> dict[str, Any]:
@@ -47,7 +44,6 @@ class Follower:
         self._joined = joined
         self._sessions = sessions
         self._find = find
-        self._client: AsyncKernelClient | None = None
         self._seen = 0
         self._task: asyncio.Task[None] | None = None
         self.ended = False
@@ -57,11 +53,15 @@ class Follower:
 
         Raises SessionNotFound, OSError.
         """
-        client = self._client = AsyncKernelClient()
+        client = AsyncKernelClient()
         client.load_connection_info(await self._sessions.connection(self._joined.handle))
         client.start_channels(shell=False, stdin=False, hb=False, control=False)
-        await asyncio.wait_for(client.iopub_channel.get_msg(), HEARD_S)  # the welcome
-        found = await self._sessions.join(self._joined.handle, record=True)
+        try:
+            await asyncio.wait_for(client.iopub_channel.get_msg(), HEARD_S)  # the welcome
+            found = await self._sessions.join(self._joined.handle, record=True)
+        except BaseException:
+            client.stop_channels()
+            raise
         self._seen = found["seen"]
         self._task = asyncio.create_task(self._follow(client))
         return content(found["cells"], found["left_out"])

@@ -26,11 +26,10 @@ _IDS = uuid.UUID("6f2b1f0e-7f1c-4f0b-9a52-5d5a2f6b7c11")
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A session: its handle, its notebook's name in JupyterLab, and its state."""
+    """A session: its handle, and its notebook's name in JupyterLab."""
 
     handle: str
     path: str
-    state: str
 
     @property
     def kernel_id(self) -> str:
@@ -57,7 +56,7 @@ class Sessions:
                 path = _path(name) if name else f"{handle}{SUFFIX}"
                 if path in found:
                     path = _path(f"{name} {handle}")
-                found[path] = Joined(handle, path, str(each["state"]))
+                found[path] = Joined(handle, path)
         self._listed = time.monotonic(), found
         return found
 
