@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import marshal
 import sys
 import types
 import typing
@@ -199,6 +200,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._refused: dict[type, str] = {}
         self._special: dict[type, Callable[[Any], Any]] = {
             types.CellType: _reduce_cell,
+            types.CodeType: _reduce_code,
             _LRU_CACHE: _reduce_lru_cache,
             functools.cached_property: _reduce_cached_property,
             typing.NewType: _reduce_new_type,
@@ -370,6 +372,16 @@ def _reduce_lru_cache(wrapper: Any) -> Any:
 
 def _reduce_cached_property(made: Any) -> Any:
     return make_cached_property, (made.func, made.attrname)
+
+
+def _reduce_code(code: types.CodeType) -> Any:
+    """With the file that it is from: cloudpickle leaves that out from 3.1.3 on, and with it goes
+    the source in tracebacks and for `inspect`.
+    """
+    try:
+        return marshal.loads, (marshal.dumps(code),)
+    except ValueError:  # a constant that no source can have
+        return NotImplemented
 
 
 def _reduce_new_type(made: Any) -> Any:
