@@ -215,6 +215,9 @@ def _lines(
         yield "Going back: undo takes back cells; branch tries several ways, adopt takes one."
     if settings.devices:
         yield f"Devices of the host: {_listed([*map(str, settings.devices)], most)}."
+    if settings.attach:
+        named = _listed([*map(str, settings.attach)], most)
+        yield f"Kernels of people, outside the sandbox: create_session(attach=...) joins {named}."
     if settings.variables:
         names = _listed([*map(str, settings.variables)], most)
         yield f"Environment: os.environ has {names}; outputs show [NAME masked] instead."

@@ -25,6 +25,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp import __version__
+from kernel_mcp.attached.source import AttachingSource
 from kernel_mcp.barriers import Barrier, explained, reason_of
 from kernel_mcp.config.settings import Settings
 from kernel_mcp.config.values import LEAST_MASKED
@@ -271,7 +272,7 @@ async def parts(
         )
         manager = SessionManager(
             settings=settings,
-            source=pool,
+            source=AttachingSource(pool, settings.attach, masks) if settings.attach else pool,
             folders=folders,
             workspace=partial(
                 Workspace,
@@ -341,6 +342,7 @@ def _audit(settings: Settings, sandbox: Sandbox, masks: Masks) -> Audit:
         "secrets": list(map(str, settings.secrets)),
         "devices": list(map(str, settings.devices)),
         "variables": [each.name for each in settings.variables],
+        "attach": list(map(str, settings.attach)),
         "http": "{}:{}".format(*settings.http) if settings.http is not None else "",
         "callers": callers_in_words(settings),
     }

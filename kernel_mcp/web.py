@@ -56,7 +56,7 @@ MOST_WINGS = 8
 """Each has a template of its own, some 60 MB."""
 MOST_KEYS = 1000
 """Doors of rows whose wing is known at once: every call asks."""
-DOORS = ("mounts", "network", "devices", "variables", "secrets")
+DOORS = ("mounts", "network", "devices", "variables", "secrets", "attach")
 """Fields of the settings that doors are."""
 
 
@@ -72,6 +72,7 @@ def granted(settings: Settings, doors: Sequence[str]) -> Settings:
         devices=tuple(each for each in settings.devices if f"device:{each}" in named),
         variables=tuple(each for each in settings.variables if f"env:{each.name}" in named),
         secrets=tuple(each for each in settings.secrets if f"secret:{each.name}" in named),
+        attach=settings.attach if "attach" in named else (),
     )
 
 
@@ -82,6 +83,7 @@ def names_of_doors(settings: Settings) -> frozenset[str]:
             "*",
             *(f"mount:{each.guest}" for each in settings.mounts),
             *(["network"] if settings.network else []),
+            *(["attach"] if settings.attach else []),
             *(f"device:{each}" for each in settings.devices),
             *(f"env:{each.name}" for each in settings.variables),
             *(f"secret:{each.name}" for each in settings.secrets),

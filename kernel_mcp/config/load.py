@@ -31,9 +31,11 @@ from kernel_mcp.config.settings import (
     variable_of,
 )
 from kernel_mcp.config.values import (
+    Attachment,
     HeaderSecret,
     Mount,
     Variable,
+    attachments,
     close_to,
     devices,
     entries,
@@ -58,7 +60,7 @@ MAX_VARIABLES = 16 * 1024
 MAX_SHOWN = 100
 """Characters of a key or a value in an error, which is one line."""
 
-_LISTS = (devices, entries, header_secrets, hosts, mounts, places, variables)
+_LISTS = (attachments, devices, entries, header_secrets, hosts, mounts, places, variables)
 """Readers of settings that may be given more than once."""
 HELP = ("-h", "--help", "help")
 OTHERS = "The other flags of the server are taken too, and change nothing here."
@@ -129,6 +131,11 @@ def _checked(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """
     if settings.max_sessions < 1:
         raise ConfigError("max-sessions 0: a server needs room for at least one session")
+    if settings.attach and settings.profile in ("strict", "guarded"):
+        raise ConfigError(
+            f"--attach and --profile {settings.profile}: what code may do in an attached kernel is "
+            "limited by nothing here; leave one of the two out"
+        )
     known = []
     secret = {each.name for each in settings.secrets}
     for each in settings.variables:
@@ -267,7 +274,7 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
     try:
         value = option.read(given)
     except ValueError as error:
-        if option.read is variables:
+        if option.read in (variables, attachments):
             source = option.flag  # and none of its values
         raise ConfigError(f"{source}: {error}") from None
     except OverflowError:
@@ -278,9 +285,17 @@ def _read(option: Option, given: object, source: str, base: Path) -> object:
         return tuple(place if "://" in place else str(base / place) for place in value)
     if option.read is devices and isinstance(value, tuple):
         return tuple(Path(os.path.normpath(base / each.expanduser())) for each in value)
+    if option.read is attachments and isinstance(value, tuple):
+        return tuple(_absolute(each, base) for each in value)
     if option.read is mounts and isinstance(value, tuple):
         return tuple(_placed(each, base) for each in value)
     return base / value.expanduser() if isinstance(value, Path) else value
+
+
+def _absolute(one: Attachment, base: Path) -> Attachment:
+    if one.is_server:
+        return one
+    return replace(one, place=os.path.normpath(base / one.place))
 
 
 def _placed(mount: Mount, base: Path) -> Mount:
@@ -383,11 +398,13 @@ def settings_from(flags: Mapping[str, str | list[str]]) -> Settings:
 
 def _hide_arguments(settings: Settings) -> None:
     try:
-        overwrite_arguments([(f"{name}=", value) for name, value in settings.environ])
+        tokens = [("token=", each.token) for each in settings.attach if each.token]
+        overwrite_arguments([*((f"{name}=", value) for name, value in settings.environ), *tokens])
     except OSError as reason:
         print(
-            f"kernel-mcp: warning: values of --env stay in this process's command line, which "
-            f"every user of this machine can read ({reason}): give names alone",
+            "kernel-mcp: warning: values of --env and tokens of --attach stay in this process's "
+            f"command line, which every user of this machine can read ({reason}): set them by "
+            f"environment variables ({variable_of('attach')})",
             file=sys.stderr,
         )
 

@@ -77,6 +77,7 @@ def _check_open(settings: Settings, host: str) -> None:
         "--device": settings.devices,
         "--env": settings.variables,
         "--secret": settings.secrets,
+        "--attach": settings.attach,
     }
     for flag, value in doors.items():
         if value:

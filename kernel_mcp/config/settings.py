@@ -19,6 +19,7 @@ from typing import Any
 
 from kernel_mcp.config.values import (
     MIB,
+    Attachment,
     HeaderSecret,
     Mount,
     Narrows,
@@ -27,6 +28,7 @@ from kernel_mcp.config.values import (
     Variable,
     address,
     among,
+    attachments,
     characters,
     choice,
     choices_in_order,
@@ -340,6 +342,13 @@ class Settings:
         "placeholder, which a proxy replaces; a comma list, repeatable",
         value=(),
     )
+    attach: tuple[Attachment, ...] = _flag(
+        "attach", attachments, _DOORS, "FILE|URL", "none",
+        "let `create_session(attach=...)` join this running kernel (its connection file), or those "
+        "of this Jupyter server (`http://localhost:8888/?token=...`): what runs there runs outside "
+        "the sandbox, with all rights of that kernel's user; repeatable",
+        value=(),
+    )
     workspace: Path | None = _flag(
         "workspace", path, _PLACES, "DIR", "a private folder, removed with the server",
         "keep the files of sessions in folders of their names below DIR, those of the default "
@@ -464,7 +473,7 @@ class Settings:
     no_auth: bool = _flag(
         "no-auth", switch, _HTTP, "", "off",
         "serve everyone who connects: on loopback alone, and without mounts, network, devices, "
-        "variables and secrets",
+        "variables, secrets and attached kernels",
     )
     public_url: str = _flag(
         "public-url", url, _HTTP, "URL", "that of `--http`",
@@ -526,7 +535,8 @@ class Settings:
     @property
     def hidden(self) -> tuple[tuple[str, str], ...]:
         """Names and values that are kept out of outputs and logs."""
-        return (*self.environ, *((each.name, each.value) for each in self.secrets))
+        tokens = (("attach token", each.token) for each in self.attach if each.token)
+        return (*self.environ, *((each.name, each.value) for each in self.secrets), *tokens)
 
     @property
     def confined(self) -> bool:

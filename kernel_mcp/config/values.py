@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import parse_qs, urlsplit
 
 from kernel_mcp.records import dataclass
 
@@ -521,6 +522,52 @@ def _header_secret(text: str) -> HeaderSecret:
     if header.lower() in _NO_SECRET_IN:
         raise ValueError(f"{header}: the connection itself needs that header")
     return HeaderSecret(name, host, header or "Authorization")
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A kernel of a person's, or a Jupyter server with kernels, which sessions may join.
+
+    `place` is the path of a connection file, or the address of a server, without its `token`.
+    """
+
+    place: str
+    token: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return self.place
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is a Jupyter server, else a connection file."""
+        return "://" in self.place
+
+
+def attachments(given: object) -> tuple[Attachment, ...]:
+    """Connection files and `URL[?token=TOKEN]`, one or a list; files are made absolute by the
+    caller.
+    """
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
+        raise ValueError("expected a connection file, or http://localhost:8888/?token=TOKEN")
+    return tuple(_attachment(each.strip()) for each in found)
+
+
+def _attachment(text: str) -> Attachment:
+    if not text or "\0" in text:
+        raise ValueError("expected a connection file, or http://localhost:8888/?token=TOKEN")
+    if "://" not in text:
+        return Attachment(str(Path(text).expanduser()))
+    parts = urlsplit(text)  # which raises ValueError for what is none
+    _ = parts.port
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("expected the address of a Jupyter server, http://HOST:PORT/?token=TOKEN")
+    query = parse_qs(parts.query, keep_blank_values=True)
+    token = query.pop("token", [""])[-1]
+    if query or parts.fragment:
+        raise ValueError("an address of a Jupyter server has a path and a token, and nothing else")
+    path = re.sub(r"/(lab|tree|notebooks|doc)(/.*)?$", "", parts.path).rstrip("/")
+    return Attachment(f"{parts.scheme}://{parts.netloc}{path}", token)
 
 
 def word(given: object) -> str:

@@ -39,7 +39,7 @@ class Principal:
     scopes  what its token is good for
     quotas  its own, where they differ from `--quota`
     doors   what it may use of the server's doors: `mount:GUEST`, `env:NAME`, `secret:NAME`,
-            `device:PATH`, `network`; `*` for all
+            `device:PATH`, `network`, `attach`; `*` for all
     """
 
     name: str = LOCAL

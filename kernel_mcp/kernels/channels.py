@@ -11,6 +11,7 @@ import fcntl
 import socket
 import sys
 import termios
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
@@ -23,6 +24,7 @@ from kernel_mcp.config.values import KIB, MIB
 from kernel_mcp.errors import LaunchError
 from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Message, Overload, Wire, WireError
 from kernel_mcp.launch.base import ConnectionInfo, take_no_descriptors
+from kernel_mcp.records import dataclass
 from kernel_specs.restricted.wire.zmtp import GREETING, Decoder, ProtocolError, encode, ready
 
 READ_BYTES = 128 * 1024
@@ -187,51 +189,34 @@ class Floods:
         return 1 / (len(self._resting | {one}) / SHARE - 1)
 
 
-class Channels:
-    """The shell, iopub and control channels of one kernel.
+@dataclass(frozen=True, slots=True)
+class Hearer:
+    """Who takes what comes of a kernel.
 
-    Calls `on_message(channel, message)` for each valid message, in order per channel;
-    `on_refused(reason)` for each that would take too long to decode; `on_broken(reason)` when the
-    connection is lost.
+    message  each valid message, in order per channel
+    refused  the reason, for each that would take too long to decode
+    broken   the reason, when the connection is lost
     """
 
-    def __init__(
-        self,
-        connection: ConnectionInfo,
-        *,
-        on_message: Callable[[Channel, Message], None],
-        on_refused: Callable[[str], None],
-        on_broken: Callable[[str], None],
-        ends: Sequence[socket.socket] = (),
-        floods: Floods | None = None,
-    ) -> None:
-        """`ends` are sockets for shell, control and iopub, to be used instead of connecting.
+    message: Callable[[Channel, Message], None]
+    refused: Callable[[str], None]
+    broken: Callable[[str], None]
 
-        `floods` are those of all kernels that the loop reads.
-        """
-        self._floods = floods or Floods()
-        self._wire = Wire(connection.key)
-        self._on_message = on_message
-        self._on_refused = on_refused
-        self._on_broken = on_broken
+
+class KernelChannels(ABC):
+    """The shell, iopub and control channels of one kernel, however it is reached."""
+
+    def __init__(self, wire: Wire, hearer: Hearer) -> None:
+        self._wire = wire
+        self._hearer = hearer
         self._loop = asyncio.get_running_loop()
         self._greeted = anyio.Event()
         self._welcome = False
-        self._ended = anyio.Event()
         self._reason = ""
         self._closed = False
-        self._lines: dict[Channel, Connection] = {}
-        self._debt = 0.0
-        self._settled = perf_counter()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
         self.received = 0
         self.unread: set[Channel] = set()
         """Channels that the kernel closed with requests unread."""
-        ports = (connection.shell_port, connection.control_port, connection.iopub_port)
-        shell, control, iopub = ends or map(connection.path, ports)
-        self._open("shell", b"DEALER", shell)
-        self._open("control", b"DEALER", control)
-        self._open("iopub", b"SUB", iopub)
 
     async def ready(self, timeout: float) -> None:
         """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""
@@ -242,6 +227,7 @@ class Channels:
         reason = self._reason or f"its channels did not answer within {timeout:g} s"
         raise LaunchError(f"The kernel started, but {reason}. Call reset to start a fresh one.")
 
+    @abstractmethod
     def send(
         self,
         channel: Channel,
@@ -254,6 +240,95 @@ class Channels:
 
         Raises LaunchError when disconnected or full.
         """
+
+    @abstractmethod
+    def taken(self, channel: Channel) -> bool:
+        """Whether the kernel has read all requests of a channel."""
+
+    @property
+    def resting(self) -> bool:
+        """Whether messages may wait unread, as others have their turn first."""
+        return False
+
+    @abstractmethod
+    async def drained(self, timeout: float) -> None:
+        """Deliver what a dead kernel sent before, for at most `timeout` seconds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections; undelivered messages are dropped."""
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> None:
+        """`loop.call_later`; `delay` in seconds."""
+        self._loop.call_later(delay, callback)
+
+    def _deliver(self, channel: Channel, frames: Sequence[bytes]) -> None:
+        self.received += 1
+        with Barrier("taking a message of a kernel") as barrier:
+            self._take_in(channel, frames)
+        if barrier.failure is not None:
+            with Barrier("telling that a message was lost"):
+                reason = reason_of(barrier.failure)
+                self._hearer.refused(f"the server could not take it in: {reason}")
+
+    def _take_in(self, channel: Channel, frames: Sequence[bytes]) -> None:
+        try:
+            message = self._wire.decode(frames)
+            if message.kind == "iopub_welcome":
+                self._welcome = True
+                self._greeted.set()
+            else:
+                self._hearer.message(channel, message)
+        except Overload as error:
+            self._hearer.refused(str(error))
+        except WireError:
+            pass  # not of the protocol's shape
+
+    def _break(self, reason: str) -> None:
+        if not self._closed:
+            self._reason = self._reason or reason
+            self._greeted.set()
+            self._hearer.broken(reason)
+
+
+class Channels(KernelChannels):
+    """Those of a kernel whose sockets this process has."""
+
+    def __init__(
+        self,
+        connection: ConnectionInfo,
+        hearer: Hearer,
+        *,
+        ends: Sequence[socket.socket] = (),
+        floods: Floods | None = None,
+        wire: Wire | None = None,
+    ) -> None:
+        """`ends` are sockets for shell, control and iopub, to be used instead of connecting.
+
+        `floods` are those of all kernels that the loop reads.
+        """
+        super().__init__(wire or Wire(connection.key), hearer)
+        self._floods = floods or Floods()
+        self._ended = anyio.Event()
+        self._lines: dict[Channel, Connection] = {}
+        self._debt = 0.0
+        self._settled = perf_counter()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        ports = (connection.shell_port, connection.control_port, connection.iopub_port)
+        shell, control, iopub = ends or map(connection.path, ports)
+        self._open("shell", b"DEALER", shell)
+        self._open("control", b"DEALER", control)
+        self._open("iopub", b"SUB", iopub)
+
+    def send(
+        self,
+        channel: Channel,
+        kind: str,
+        content: dict[str, Any],
+        buffers: Sequence[bytes] = (),
+        given: int | None = None,
+    ) -> str:
+        """See `KernelChannels`."""
         msg_id, frames = self._wire.request(kind, content)
         line = self._lines.get(channel)
         if line is None:
@@ -267,17 +342,17 @@ class Channels:
         return msg_id
 
     def taken(self, channel: Channel) -> bool:
-        """Whether the kernel has read all requests of a channel."""
+        """See `KernelChannels`."""
         line = self._lines.get(channel)
         return line is not None and line.taken
 
     @property
     def resting(self) -> bool:
-        """Whether messages may wait unread, as others have their turn first."""
+        """See `KernelChannels`."""
         return "rest" in self._timers
 
     async def drained(self, timeout: float) -> None:
-        """Deliver what a dead kernel sent before, for at most `timeout` seconds.
+        """See `KernelChannels`.
 
         What can be read at once is all; who has an end of it still, a child, is not waited for.
         """
@@ -293,12 +368,8 @@ class Channels:
             with anyio.move_on_after(timeout):
                 await self._ended.wait()
 
-    def call_later(self, delay: float, callback: Callable[[], object]) -> None:
-        """`loop.call_later`; `delay` in seconds."""
-        self._loop.call_later(delay, callback)
-
     def close(self) -> None:
-        """Close all connections; undelivered messages are dropped."""
+        """See `KernelChannels`."""
         self._closed = True
         self._floods.discard(self)
         for timer in self._timers.values():
@@ -373,28 +444,6 @@ class Channels:
         for channel, line in self._lines.items():
             self._loop.add_reader(line, self._read, channel)
 
-    def _deliver(self, channel: Channel, frames: list[bytes]) -> None:
-        self.received += 1
-        with Barrier("taking a message of a kernel") as barrier:
-            self._take_in(channel, frames)
-        if barrier.failure is not None:
-            with Barrier("telling that a message was lost"):
-                reason = reason_of(barrier.failure)
-                self._on_refused(f"the server could not take it in: {reason}")
-
-    def _take_in(self, channel: Channel, frames: list[bytes]) -> None:
-        try:
-            message = self._wire.decode(frames)
-            if message.kind == "iopub_welcome":
-                self._welcome = True
-                self._greeted.set()
-            else:
-                self._on_message(channel, message)
-        except Overload as error:
-            self._on_refused(str(error))
-        except WireError:
-            pass  # not of the protocol's shape
-
     def _on_end(self, channel: Channel) -> None:
         self._hang_up(channel)
         if channel == "iopub":
@@ -410,9 +459,3 @@ class Channels:
                 self.unread.add(channel)
             self._loop.remove_reader(line)
             line.close()
-
-    def _break(self, reason: str) -> None:
-        if not self._closed:
-            self._reason = self._reason or reason
-            self._greeted.set()
-            self._on_broken(reason)

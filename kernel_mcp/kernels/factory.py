@@ -47,7 +47,8 @@ class KernelRequest:
 
     `beside` allows a workspace that another kernel uses; `layer` is the folder of the session's own
     packages, None where it can add none; `limits` are its own, None for the server's. `network` is
-    what it has asked for of the operator's, None for all of it.
+    what it has asked for of the operator's, None for all of it. With `attach` it joins a kernel
+    that the operator has named, instead of having its own.
     """
 
     session: str
@@ -58,6 +59,7 @@ class KernelRequest:
     layer: Path | None = None
     limits: Limits | None = None
     network: tuple[str, ...] | None = None
+    attach: str = ""
 
     @property
     def at_home(self) -> bool:
@@ -67,7 +69,8 @@ class KernelRequest:
     @property
     def ordinary(self) -> bool:
         """Whether any of the server's kernels satisfies it."""
-        return self.at_home and not self.beside and self.limits is None
+        own = self.beside or self.attach or self.limits is not None
+        return self.at_home and not own
 
 
 async def log_progress(text: str) -> None:

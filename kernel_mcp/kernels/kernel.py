@@ -12,7 +12,7 @@ import anyio
 
 from kernel_mcp.barriers import Barrier
 from kernel_mcp.errors import LaunchError, Uncopyable
-from kernel_mcp.kernels.channels import Channel, Channels, Floods
+from kernel_mcp.kernels.channels import Channel, Channels, Floods, Hearer, KernelChannels
 from kernel_mcp.kernels.wire import Message, WireError, event_from, failure_from, whole_number
 from kernel_mcp.launch.base import KernelEnvironment
 from kernel_mcp.launch.checkpoint import Checkpoint
@@ -92,7 +92,7 @@ UNSURE = (
 class Ending:
     """Ends a `run` whose reply has come, with or without its `idle`."""
 
-    def __init__(self, run: Run, channels: Channels) -> None:
+    def __init__(self, run: Run, channels: KernelChannels) -> None:
         self._run = run
         self._channels = channels
         self._asked = ""
@@ -211,11 +211,20 @@ class Answer:
         self.done = anyio.Event()
 
 
+def _unheard(_text: str) -> None:
+    """Nobody is there to be told."""
+
+
 class Kernel:
     """A kernel that runs one cell at a time.
 
     `watch` must run as a task meanwhile: it notices the death.
     """
+
+    attached = False
+    """Whether it is somebody else's kernel, which understands Jupyter's protocol alone."""
+    place = ""
+    """Where such a kernel is, as `create_session` takes it."""
 
     def __init__(
         self,
@@ -228,6 +237,10 @@ class Kernel:
     ) -> None:
         """`masks` are put over what cells put out; `floods` are those of all kernels."""
         self._floods = floods
+        self.tell: Callable[[str], object] = _unheard
+        """Takes a sentence that the owner of the session is to be told."""
+        self.overheard: Callable[[str], object] = _unheard
+        """Takes code that another client has run."""
         self.handle = handle
         self._masks = masks or Masks()
         self.environment = environment
@@ -247,14 +260,11 @@ class Kernel:
         self._closing = False
         self._received = 0
         self._broken = ""
-        self._channels = Channels(
-            handle.connection,
-            on_message=self._on_message,
-            on_refused=self._on_refused,
-            on_broken=self._on_broken,
-            ends=handle.channels,
-            floods=floods,
-        )
+        self._channels = self._open(Hearer(self._on_message, self._on_refused, self._on_broken))
+
+    def _open(self, hearer: Hearer) -> KernelChannels:
+        handle = self.handle
+        return Channels(handle.connection, hearer, ends=handle.channels, floods=self._floods)
 
     async def ready(self, timeout: float) -> None:
         """Wait until no output can be lost; `timeout` in seconds. Raises LaunchError."""
@@ -309,20 +319,20 @@ class Kernel:
         self._run = run
         self._ending = None
         self._stray = sink
-        run.msg_id = self._channels.send(
-            "shell",
-            kind,
-            {
-                "code": code,
-                "silent": False,
-                "store_history": kind == "execute_request",
-                "user_expressions": {},
-                "allow_stdin": False,
-                "stop_on_error": False,
-                "cell_number": number,
-            },
-        )
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": kind == "execute_request",
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": False,
+            "cell_number": number,
+        }
+        self._hand_over(run, kind, content)
         return run
+
+    def _hand_over(self, run: Run, kind: str, content: dict[str, Any]) -> None:
+        run.msg_id = self._channels.send("shell", kind, content)
 
     async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
         """The reply to a control request, within `timeout` seconds. Raises LaunchError."""
@@ -383,6 +393,11 @@ class Kernel:
     def kill(self) -> None:
         """Kill the kernel and its descendants."""
         self.handle.kill()
+
+    def give_up(self, run: Run) -> str | None:
+        """End a cell that does not stop; what became of it, None where the kernel is killed."""
+        self.kill()
+        return None
 
     async def checkpoint(self) -> tuple[Checkpoint, float]:
         """A copy of this kernel, which waits between cells, and the seconds that making it took.

@@ -53,13 +53,16 @@ class Overload(WireError):
 class Message:
     """A message of checked shape: its type, the id of its request, its content.
 
-    `buffers` are unchecked bytes: no signature covers them.
+    `buffers` are unchecked bytes: no signature covers them. One that is `foreign` answers a request
+    of the type `asked` that another client of the kernel has sent.
     """
 
     kind: str
     parent: str
     content: dict[str, Any]
     buffers: tuple[bytes, ...] = ()
+    foreign: bool = False
+    asked: str = ""
 
 
 def header(kind: str, msg_id: str, session: str, username: str = "kernel-mcp") -> dict[str, Any]:
@@ -108,12 +111,18 @@ class Signer:
 
 
 class Wire:
-    """Encodes requests and decodes messages of one kernel connection."""
+    """Encodes requests and decodes messages of one kernel connection.
 
-    def __init__(self, key: str) -> None:
+    Those of requests that other clients have sent are refused, unless the kernel is `shared`.
+    """
+
+    def __init__(self, key: str, *, shared: bool = False) -> None:
         self._name = secrets.token_hex(16)
         self._sent = 0
         self._signer = Signer(key)
+        self._shared = shared
+        self._foreign = ""
+        """The type of the request, where that of the last parent is another client's."""
         self._parent, self._parent_id = b"{}", ""
         """Cache of the last parent header, which all messages of a cell share."""
 
@@ -123,23 +132,44 @@ class Wire:
         self._sent += 1
         head = header(kind, msg_id, self._name)
         parts = [packed(head), b"{}", b"{}", packed(content)]
-        return msg_id, [DELIM, self._signer.sign(parts), *parts]
+        return msg_id, self._sealed(parts)
 
     def decode(self, frames: Sequence[bytes]) -> Message:
         """Check signature, shape and parent of one multi-part message. Raises WireError."""
-        _, parts, buffers = self._signer.signed(frames)
+        parts, buffers = self._opened(frames)
         if parts[1] != self._parent:
             self._parent_id = self._request_of(json_object(parts[1]))
             self._parent = parts[1]
         _check_values(parts[3])
         kind = text_of(json_object(parts[0]), "msg_type")
-        return Message(kind, self._parent_id, json_object(parts[3]), tuple(buffers))
+        foreign = self._foreign
+        return Message(
+            kind,
+            self._parent_id,
+            json_object(parts[3]),
+            tuple(buffers),
+            foreign=bool(foreign),
+            asked=foreign,
+        )
+
+    def _sealed(self, parts: Sequence[bytes]) -> list[bytes]:
+        """The frames of a message with these four parts."""
+        return [DELIM, self._signer.sign(parts), *parts]
+
+    def _opened(self, frames: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """The four parts of a message and its buffers. Raises WireError."""
+        _, parts, buffers = self._signer.signed(frames)
+        return parts, buffers
 
     def _request_of(self, parent: dict[str, Any]) -> str:
-        """The id of a request of this end, empty for no parent. Raises WireError."""
+        """The id of a request, empty for no parent. Raises WireError for a foreign one."""
+        self._foreign = ""
         if not parent:
             return ""
         msg_id = text_of(parent, "msg_id")
+        if self._shared and parent.get("session") != self._name:
+            self._foreign = text_of(parent, "msg_type", "unknown")[:MAX_ID_CHARS]
+            return msg_id[:MAX_ID_CHARS]
         name, _, number = msg_id.rpartition("_")
         if (
             name != self._name

@@ -175,19 +175,27 @@ def threads(pid: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """The exit code or killing signal of a kernel; `detail` is its output, `cause` the server's."""
+    """The exit code or killing signal of a kernel; `detail` is its output, `cause` the server's.
+
+    `words` say how one ended of which neither is known, such as `was restarted`.
+    """
 
     code: int | None = None
     signal: int | None = None
     detail: str = field(default="", compare=False)
     cause: str = field(default="", compare=False)
+    words: str = field(default="", compare=False)
 
     def story(self, what: str) -> str:
         """How `what` died as a sentence, for example `the kernel was killed by SIGKILL`."""
+        if self.words:
+            return f"{what} {self.words}"
         return f"{what} {'was ' if self.signal is not None else ''}{self.describe()}"
 
     def describe(self) -> str:
         """How it died in words, for example `killed by SIGKILL: out of memory`."""
+        if self.words:
+            return self.words
         if self.signal is not None:
             try:
                 name = signal.Signals(self.signal).name

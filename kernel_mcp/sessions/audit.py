@@ -53,7 +53,7 @@ class Audit:
 class Journal:
     """Takes the events of one session; this one drops them."""
 
-    def opened(self, *, name: str, packages: Iterable[str], python: str) -> None:
+    def opened(self, *, name: str, packages: Iterable[str], python: str, attach: str = "") -> None:
         """The session exists."""
 
     def closed(self, *, cells: int) -> None:
@@ -193,8 +193,9 @@ class _SessionJournal(Journal):
         self._handle: KernelProcess | None = None
         self._cpu_before = 0.0
 
-    def opened(self, *, name: str, packages: Iterable[str], python: str) -> None:
-        self._note("session_start", name=name, packages=_texts(packages), python=python)
+    def opened(self, *, name: str, packages: Iterable[str], python: str, attach: str = "") -> None:
+        joined = {"attach": attach} if attach else {}
+        self._note("session_start", name=name, packages=_texts(packages), python=python, **joined)
 
     def closed(self, *, cells: int) -> None:
         self._note("session_end", cells=cells)

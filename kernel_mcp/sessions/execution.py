@@ -126,6 +126,8 @@ async def _trial(kernel: Kernel, timeout: float) -> str:
 
 
 async def _look(kernel: Kernel, run: Run) -> _State:
+    if kernel.attached:  # its processes cannot be looked at, and it knows no such request
+        return _State.WORKS
     before, outputs = kernel.handle.usage(), run.outputs
     try:
         reply = await kernel.ask("kernel_mcp_state_request", {}, timeout=ASK_S)
@@ -271,7 +273,10 @@ async def stop(kernel: Kernel, run: Run, grace_s: float, cell: Cell) -> bool:
         cell.watch_stop(None)
     if run.finished.is_set():
         return False
-    kernel.kill()
+    if (words := kernel.give_up(run)) is not None:
+        if words:
+            cell.notice(words)
+        return False
     with anyio.move_on_after(DEATH_TIMEOUT_S):
         await kernel.dead.wait()
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +24,7 @@ from kernel_mcp.errors import (
 )
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.linux.safe_tree import make_private
+from kernel_mcp.output.text import one_line
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.audit import Journal
 from kernel_mcp.sessions.cell import Ahead, Cell
@@ -64,12 +65,38 @@ def restore(request: KernelRequest) -> list[str]:
     return lost
 
 
+class Overheard:
+    """Tells of code that other clients of an attached kernel have run, in one notice for all."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._notice: Notice | None = None
+        self._count = 0
+        self._last: deque[str] = deque(maxlen=SHOWN_OVERHEARD)
+
+    def ran(self, code: str) -> None:
+        """Another client has run this."""
+        if self._notice not in self._ledger.pending:
+            self._count = 0
+            self._last.clear()
+        self._count += 1
+        self._last.append(one_line(code.strip().partition("\n")[0])[:OVERHEARD_CHARS])
+        more = self._count - len(self._last)
+        parts = [f"{more} other cell{'s' if more > 1 else ''}"] if more else []
+        self._ledger.withdraw(self._notice)
+        self._notice = self._ledger.add(
+            f"another client of this kernel ran: {'; '.join([*parts, *self._last])}"
+        )
+
+
 DEATH_S = 5.0
 """Seconds until a kernel that was killed has ended."""
 WAKES = 2
 """Kernels of one checkpoint that may die before they are ready, until it is given up."""
 NOT_ROLLED_BACK = "Files were not rolled back; programs that code had started have ended"
 MOST_RUNS = 12
+SHOWN_OVERHEARD = 5
+OVERHEARD_CHARS = 120
 FILES_KEPT = "files in the workspace are kept"
 SHOWN_NAMES = 50
 """Names of lost variables in a notice; the structured result has up to `losses.MOST_NAMES`."""
@@ -172,6 +199,7 @@ class KernelLifecycle:
         self._asleep: Notice | None = None
         self._hibernating: anyio.CancelScope | None = None
         self._hibernation = Hibernation(shelf, max_bytes=max_bytes, start=self._start_beside)
+        self._overheard = Overheard(ledger)
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @property
@@ -615,6 +643,7 @@ class KernelLifecycle:
             self.ledger.add(text)
         self._missed = False
         kernel = await self._launch(request, progress)
+        kernel.tell, kernel.overheard = self.ledger.add, self._overheard.ran
         kernel.handle.way.open(request.network, self._journal.connected)
         if self._folder:
             try:

@@ -252,30 +252,44 @@ class SessionManager:
         default: bool = False,
         fresh: bool = False,
         resume: bool = False,
+        attach: str = "",
     ) -> Session:
         """Open a session, for which the longest idle one may have to hibernate.
 
         `limits`, `timeout_s` and `network` are those of the settings where it has none of its own.
         What was kept of an earlier one comes back, unless it is to be `fresh`; with `resume` also
-        where more is open now: the session that began in its place ends.
+        where more is open now: the session that began in its place ends. One that is to `attach`
+        to a kernel outlives no server, and is never the default one.
 
         Raises SessionLimitReached, and InputError for a `name` that is taken or none.
         """
         ask = Ask(name, default=default, fresh=fresh, resume=resume)
         self.principals.seen(caller.who)
+        if attach and self._is_default(caller, name):
+            raise InputError(
+                f"{name!r} is your default session, whose kernel is its own: choose another name, "
+                "or none, for one that joins a kernel."
+            )
         limits = self.principals.limits(caller.principal, limits, self._settings.limits)
         async with self._way(caller, ask) as ask, self._quota.reserve(caller.principal):
             name, default = ask.name, ask.default
             self._check_name(caller, name)  # again: a session may have had to make room
             handle = "s-" + secrets.token_urlsafe(9)
             with ExitStack() as undo:
-                claim = await self._claim(caller, ask, undo)
+                claim = UNKEPT if attach else await self._claim(caller, ask, undo)
                 name, folder = self._folders.place(
                     handle, name, undo, default=default, principal=caller.principal
                 )
                 layer = self._folders.layers / handle
                 request = KernelRequest(
-                    handle, folder, python, packages, layer=layer, limits=limits, network=network
+                    handle,
+                    folder,
+                    python,
+                    packages,
+                    layer=layer,
+                    limits=limits,
+                    network=network,
+                    attach=attach,
                 )
                 if self._keeping is not None and claim.past is not None:
                     try:
@@ -410,7 +424,10 @@ class SessionManager:
             session.ledger.add(claim.note)
         self._sessions[handle] = session
         session.journal.opened(
-            name=name, packages=map(str, request.packages), python=request.python
+            name=name,
+            packages=map(str, request.packages),
+            python=request.python,
+            attach=request.attach,
         )
         if claim.past is not None:
             session.journal.resumed(claim.past.saved.moment, len(session.cells))
@@ -673,6 +690,8 @@ class SessionManager:
         self._ends.untold(handle)
 
     def _fate(self, ended: Ended) -> str:
+        if ended.loss.kept:
+            return f"{ended.why}; the kernel that it had joined goes on with its variables."
         files = "" if self._folders.keep else " and files"
         return f"{ended.why}: its variables{files} are gone.{lost_names(ended.loss)}"
 

@@ -21,7 +21,7 @@ import anyio.abc
 from kernel_mcp.barriers import Barrier, reason_of
 from kernel_mcp.environments.layer import Layer
 from kernel_mcp.environments.uv import ProgressCallback, silence
-from kernel_mcp.errors import BranchError, LaunchError, SessionNotFound, UndoError
+from kernel_mcp.errors import BranchError, InputError, LaunchError, SessionNotFound, UndoError
 from kernel_mcp.files.workspace import Workspace
 from kernel_mcp.kernels.factory import KernelRequest, KernelSource
 from kernel_mcp.sessions.audit import SILENT, Journal
@@ -64,6 +64,15 @@ class Preparation(Protocol):
         """Do it, and set `plain` and `installed`. Raises KernelMcpError: the cell may not run."""
 
 
+OWN_KERNEL = "create_session without attach gives one with a kernel of its own."
+INSTEAD = {
+    "reset": "Delete variables by code, or have its user restart it; close_session leaves it.",
+    "install": "A cell with %pip install adds packages where that kernel runs.",
+    "list_packages": "A cell with %pip list shows those of that kernel.",
+    "write_file": "Write files by code: it runs where that kernel runs.",
+    "list_files": "List folders by code: it runs where that kernel runs.",
+}
+"""What to do in an attached kernel, by tool."""
 NOT_SAVED = "the server ended before what this cell did was saved"
 VARIABLES_TIMEOUT_S = 5.0
 INQUIRY_S = 2.0
@@ -193,10 +202,15 @@ class Session:
 
     @property
     def restful(self) -> bool:
-        """Whether it could be hibernated: awake, no cell, no install, no start under way."""
-        return all(
-            each.state != "busy" and not each.turn.locked() for each in self.family.members
-        ) and self.state in ("new", "idle")
+        """Whether it could be hibernated: awake, no cell, no install, no start under way.
+
+        The variables of an attached kernel are not this server's to put away.
+        """
+        return (
+            not self.request.attach
+            and all(each.state != "busy" and not each.turn.locked() for each in self.family.members)
+            and self.state in ("new", "idle")
+        )
 
     @property
     def last_used(self) -> float:
@@ -331,6 +345,7 @@ class Session:
         kernel ends once the fresh one has started. Raises KernelMcpError when none can be started,
         or when files or packages cannot be removed.
         """
+        self.require_own("reset")
         if (packages or files) and len(self.family.members) > 1:
             raise BranchError(
                 "Nothing was reset: files and packages are those of "
@@ -376,6 +391,21 @@ class Session:
                 await anyio.to_thread.run_sync(self.workspace.clear)
         self.last_used = self._clock()
         return notice
+
+    async def attach(self, progress: ProgressCallback = silence) -> None:
+        """Join the kernel that was asked for, and only that one from now on. Raises LaunchError."""
+        kernel = await self.ensure_kernel(progress)
+        self.request = replace(self.request, attach=kernel.place)
+        self.lifecycle.request = self.request
+        self.lifecycle.used = True  # its variables are there before the first cell
+
+    def require_own(self, what: str) -> None:
+        """Raise InputError where the kernel is attached, and `what` would need one of its own."""
+        if self.request.attach:
+            raise InputError(
+                f"{what} is not to be had here: this session has joined a kernel that is somebody "
+                f"else's ({self.request.attach}). {INSTEAD.get(what, OWN_KERNEL)}"
+            )
 
     async def ensure_kernel(self, progress: ProgressCallback = silence) -> Kernel:
         """The live kernel, or a new one; waits for no running cell. Raises KernelMcpError."""
@@ -614,11 +644,14 @@ class Session:
         """What its end loses: its variables, and losses of which no notice was delivered."""
         if self._gone is not None:
             return replace(self._gone, cause=cause)
-        return self.ledger.with_pending(self.lifecycle.lost_state(cause))
+        loss = self.ledger.with_pending(self.lifecycle.lost_state(cause))
+        return replace(loss, kept=bool(self.request.attach))
 
     def close(self) -> None:
         """Stop everything; `serve` returns soon after."""
         notice = None
+        if self.request.attach:  # whose variables stay where they are
+            self.lifecycle.used = False
         self._gone = self.lost_state("it was closed")
         if self.lifecycle.holds and not self._closed:
             notice = self.lifecycle.lose(
@@ -703,7 +736,7 @@ class Session:
     async def _prepare_next(self) -> None:
         """Begin the next cell if it needs preparation, which must not hold the turn."""
         work, first = self._preparation, self.queue.first
-        if work is None or first is None or not work.concerns(first.code):
+        if self.request.attach or work is None or first is None or not work.concerns(first.code):
             return
         async with self._turn:  # whoever has it was there before
             cell = self.queue.begin()

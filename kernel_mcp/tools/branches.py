@@ -31,6 +31,7 @@ def register(box: Toolbox, services: Services) -> None:
         if cells < 1:
             raise InputError(f"cells={cells} is not usable: pass 1 or more.")
         _, found = await box.resolve(ctx, session)
+        found.require_own("undo")
         back = await found.undo(cells)
         return Undone(
             session=found.handle,
@@ -52,6 +53,7 @@ def register(box: Toolbox, services: Services) -> None:
         memory limit and the working folder; os.environ['BRANCH_DIR'] is a private one.
         """
         _, found = await box.resolve(ctx, session)
+        found.require_own("branch")
         made = await manager.branch(found, n)
         return Branched(
             session=found.handle,

@@ -47,6 +47,7 @@ def register(box: Toolbox, services: Services) -> None:
     ) -> FileList:
         """List a folder of the session's workspace."""
         _, found = await box.resolve(ctx, session)
+        found.require_own("list_files")
         listing = await anyio.to_thread.run_sync(found.workspace.list_files, path)
         return FileList(
             session=found.handle,
@@ -94,6 +95,7 @@ def register(box: Toolbox, services: Services) -> None:
     ) -> Written:
         """Write a file into the workspace, where code finds it under the same path."""
         _, found = await box.resolve(ctx, session)
+        found.require_own("write_file")
         size = await anyio.to_thread.run_sync(_write, found, path, content, encoding)
         note = f"Written. Code opens it as {path!r}."
         return Written(session=found.handle, path=path, size=size, note=note)

@@ -195,6 +195,7 @@ class ServerInfo(Told):
     variables: list[str] = Field(
         description="Names in os.environ from the operator; values are masked in outputs"
     )
+    attach: list[str] = Field(description="Kernels of people that create_session may join")
     ignored_settings: str = Field(description="Settings that were not taken, and why")
     problem: str = Field(default="", description="Why no kernel can start; empty if one can")
 

@@ -48,6 +48,7 @@ def register(box: Toolbox, services: Services) -> None:
         The answer says what works in the live session; list_packages what may be added.
         """
         caller, found = await box.resolve(ctx, session)
+        found.require_own("install")
         caller.who.require(INSTALL, "Adding packages")
         started = time.monotonic()
         outcome = await installer.install(found, packages, progress_of(ctx) or silence)
@@ -62,6 +63,7 @@ def register(box: Toolbox, services: Services) -> None:
     async def list_packages(ctx: AnyContext, session: SessionArg = "") -> PackageList:
         """List the packages of a session with their versions, and what install may add."""
         _, found = await box.resolve(ctx, session)
+        found.require_own("list_packages")
         request = found.request
         environment, _ = await services.factory.environment(request, progress_of(ctx) or silence)
         there = await anyio.to_thread.run_sync(all_versions, environment, request.layer)

@@ -31,6 +31,7 @@ from kernel_mcp.sessions.session import Session
 
 CELL_KEY = "kernel-mcp/cell"
 LOST_KEY = "kernel-mcp/lost"
+OUTSIDE = "outside the sandbox, in a kernel that is somebody else's"
 ERROR_CHARS = 10_000
 """An answer that is an error, links included: Claude Code 2.1.197 cuts the middle out of longer
 ones (measured), and leaves out their pictures."""
@@ -171,6 +172,11 @@ def closing_line(session: Session, cell: Cell, most_s: float) -> str:
                 f"lost; {FILES_KEPT}. Later cells have run on a fresh kernel."
                 f"{_lost(cell, _made_anew(session, cell))}"
             )
+        case Status.KILLED if session.request.attach:
+            return (
+                f"killed: {_cause(cell)}. The variables that were there are lost to this session; "
+                f"the next cell joins what is there then.{_lost(cell)}"
+            )
         case Status.KILLED:
             fresh = "is ready" if session.kernel is not None else "starts with the next cell"
             return (
@@ -242,8 +248,11 @@ def finished(
         result = _guarded_model(result)
     if session is not None and pending:
         result = with_pending(result, session, pending, about=about)
-    if reply.remarks:
-        result = _told(result, reply.remarks)
+    remarks = [*reply.remarks]
+    if about and session is not None and session.request.attach:
+        remarks.append(f"{OUTSIDE}: {session.request.attach}")
+    if remarks:
+        result = _told(result, remarks)
     if reply.lead:
         result = _led(result, reply.lead)
     return _short(result) if isinstance(result, CallToolResult) and result.is_error else result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -12,6 +13,8 @@ from mcp_types import CallToolResult
 from pydantic import Field
 
 from kernel_mcp import __version__
+from kernel_mcp.attached.places import place_of
+from kernel_mcp.attached.process import OUTSIDE
 from kernel_mcp.config.settings import Limits, Settings
 from kernel_mcp.config.values import MIB, Share, format_bytes, hosts, no_more_or_unlimited
 from kernel_mcp.environments.own import remarks
@@ -53,6 +56,13 @@ from kernel_mcp.tools.results import names_of, spoken, with_pending
 
 FIRST_LINE_CHARS = 80
 UNLIMITED = "no sandbox limits it: whatever the server's user may reach"
+ATTACHED = (
+    "It runs in a kernel that is somebody else's, outside the sandbox, with that user's rights, "
+    "and shares its variables. Of this server's limits the time of a cell alone holds: it is "
+    "interrupted, the kernel never ended. There are no checkpoints, undo, branch, reset, install "
+    "or write_file here, its files are those of that kernel's folder, and the next server does not "
+    "know it. close_session leaves the kernel and its variables as they are."
+)
 HEAD_START_S = 0.002
 """What the answer to create_session leaves its kernel, whose start takes longer than telling of it:
 a spare is there by then, a fork is on its way."""
@@ -76,12 +86,18 @@ def register(box: Toolbox, services: Services) -> None:
         network: NetworkArg = None,
         fresh: Annotated[bool, Field(description="Forget its kept state")] = False,
         resume: Annotated[bool, Field(description="Bring that back all the same")] = False,
+        attach: Annotated[
+            str, Field(description="Join a person's kernel: a connection file or URL")
+        ] = "",
     ) -> Annotated[CallToolResult, SessionHandle]:
         """Open a further session with its own kernel, variables and workspace.
 
         Not needed for ordinary work: tools called without `session` share a default session.
         """
         report, scripts = progress_of(ctx) or silence, services.scripts
+        if attach:
+            no_use = (packages, python, memory, cpu, network, fresh, resume)
+            return await _attached(services, box.caller(ctx), name, attach, timeout, no_use, report)
         limits, limit_s = own_limits(services, memory, cpu), own_timeout(settings, timeout)
         reached = own_network(services, network)
         needs = Needs(scripts.packages(packages), await scripts.python(python, report))
@@ -144,6 +160,10 @@ def register(box: Toolbox, services: Services) -> None:
         if settings.workspace or shared:
             files = f"its files were kept{' for the branches beside it' if shared else ''}"
         note = f"The session is closed; its variables are gone and {files}."
+        if found.request.attach:
+            note = (
+                "The session is closed; the kernel that it had joined goes on with its variables."
+            )
         return with_pending(Closed(session=found.handle, note=note), found, pending)
 
     @tool(annotations=READS)
@@ -170,6 +190,39 @@ def register(box: Toolbox, services: Services) -> None:
         """Describe the environment: Python, packages, allowed imports, sandbox and limits."""
         _, found = await box.resolve(ctx, session)
         return await _info(services, found, progress_of(ctx) or silence)
+
+
+async def _attached(
+    services: Services,
+    caller: Caller,
+    name: str,
+    attach: str,
+    timeout: float | None,
+    no_use: Sequence[object],
+    report: ProgressCallback,
+) -> CallToolResult:
+    """The answer to create_session with a kernel of somebody else's, once it is joined."""
+    settings, manager = services.settings, services.manager
+    if any(no_use):
+        raise InputError(
+            "attach: a kernel that is there already has its packages, its Python and its limits. "
+            "Pass nothing but `name` and `timeout` with it."
+        )
+    limit_s = own_timeout(settings, timeout)
+    place_of(attach, settings.attach)
+    opened = await manager.create(caller, name=name, timeout_s=limit_s, attach=attach)
+    try:
+        await opened.attach(report)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await manager.close(opened)
+            manager.known_to_have_ended(opened.handle)
+        raise
+    which = "handle or the name" if opened.name else "handle"
+    note = f"Pass the {which} as `session`. {ATTACHED}{_own_words(None, limit_s)}"
+    return with_pending(
+        SessionHandle(session=opened.handle, name=opened.name, note=note), opened, ()
+    )
 
 
 def _own_words(limits: Limits | None, timeout_s: float) -> str:
@@ -337,7 +390,7 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
         if refusal := factory.refusal(environment):
             found.append(f"kernels are not forked, as their template was refused: {refusal}")
     refused = [str(settings.refusal)] if settings.refusal is not None else []
-    return ServerInfo(
+    described = ServerInfo(
         session=session.handle,
         server_version=__version__,
         python=python,
@@ -373,6 +426,38 @@ async def _info(services: Services, session: Session, progress: ProgressCallback
             idle_timeout_s=settings.idle_timeout_s,
         ),
         workspace=services.sandbox.guest_paths(request.workspace, request.workspace).workspace,
+        attach=[str(each) for each in settings.attach],
         ignored_settings="\n".join([*refused, *factory.remarks]),
         problem=problem,
+    )
+    return _of_attached(described, session) if request.attach else described
+
+
+def _of_attached(info: ServerInfo, session: Session) -> ServerInfo:
+    """What of it holds for a session in a kernel that is somebody else's."""
+    kernel = session.kernel
+    unlimited = {"memory_mb": 0, "cpu_s": 0.0, "cpus": 0.0, "processes": 0, "disk_mb": 0}
+    return info.model_copy(
+        update={
+            "python": kernel.environment.version if kernel is not None else "",
+            "interpreter": "",
+            "environment": [f"{session.request.attach}: a kernel that this server did not start"],
+            "packages": [],
+            "listed_by": [],
+            "policy": "nothing is refused",
+            "allowed_imports": ["*"],
+            "sandbox": "none",
+            "sandbox_enforces": [],
+            "sandbox_gaps": [OUTSIDE],
+            "sandbox_found": [],
+            "kept": "nothing: the kernel and its variables are not this server's",
+            "checkpoints": "none: the kernel is not this server's",
+            "limits": info.limits.model_copy(update=unlimited),
+            "workspace": "the folder of that kernel",
+            "mounts": [],
+            "network": UNLIMITED,
+            "devices": [],
+            "variables": [],
+            "problem": "",
+        }
     )

@@ -39,6 +39,8 @@ IN_CELL = "Cell In[1], line 1"
 class FakeKernel:
     """Runs `name = value`, `say text`, `raise text`, and, until it is interrupted, `wait`."""
 
+    attached = False
+    place = ""
     boundary = ("the kernel is a fake",)
     kind = "cold"
     environment = KernelEnvironment(Path("python"), ())
@@ -88,6 +90,9 @@ class FakeKernel:
             self._waiting.finished.set()
 
     kill = die
+
+    def give_up(self, run: Run) -> None:
+        self.kill()
 
     def interrupt(self, *, alone: bool = False) -> None:
         self._source.interrupts.append(alone)

@@ -32,6 +32,7 @@ ROOMS = (
     ("launch",),
     ("environments",),
     ("kernels",),
+    ("attached",),
     ("sessions",),
     ("fronts",),
     ("packages",),

@@ -25,6 +25,7 @@ from kernel_mcp.kernels.channels import (
     Channels,
     Connection,
     Floods,
+    Hearer,
 )
 from kernel_mcp.kernels.wire import Message, Overload, Wire
 from kernel_mcp.launch.base import ConnectionInfo
@@ -220,12 +221,7 @@ class Kernel:
             pass
 
     def connect(self) -> Channels:
-        return Channels(
-            self.info,
-            on_message=self.take,
-            on_refused=self.refused.append,
-            on_broken=self.broken.append,
-        )
+        return Channels(self.info, Hearer(self.take, self.refused.append, self.broken.append))
 
     def say(self, channel: Channel, kind: str, n: int = 0) -> None:
         self.send(channel, encode(self.wire.request(kind, {"n": n})[1]))

@@ -96,7 +96,7 @@ class AskedKernel:
     ) -> None:
         self.handle = self
         self._sends = sends
-        self.stopped = self.broken = False
+        self.stopped = self.broken = self.attached = False
         self.told: list[str] = []
         self._hears = hears
         self.asked = 0

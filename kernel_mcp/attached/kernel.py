@@ -1,0 +1,309 @@
+"""A live kernel that somebody else has started, and goes on to use.
+
+Its requests have an order that this session does not decide. So a cell waits here until the cells
+of others have ended: an interrupt then never stops one of theirs, and a cell that is given up
+before its turn never runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from kernel_mcp.attached.places import Place
+from kernel_mcp.attached.process import Connected
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.channels import Channel, Hearer, KernelChannels
+from kernel_mcp.kernels.kernel import Kernel, KnownNames, Run
+from kernel_mcp.kernels.wire import Message
+from kernel_mcp.launch.base import KernelEnvironment
+from kernel_mcp.launch.process import KernelProcess
+from kernel_mcp.output.text import Masks, one_line
+from kernel_mcp.policy import Policy
+
+AGAIN_S = 0.5
+"""Seconds between looks whether the output channel is joined: what is published before is lost."""
+NAMES_S = 1.0
+"""What a new session waits for the names of an idle kernel."""
+MOST_OTHERS = 1000
+"""Requests of other clients that are known to run; a kernel runs one, an honest one few."""
+LANGUAGE_CHARS = 40
+RESTARTED = "was restarted by another of its clients"
+_DIED = "has died, and its Jupyter server starts it again"
+_ENDS = {
+    "restarting": _DIED,
+    "autorestarting": _DIED,
+    "starting": "was started anew",
+    "dead": "has died",
+}
+"""States that a kernel or its Jupyter server publishes when the variables are gone."""
+WAITS = (
+    "Another client's cell is running in this kernel: a cell of this session waits here until that "
+    "has ended"
+)
+NOT_RUN = "The cell of this session was not run: another client's was running all the time"
+GOES_ON = (
+    "The cell has not stopped and goes on in the attached kernel, which is not ended from here: it "
+    "may still change variables, and later cells wait for its end"
+)
+SENT = (
+    "The cell waits in the attached kernel behind another client's and cannot be taken back: it "
+    "runs when that one has ended"
+)
+BETWEEN = "Variables of an attached kernel can be listed between cells alone: call wait, then this."
+
+_KEY = "kernel_mcp"
+_HIDDEN = 'getattr(globals().get("get_ipython", list)(), "user_ns_hidden", ())'
+NAMES = (
+    '__import__("json").dumps([__import__("os").getpid(), [name for name in list(globals()) if '
+    f'type(name) is str and name[:1] != "_" and name not in {_HIDDEN}]])'
+)
+"""The expression that a kernel evaluates after each cell: its process id, and its public names."""
+
+
+def _description() -> str:
+    """The expression that describes variables by the source that kernels of this server use."""
+    source = files("kernel_specs.restricted").joinpath("variables.py").read_text("utf-8")
+    return (
+        f'__import__("json").dumps((lambda space: (exec({source!r}, space), '
+        f'space["describe"](globals(), {_HIDDEN}))[1])({{"__name__": "builtins"}}))'
+    )
+
+
+class AttachedKernel(Kernel):
+    """A kernel at a place that the operator has named; `overheard` takes what others run in it."""
+
+    attached = True
+
+    def __init__(
+        self,
+        handle: KernelProcess,
+        start: Connected,
+        *,
+        place: Place,
+        channels: Callable[[Hearer], KernelChannels],
+        policy: Policy,
+        masks: Masks,
+    ) -> None:
+        """`channels` joins it; `start` is that of the handle."""
+        self._start = start
+        self._join = channels
+        self._others: dict[str, None] = {}
+        """Requests that run and are none of the cell in flight, oldest first."""
+        self._held: tuple[Run, str, dict[str, Any]] | None = None
+        self._probe = ""
+        self._heard = anyio.Event()
+        self._joined = False
+        self._pid: int | None = None
+        self.place = str(place)
+        environment = KernelEnvironment(Path(), ())
+        super().__init__(handle, environment=environment, policy=policy, masks=masks)
+
+    async def ready(self, timeout: float) -> None:
+        """Wait until it answers and no output can be lost. Raises LaunchError."""
+        info: Mapping[str, Any] | None = None
+        with anyio.move_on_after(timeout):
+            while self.exit is None and not (info and self._heard.is_set()):
+                info = await self._look() or info
+        if self.exit is not None:
+            raise LaunchError(f"The kernel at {self.place} {self.exit.describe()}.")
+        if not info or not self._heard.is_set():
+            raise LaunchError(
+                f"The kernel at {self.place} did not answer within {timeout:g} s: it may have been "
+                "stopped. Look there, and try again."
+            )
+        self._check(info)
+        self._joined = True
+        await self._first_names()
+
+    async def _look(self) -> Mapping[str, Any] | None:
+        with self.asking("control", "kernel_info_request", {}) as answer:
+            with anyio.move_on_after(AGAIN_S):
+                await answer.done.wait()
+                await self._heard.wait()
+        return None if answer.message is None else answer.message.content
+
+    def _check(self, info: Mapping[str, Any]) -> None:
+        found = info.get("language_info")
+        language = found if isinstance(found, dict) else {}
+        name = str(language.get("name"))[:LANGUAGE_CHARS]
+        if name.lower() not in ("python", "ipython"):
+            raise LaunchError(
+                f"The kernel at {self.place} runs {name}, and cells here are Python. Name another."
+            )
+        version = str(language.get("version", ""))[:LANGUAGE_CHARS]
+        fit = all(part.isdigit() for part in version.split(".")[:2])
+        self.environment = replace(self.environment, version=version if fit else "")
+
+    async def _first_names(self) -> None:
+        """Have the names that are there already, unless a cell of somebody else's runs."""
+        with self.asking("shell", "execute_request", _silent(NAMES)) as answer:
+            with anyio.move_on_after(NAMES_S):
+                await answer.done.wait()
+        if answer.message is not None:
+            self._take_names(answer.message.content)
+
+    def _open(self, hearer: Hearer) -> KernelChannels:
+        return self._join(hearer)
+
+    def missed(self, run: Run) -> bool:
+        """See `Kernel`: one that waited here has not run either."""
+        waited = self._held is not None and self._held[0] is run
+        return self.exit is not None and (waited or super().missed(run))
+
+    def interrupt(self, *, alone: bool = False) -> None:
+        """Interrupt a cell of this session that runs; one that waits is not run."""
+        run = self.running
+        if run is None:
+            return
+        if self._held is not None and self._held[0] is run:
+            self._held = None
+            self.tell(NOT_RUN)
+            _drop(run)
+        elif run.begun:
+            with contextlib.suppress(LaunchError):  # its end is noticed
+                self._channels.send("control", "interrupt_request", {})
+
+    def give_up(self, run: Run) -> str | None:
+        """See `Kernel`: nothing is killed."""
+        self.interrupt()
+        if run.finished.is_set():
+            return ""
+        self._note(run.msg_id)
+        _drop(run)
+        return GOES_ON if run.begun else SENT
+
+    async def ask(self, kind: str, content: dict[str, Any], *, timeout: float) -> dict[str, Any]:
+        """The reply to a request of Jupyter's, or for variables. Raises LaunchError."""
+        if kind == "kernel_mcp_variables_request":
+            return await self._described(timeout)
+        if kind.startswith("kernel_mcp_"):
+            raise LaunchError("An attached kernel cannot do this: it is not one of this server's.")
+        return await super().ask(kind, content, timeout=timeout)
+
+    async def _described(self, timeout: float) -> dict[str, Any]:
+        if self.running is not None or self._others:
+            raise LaunchError(BETWEEN)
+        with self.asking("shell", "execute_request", _silent(_description())) as answer:
+            with anyio.move_on_after(timeout):
+                await answer.done.wait()
+        found = None if answer.message is None else _value(answer.message.content)
+        if not isinstance(found, dict):
+            raise LaunchError(f"The kernel has not described its variables. {BETWEEN}")
+        return found
+
+    def _hand_over(self, run: Run, kind: str, content: dict[str, Any]) -> None:
+        content["user_expressions"] = {_KEY: NAMES}
+        del content["cell_number"]
+        run.msg_id = "held"
+        if not self._others:
+            super()._hand_over(run, kind, content)
+            return
+        self._held = (run, kind, content)
+        self.tell(WAITS)
+
+    def _on_message(self, channel: Channel, message: Message) -> None:
+        if channel == "iopub" and self._has_ended(message):
+            return
+        if message.foreign or message.parent in self._others:
+            if channel == "iopub":
+                self._hear(message)
+            return
+        if channel == "iopub" and message.parent in self._asked:
+            self._heard.set()
+        run = self._run
+        reply = channel == "shell" and run is not None and message.parent == run.msg_id
+        anew = reply and not self._take_names(message.content)
+        super()._on_message(channel, message)
+        if anew:
+            self._start.end(RESTARTED)
+
+    def _has_ended(self, message: Message) -> bool:
+        """Whether it tells that the variables are gone, or will be at once."""
+        why = None
+        if message.kind == "shutdown_reply":
+            again = message.content.get("restart") is True
+            why = RESTARTED if again else "was shut down by another of its clients"
+        elif message.kind == "status":
+            why = _ENDS.get(str(message.content.get("execution_state")))
+        if why is None or not self._joined:
+            return False
+        self._start.end(why)
+        return True
+
+    def _hear(self, message: Message) -> None:
+        """Take a message about a request that is none of the cell in flight."""
+        if message.kind == "status" and message.content.get("execution_state") == "idle":
+            if self._others.pop(message.parent, self) is None and not self._others:
+                self._go_on()
+        elif message.foreign and message.asked == "execute_request":
+            self._note(message.parent)
+            code = message.content.get("code")
+            if message.kind == "execute_input" and isinstance(code, str):
+                self.overheard(code)
+
+    def _note(self, request: str) -> None:
+        self._others[request] = None
+        if len(self._others) > MOST_OTHERS:
+            del self._others[next(iter(self._others))]
+
+    def _go_on(self) -> None:
+        if self._held is None:
+            return
+        (run, kind, content), self._held = self._held, None
+        try:
+            super()._hand_over(run, kind, content)
+        except LaunchError:  # its end is noticed
+            _drop(run)
+
+    def _take_names(self, content: Mapping[str, Any]) -> bool:
+        """Take what `NAMES` gave; False when it is another process than before."""
+        found = _value(content)
+        if not isinstance(found, list) or len(found) != 2:
+            return True
+        pid, names = found
+        if self._pid is not None and pid != self._pid:
+            return False
+        self._pid = pid if isinstance(pid, int) else None
+        self.names = KnownNames()
+        self.names.apply([names, []])
+        return True
+
+    def _on_broken(self, reason: str) -> None:
+        if not self._closing:
+            self._start.end(f"cannot be reached any more: {one_line(reason)}")
+
+
+def _silent(expression: str) -> dict[str, Any]:
+    """The content of a request that runs nothing and has an expression evaluated."""
+    return {
+        "code": "",
+        "silent": True,
+        "store_history": False,
+        "user_expressions": {_KEY: expression},
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
+
+
+def _value(content: Mapping[str, Any]) -> object:
+    """What an expression of ours gave; None for anything else. Hostile data."""
+    try:
+        found = content["user_expressions"][_KEY]
+        return json.loads(ast.literal_eval(found["data"]["text/plain"]))
+    except (KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _drop(run: Run) -> None:
+    """End a run that has no answer."""
+    run.on_reply({"status": "aborted"})
+    run.end()

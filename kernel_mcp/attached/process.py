@@ -1,0 +1,107 @@
+"""What a session has of a kernel that somebody else has started: no process, no limits, no way out.
+
+It is never signalled and never ended from here; what ends is the connection to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from kernel_mcp.attached.places import Place
+from kernel_mcp.config.settings import Limits
+from kernel_mcp.launch.base import ConnectionInfo
+from kernel_mcp.launch.network import Network, Way
+from kernel_mcp.launch.process import ConfinedProcess, KernelProcess, OnEnd, OutputRing
+from kernel_mcp.launch.readiness import StderrTail
+from kernel_mcp.limits.kernel import KernelLimits
+from kernel_mcp.linux.proc import ExitStatus, Watched
+
+KIND = "attached"
+OUTSIDE = "the kernel is not this server's: nothing of a sandbox or of limits is around it"
+
+
+class Connected:
+    """A `Start` of nothing: `kill` ends the connection, and `why` says what ended it."""
+
+    wrapped = False
+    kernel: Watched | None = None
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._on_end: OnEnd | None = None
+        silent, end = os.pipe()
+        os.close(end)
+        self.tail = StderrTail(silent, asyncio.get_running_loop())
+
+    @property
+    def pids(self) -> list[int]:
+        """None: whose process it is, is not known here."""
+        return [-1]
+
+    def begin(self, on_end: OnEnd) -> None:
+        """See `Start`."""
+        self._on_end = on_end
+
+    def adopt(self, pid: int) -> None:
+        """Nothing is adopted."""
+
+    def end(self, why: str) -> None:
+        """Count the kernel as gone, once."""
+        self.why = self.why or why
+        self.kill()
+
+    def kill(self) -> None:
+        """Have the connection count as ended; the kernel goes on."""
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(0)
+
+    def explain(self, _status: ExitStatus) -> ExitStatus:
+        """What ended the connection."""
+        return ExitStatus(words=self.why or "is no longer joined by this session")
+
+    async def settled(self) -> None:
+        """There is nothing to wait for."""
+
+    async def gone(self) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        """See `Start`."""
+        self.tail.close()
+
+
+def attached_process(
+    place: Place,
+    connection: ConnectionInfo,
+    start: Connected,
+    ends: Sequence[socket.socket] = (),
+) -> KernelProcess:
+    """The handle of a kernel at `place`; `ends` are sockets of shell, control and iopub."""
+    resources = AsyncExitStack()
+    ring = OutputRing()
+    resources.callback(ring.close)
+    process = ConfinedProcess(start, start.explain)
+    resources.push_async_callback(process.aclose)
+    limits = KernelLimits(
+        Limits(memory_bytes=0, pids=0, cpus=0, disk_bytes=0),
+        membership=None,
+        quotas=(),
+        wake=lambda _: None,
+        forget=lambda _: None,
+    )
+    return KernelProcess(
+        connection=connection,
+        boundary=(f"{OUTSIDE}: {place}",),
+        process=process,
+        limits=limits,
+        ring=ring,
+        way=Way(Network()),
+        resources=resources,
+        channels=ends,
+        kind=KIND,
+    )

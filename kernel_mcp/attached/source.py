@@ -1,0 +1,141 @@
+"""Joins kernels that the operator has named; all others come from the source behind."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from kernel_mcp.attached.places import Connection, Place, place_of, read_connection
+from kernel_mcp.config.values import Attachment
+from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.channels import Channels, Hearer, KernelChannels
+from kernel_mcp.kernels.factory import KernelRequest, KernelSource
+from kernel_mcp.kernels.wire import Wire
+from kernel_mcp.launch.base import ConnectionInfo
+from kernel_mcp.output.text import Masks
+from kernel_mcp.policy import Policy
+
+if TYPE_CHECKING:
+    from kernel_mcp.kernels.kernel import Kernel
+
+CONNECT_S = 10.0
+"""Seconds that connect(2) may take for each channel."""
+READY_S = 20.0
+"""Seconds that a kernel has to answer: its control channel does so while a cell runs."""
+_WEB = "kernel_mcp.attached.web"
+_KERNEL = "kernel_mcp.attached.kernel"
+
+
+def step(module: str, *, once: bool) -> str:
+    """How a module gets into an attached kernel."""
+    root = module.partition(".")[0]
+    return f"This kernel's own environment lacks it: a cell with %pip install {root} may add it."
+
+
+POLICY = Policy(frozenset(), allow_all=True, profile="default", step=step, confined=False)
+"""Nothing is refused in kernels that are not this server's."""
+
+
+class AttachingSource:
+    """A `KernelSource` in front of another that joins what requests name."""
+
+    def __init__(
+        self, source: KernelSource, named: Sequence[Attachment], masks: Masks | None = None
+    ) -> None:
+        self._source = source
+        self._named = tuple(named)
+        self._masks = masks or Masks()
+
+    async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
+        """Join or start a kernel. Raises KernelMcpError."""
+        if not request.attach:
+            return await self._source.start(request, progress)
+        await anyio.to_thread.run_sync(import_module, _KERNEL)
+        place = place_of(request.attach, self._named)
+        await progress(f"Joining the kernel at {place}")
+        if place.attachment.is_server:
+            return await self._behind_server(place)
+        return await self._at_sockets(place)
+
+    async def _at_sockets(self, place: Place) -> Kernel:
+        path = Path(place.attachment.place)
+        connection = await anyio.to_thread.run_sync(read_connection, path)
+        ends: list[socket.socket] = []
+        try:
+            await anyio.to_thread.run_sync(_connect, connection, ends)
+        except OSError as reason:
+            for end in ends:
+                end.close()
+            raise LaunchError(
+                f"No kernel listens where {path} says: {reason}. It has ended, or is on another "
+                "machine."
+            ) from reason
+        wire = Wire(connection.key, shared=True)
+        opened = partial(_channels, connection, ends, wire)
+        return await self._joined(place, connection, opened)
+
+    async def _behind_server(self, place: Place) -> Kernel:
+        web = await anyio.to_thread.run_sync(import_module, _WEB)
+        running = await web.kernel_at(place)
+        line = await web.Line.open(place.attachment, running.kernel)
+        exact = Place(place.attachment, running.kernel, running.path)
+        nowhere = ConnectionInfo(ip="", key="")
+        return await self._joined(exact, nowhere, partial(web.WebChannels, line))
+
+    async def _joined(
+        self, place: Place, connection: ConnectionInfo, channels: Callable[[Hearer], KernelChannels]
+    ) -> Kernel:
+        from kernel_mcp.attached.kernel import AttachedKernel
+        from kernel_mcp.attached.process import Connected, attached_process
+
+        start = Connected()
+        kernel = AttachedKernel(
+            attached_process(place, connection, start),
+            start,
+            place=place,
+            channels=channels,
+            policy=POLICY,
+            masks=self._masks,
+        )
+        try:
+            await kernel.ready(READY_S)
+        except BaseException:
+            await kernel.aclose()
+            raise
+        return kernel
+
+
+def _connect(connection: Connection, ends: list[socket.socket]) -> None:
+    """Append sockets of shell, control and iopub. Blocks; raises OSError."""
+    for port in (connection.shell_port, connection.control_port, connection.iopub_port):
+        ends.append(_connected(connection, port))  # noqa: PERF401 - what is open is closed
+
+
+def _connected(connection: Connection, port: int) -> socket.socket:
+    """A socket of one channel. Blocks; raises OSError."""
+    if connection.transport == "ipc":
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            end.settimeout(CONNECT_S)
+            end.connect(connection.path(port))
+        except BaseException:
+            end.close()
+            raise
+    else:
+        end = socket.create_connection((connection.host, port), timeout=CONNECT_S)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    end.setblocking(False)
+    return end
+
+
+def _channels(
+    connection: Connection, ends: Sequence[socket.socket], wire: Wire, hearer: Hearer
+) -> Channels:
+    return Channels(connection, hearer, ends=ends, wire=wire)

@@ -1,0 +1,258 @@
+"""Kernels of a Jupyter server: which there are, and the web socket to one of them.
+
+Source of the paths: https://jupyter-server.readthedocs.io/en/latest/developers/rest-api.html, of
+the messages: https://jupyter-server.readthedocs.io/en/latest/developers/websocket-protocols.html
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+from urllib.parse import quote
+
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+from tornado.websocket import WebSocketClientConnection, WebSocketClosedError, websocket_connect
+
+from kernel_mcp.attached.places import Place
+from kernel_mcp.config.values import Attachment
+from kernel_mcp.errors import LaunchError
+from kernel_mcp.kernels.channels import OVERHEAD_BYTES, Channel, Hearer, KernelChannels
+from kernel_mcp.kernels.wire import MAX_MESSAGE_BYTES, Wire, WireError
+from kernel_mcp.output.text import one_line
+from kernel_mcp.records import dataclass
+
+PROTOCOL = "v1.kernel.websocket.jupyter.org"
+TIMEOUT_S = 20.0
+"""Seconds that a Jupyter server has to answer."""
+PING_S = 20.0
+"""Seconds between pings: a server that answers none is gone."""
+MOST_PARTS = 64
+MOST_SHOWN = 10
+SHOWN_CHARS = 200
+_NUMBER_BYTES = 8
+CHANNELS: dict[bytes, Channel] = {b"shell": "shell", b"iopub": "iopub", b"control": "control"}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A kernel of a Jupyter server; `path` is that of its notebook, if it has one."""
+
+    kernel: str
+    path: str = ""
+
+
+async def kernels_of(server: Attachment) -> list[Running]:
+    """The kernels of a server, those of notebooks first. Raises LaunchError."""
+    sessions = await _fetched(server, "api/sessions")
+    found = [
+        Running(str(each["kernel"]["id"]), str(each.get("path") or ""))
+        for each in sessions
+        if isinstance(each, dict) and isinstance(each.get("kernel"), dict)
+        if "id" in each["kernel"]
+    ]
+    known = {each.kernel for each in found}
+    others = await _fetched(server, "api/kernels")
+    ids = [str(each["id"]) for each in others if isinstance(each, dict) and "id" in each]
+    return [*found, *(Running(each) for each in ids if each not in known)]
+
+
+async def kernel_at(place: Place) -> Running:
+    """The kernel that is meant. Raises LaunchError, also where several may be."""
+    there = await kernels_of(place.attachment)
+    meant = there
+    if place.kernel:
+        meant = [each for each in there if each.kernel == place.kernel]
+    elif place.notebook:
+        meant = [each for each in there if each.path == place.notebook]
+    if len({each.kernel for each in meant}) == 1:
+        return meant[0]
+    shown = [str(Place(place.attachment, each.kernel, each.path)) for each in there[:MOST_SHOWN]]
+    more = f" and {len(there) - MOST_SHOWN} more" if len(there) > MOST_SHOWN else ""
+    if not there:
+        raise LaunchError(
+            f"No kernel runs on {place.attachment}. Open a notebook there and run a cell, then "
+            "call this again."
+        )
+    which = "has no such kernel" if not meant else "runs several kernels"
+    raise LaunchError(f"{place.attachment} {which}. Pass one of: {', '.join(shown)}{more}.")
+
+
+def _headers(server: Attachment) -> dict[str, str]:
+    return {"Authorization": f"token {server.token}"} if server.token else {}
+
+
+async def _fetched(server: Attachment, path: str) -> list[Any]:
+    request = HTTPRequest(
+        f"{server}/{path}",
+        headers=_headers(server),
+        connect_timeout=TIMEOUT_S,
+        request_timeout=TIMEOUT_S,
+        follow_redirects=False,
+    )
+    try:
+        found = json.loads((await AsyncHTTPClient().fetch(request)).body)
+    except HTTPClientError as reason:
+        raise LaunchError(_refused(server, reason)) from reason
+    except (OSError, ValueError, RecursionError) as reason:
+        raise LaunchError(f"The Jupyter server {server} cannot be used: {reason}.") from reason
+    if not isinstance(found, list):
+        raise LaunchError(f"{server} is no Jupyter server: {path} is no list.")
+    return found
+
+
+def _refused(server: Attachment, reason: HTTPClientError) -> str:
+    if reason.code in (301, 302, 303, 307, 308, 401, 403):
+        return (
+            f"The Jupyter server {server} wants another token (HTTP {reason.code}). The operator "
+            f"names it with --attach '{server}/?token=TOKEN'; `jupyter server list` shows it."
+        )
+    return f"The Jupyter server {server} answers {one_line(str(reason))[:SHOWN_CHARS]}."
+
+
+class Line:
+    """An open web socket; holds what comes until there is somebody to take it."""
+
+    def __init__(self) -> None:
+        self._early: list[str | bytes | None] = []
+        self.take: Callable[[str | bytes | None], None] = self._early.append
+        self.socket: WebSocketClientConnection | None = None
+
+    @classmethod
+    async def open(cls, server: Attachment, kernel: str) -> Line:
+        """Join a kernel. Raises LaunchError."""
+        line = cls()
+        scheme, _, rest = server.place.partition("://")
+        address = f"{'wss' if scheme == 'https' else 'ws'}://{rest}/api/kernels/{quote(kernel)}"
+        request = HTTPRequest(
+            f"{address}/channels?session_id={secrets.token_hex(16)}",
+            headers=_headers(server),
+            connect_timeout=TIMEOUT_S,
+            request_timeout=TIMEOUT_S,
+        )
+        try:
+            line.socket = await websocket_connect(
+                request,
+                on_message_callback=lambda message: line.take(message),
+                subprotocols=[PROTOCOL],
+                max_message_size=MAX_MESSAGE_BYTES + OVERHEAD_BYTES,
+                ping_interval=PING_S,
+            )
+        except HTTPClientError as reason:
+            raise LaunchError(_refused(server, reason)) from reason
+        except (OSError, ValueError) as reason:
+            raise LaunchError(f"The Jupyter server {server} cannot be used: {reason}.") from reason
+        if line.socket.selected_subprotocol != PROTOCOL:
+            line.socket.close()
+            raise LaunchError(
+                f"The Jupyter server {server} is too old: it does not speak {PROTOCOL}, as "
+                "jupyter-server 2 does. Update it, or name a connection file with --attach."
+            )
+        return line
+
+    def listen(self, take: Callable[[str | bytes | None], None]) -> None:
+        """Have all messages taken, None at the end."""
+        self.take = take
+        for each in self._early:
+            take(each)
+
+
+class Unsigned(Wire):
+    """Messages that a Jupyter server has checked, and signs for the kernel."""
+
+    def __init__(self) -> None:
+        super().__init__("", shared=True)
+
+    def _sealed(self, parts: Sequence[bytes]) -> list[bytes]:
+        return list(parts)
+
+    def _opened(self, frames: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        if len(frames) < 4:
+            raise WireError("too few frames")
+        return frames[:4], frames[4:]
+
+
+class WebChannels(KernelChannels):
+    """The channels of a kernel over one web socket."""
+
+    def __init__(self, line: Line, hearer: Hearer) -> None:
+        super().__init__(Unsigned(), hearer)
+        assert line.socket is not None
+        self._socket = line.socket
+        stream = line.socket.protocol.stream if line.socket.protocol is not None else None
+        self._end: socket.socket | None = stream.socket if stream is not None else None
+        self._hurry(socket.TCP_NODELAY)
+        line.listen(self._on_message)
+
+    def send(
+        self,
+        channel: Channel,
+        kind: str,
+        content: dict[str, Any],
+        buffers: Sequence[bytes] = (),
+        given: int | None = None,
+    ) -> str:
+        """See `KernelChannels`; no descriptor can be given."""
+        msg_id, parts = self._wire.request(kind, content)
+        try:
+            sent = self._socket.write_message(packed([channel.encode(), *parts, *buffers]), True)
+        except WebSocketClosedError as error:
+            raise LaunchError("The connection to the Jupyter server is closed.") from error
+        sent.add_done_callback(lambda done: done.exception())  # its end is noticed
+        return msg_id
+
+    def taken(self, channel: Channel) -> bool:
+        """Not known of a kernel behind a server."""
+        return False
+
+    async def drained(self, timeout: float) -> None:
+        """All that came has been delivered."""
+
+    def close(self) -> None:
+        """See `KernelChannels`."""
+        self._closed = True
+        self._socket.close()
+
+    def _on_message(self, message: str | bytes | None) -> None:
+        if message is None:
+            self._break("its Jupyter server has closed the connection")
+            return
+        self._hurry(socket.TCP_QUICKACK)  # what the server sends next waits for that, up to 40 ms
+        if self._closed or not isinstance(message, bytes):
+            return
+        try:
+            channel, *frames = unpacked(message)
+        except WireError:
+            return  # not of the protocol's shape
+        if (name := CHANNELS.get(channel)) is not None:
+            self._deliver(name, frames)
+
+    def _hurry(self, option: int) -> None:
+        if self._end is not None:
+            with suppress(OSError):  # it may have been closed
+                self._end.setsockopt(socket.IPPROTO_TCP, option, 1)
+
+
+def packed(parts: Sequence[bytes]) -> bytes:
+    """A channel's name and the parts of a message as one message of the web socket."""
+    places = [_NUMBER_BYTES * (len(parts) + 2)]
+    for part in parts:
+        places.append(places[-1] + len(part))
+    numbers = (number.to_bytes(_NUMBER_BYTES, "little") for number in (len(places), *places))
+    return b"".join((*numbers, *parts))
+
+
+def unpacked(message: bytes) -> list[bytes]:
+    """The reverse. Raises WireError."""
+    count = int.from_bytes(message[:_NUMBER_BYTES], "little")
+    if not 6 <= count <= MOST_PARTS or len(message) < _NUMBER_BYTES * (count + 1):
+        raise WireError("not the parts of a message")
+    starts = range(_NUMBER_BYTES, _NUMBER_BYTES * (count + 1), _NUMBER_BYTES)
+    places = [int.from_bytes(message[at : at + _NUMBER_BYTES], "little") for at in starts]
+    if places != sorted(places) or places[-1] > len(message):
+        raise WireError("parts beyond the message")
+    return [message[a:b] for a, b in pairwise(places)]

@@ -1,0 +1,237 @@
+"""Sessions in kernels that people have open, however these are reached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.integration.agent import Agent, Answer, agent, lost, notices
+from tests.integration.jupyter_kernels import Opened, by_file, jupyter_server, on_server
+
+pytestmark = pytest.mark.anyio
+
+Way = Callable[[Path], AbstractAsyncContextManager[Opened]]
+WAYS = {"file": by_file, "server": on_server}
+OUTSIDE = "[kernel-mcp] outside the sandbox, in a kernel that is somebody else's: "
+FOREVER = "import time\nprint('begun', flush=True)\nwhile True: time.sleep(0.01)"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return WAYS[request.param]
+
+
+@asynccontextmanager
+async def joined(folder: Path, way: Way) -> AsyncIterator[tuple[Agent, Opened]]:
+    """An agent whose session `theirs` has joined a person's kernel."""
+    async with (
+        way(folder) as theirs,
+        agent("--attach", theirs.flag, "--state-dir", str(folder / "s")) as notebook,
+    ):
+        answer = await notebook.call("create_session", name="theirs", attach=theirs.place)
+        assert not answer.failed, answer.text
+        assert "outside the sandbox" in answer.data["note"]
+        yield notebook, theirs
+
+
+async def cell(notebook: Agent, code: str, **options: float) -> Answer:
+    return await notebook.run(code, session="theirs", **options)
+
+
+def other_notices(answer: Answer) -> list[str]:
+    """Those besides the one that every answer has."""
+    said = notices(answer)
+    assert [each for each in said if each.startswith(OUTSIDE)] == said[-1:]
+    return said[:-1]
+
+
+async def test_both_work_with_the_same_variables(folder: Path, way: Way) -> None:
+    async with joined(folder, way) as (notebook, theirs):
+        await theirs.run("x = 41")
+        answer = await cell(notebook, "x += 1\nprint('hi')\nx")
+        assert (answer.status, answer.text.splitlines()[:2]) == ("ok", ["hi", "42"])
+        assert other_notices(answer) == ["[kernel-mcp] another client of this kernel ran: x = 41"]
+        await theirs.run("assert x == 42")
+        listed = await notebook.call("list_variables", session="theirs")
+        assert [each["preview"] for each in listed.data["variables"] if each["name"] == "x"] == [
+            "42"
+        ]
+        failed = await cell(notebook, "1/0")
+        assert (failed.status, failed.failed) == ("error", True)
+        assert "ZeroDivisionError" in failed.text
+
+
+async def test_pictures_and_long_output_come_as_from_any_kernel(folder: Path, way: Way) -> None:
+    async with joined(folder, way) as (notebook, _):
+        code = "from IPython.display import Image, display\nimport base64\n"
+        dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="  # noqa: E501
+        code += f"display(Image(base64.b64decode({dot!r}), format='png'))\n"
+        answer = await cell(notebook, code + "for n in range(20_000): print(n)")
+        assert len(answer.images) == 1
+        assert answer.cell["omitted"] > 0
+
+
+async def test_a_cell_is_interrupted_and_the_kernel_goes_on(folder: Path, way: Way) -> None:
+    async with joined(folder, way) as (notebook, theirs):
+        await theirs.run("x = 1")
+        answer = await cell(notebook, FOREVER, timeout=1)
+        assert answer.status == "timeout"
+        assert "KeyboardInterrupt" in answer.text
+        assert (await cell(notebook, "x")).text.startswith("1\n")
+
+
+async def test_a_cell_that_does_not_stop_is_left_and_never_killed(folder: Path, way: Way) -> None:
+    stubborn = (
+        "import pathlib, time\nx = 1\n"
+        f"while not pathlib.Path({str(folder / 'go')!r}).exists():\n"
+        "    try: time.sleep(0.05)\n    except KeyboardInterrupt: pass\nx = 2\n"
+        "print('of the first')"
+    )
+    async with joined(folder, way) as (notebook, _):
+        answer = await cell(notebook, stubborn, timeout=1)
+        assert answer.status == "timeout"
+        assert "goes on in the attached kernel" in answer.text
+        waits = await cell(notebook, "x", wait=0.2)
+        assert waits.status == "running"
+        (folder / "go").touch()
+        done = await notebook.call("wait", session="theirs")
+        assert (done.status, done.text.splitlines()[0]) == ("ok", "2")
+        assert "of the first" not in done.text
+
+
+async def test_a_persons_cell_is_neither_stopped_nor_received(folder: Path, way: Way) -> None:
+    async with joined(folder, way) as (notebook, theirs):
+        theirs.begin(
+            "import pathlib, time\nprint('theirs', flush=True)\n"
+            f"while not pathlib.Path({str(folder / 'go')!r}).exists(): time.sleep(0.01)\nx = 7"
+        )
+        while "ran: import pathlib" not in (await notebook.call("list_sessions")).text:
+            await anyio.lowlevel.checkpoint()
+        answer = await cell(notebook, "x = 8\nprint('ours')", timeout=0.5)
+        assert answer.status == "timeout"
+        assert "Another client's cell" in answer.text
+        assert "was not run" in answer.text
+        assert "ours" not in answer.text
+        assert "theirs\n" not in answer.text
+        stopped = await cell(notebook, "x = 9", wait=0)
+        assert stopped.status == "running"
+        ended = await notebook.call("interrupt", session="theirs")
+        assert ended.status == "interrupted"
+        (folder / "go").touch()
+        assert (await cell(notebook, "x")).text.startswith("7\n")
+
+
+@pytest.mark.parametrize("how", ["restart", "end", "die"])
+async def test_what_is_lost_with_the_kernel_is_told(folder: Path, way: Way, how: str) -> None:
+    async with joined(folder, way) as (notebook, theirs):
+        await theirs.run("theirs_too = 1")
+        pid = int((await cell(notebook, "ours = 2\nimport os\nos.getpid()")).text.splitlines()[0])
+        if how == "die":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            await (theirs.restart() if how == "restart" else theirs.end())
+        answer = await cell(notebook, "ours")
+        told = answer
+        while "NameError" in answer.text and not lost(told):  # the end was not heard of yet
+            told = await cell(notebook, "1")
+        assert set(lost(told)) >= {"ours", "theirs_too"}
+        assert told.cell["state_kept"] is False
+
+
+async def test_a_kernel_that_dies_in_a_cell_is_told(folder: Path, way: Way) -> None:
+    async with joined(folder, way) as (notebook, _):
+        await cell(notebook, "x = 1")
+        answer = await cell(notebook, "import os\nos.kill(os.getpid(), 9)")
+        assert (answer.status, answer.failed) == ("killed", True)
+        assert "x" in lost(answer)
+
+
+async def test_what_takes_a_kernel_of_this_server_says_so(folder: Path, way: Way) -> None:
+    calls: dict[str, dict[str, object]] = {
+        "reset": {},
+        "install": {"packages": ["six"]},
+        "list_packages": {},
+        "undo": {},
+        "branch": {},
+        "list_files": {},
+        "write_file": {"path": "a", "content": "x"},
+    }
+    async with joined(folder, way) as (notebook, theirs):
+        await theirs.run("x = 1")
+        for tool, arguments in calls.items():
+            text = await notebook.refused(tool, session="theirs", **arguments)
+            assert f"{tool} is not to be had here" in text
+        about = await notebook.call("info", session="theirs")
+        assert (about.data["sandbox"], about.data["sandbox_enforces"]) == ("none", [])
+        assert (await cell(notebook, "x")).text.startswith("1\n")
+        assert not (await notebook.call("export_notebook", session="theirs")).failed
+        own = await notebook.run("'x' in globals()")
+        assert (own.text, notices(own)) == ("False", [])
+
+
+async def test_the_end_of_a_session_or_server_leaves_the_kernel(folder: Path, way: Way) -> None:
+    async with way(folder) as theirs:
+        flags = ("--attach", theirs.flag, "--state-dir", str(folder / "s"))
+        async with agent(*flags) as notebook:
+            await notebook.call("create_session", name="theirs", attach=theirs.place)
+            await cell(notebook, "x = 1")
+            closed = await notebook.call("close_session", session="theirs")
+            assert "goes on with its variables" in closed.text
+            await notebook.call("create_session", name="theirs", attach=theirs.place)
+            assert (await cell(notebook, "x")).text.startswith("1\n")
+        await theirs.run("assert x == 1")
+
+
+async def test_only_what_the_operator_named_is_joined(folder: Path) -> None:
+    async with by_file(folder) as named, by_file(folder) as other:
+        async with agent("--attach", named.flag) as notebook:
+            text = await notebook.refused("create_session", attach=other.place)
+            assert "not what the operator has named" in text
+            text = await notebook.refused("create_session", attach=named.place, memory="1G")
+            assert "its limits" in text
+            assert len((await notebook.call("list_sessions")).data["sessions"]) == 0
+        async with agent() as notebook:
+            assert "--attach" in await notebook.refused("create_session", attach=named.place)
+
+
+async def test_a_server_tells_which_kernels_it_has_and_never_its_token(folder: Path) -> None:
+    async with jupyter_server(folder) as server:
+        async with agent("--attach", server.flag) as notebook:
+            assert "No kernel runs" in await notebook.refused("create_session", attach=server.base)
+            await server.open()
+            other = await server.ask("POST", "api/kernels", {"name": "python3"})
+            text = await notebook.refused("create_session", attach=server.base)
+            assert server.place in text
+            assert other["id"] in text
+            place = f"{server.base}/api/kernels/{other['id']}"
+            assert not (await notebook.call("create_session", attach=place, name="theirs")).failed
+            shown = await cell(notebook, f"print({server.token!r})")
+            assert server.token not in shown.text
+            assert server.token not in (await notebook.call("info")).text
+        wrong = f"{server.base}/?token=wrong"
+        async with agent("--attach", wrong) as notebook:
+            text = await notebook.refused("create_session", attach=server.base)
+            assert "another token" in text
+
+
+async def test_a_kernel_of_another_language_is_refused(folder: Path) -> None:
+    async with by_file(folder) as theirs, agent("--attach", theirs.flag) as notebook:
+        await theirs.run("get_ipython().kernel.language_info['name'] = 'R'")
+        text = await notebook.refused("create_session", attach=theirs.place)
+        assert "runs R" in text
+        with anyio.fail_after(30):
+            await theirs.run("1")
