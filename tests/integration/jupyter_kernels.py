@@ -116,7 +116,7 @@ class OnServer:
         found = await self.ask("POST", "api/sessions", {**notebook, "kernel": {"name": "python3"}})
         self.kernel = found["kernel"]["id"]
         self._client.load_connection_file(str(self._runtime / f"kernel-{self.kernel}.json"))
-        self._client.start_channels()
+        self._client.start_channels(hb=False)  # a busy machine is late for those
         await self._client.wait_for_ready(timeout=PATIENCE_S)
 
     async def run(self, code: str) -> None:
