@@ -5,22 +5,23 @@ Here begins what imports the MCP SDK, which takes longer than all the rest of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 from mcp.server.context import CallNext, HandlerResult, ServerMiddleware, ServerRequestContext
-from mcp.server.mcpserver.tools import Tool
+from mcp.server.mcpserver import Context
 
 from kernel_mcp import __version__
 from kernel_mcp.greeting import NAME
 from kernel_mcp.linux.process import end_soon
-from kernel_mcp.output.text import Masks
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.losses import Outbox, Reply
 from kernel_mcp.sessions.manager import Caller
 from kernel_mcp.stdio import stdio_streams
-from kernel_mcp.tools import AnyContext, Callers, Toolbox
 from kernel_mcp.tools.app import MIME, VIEW, Views, page
+from kernel_mcp.tools.calls import SessionCalls
+from kernel_mcp.tools.local import LocalCalls
 from kernel_mcp.tools.resources import ResourceServer
 from kernel_mcp.wire import Wire
 
@@ -31,9 +32,16 @@ class StdioCallers:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
 
-    def of(self, context: AnyContext) -> Caller:
+    def of(self, context: Context[Any, Any]) -> Caller:
         """See `Callers`."""
         return Caller(reply=Reply(self._outbox.expect(context.request_id)))
+
+
+class Callers(Protocol):
+    """A transport's word on who makes a call, and on which answers have been delivered."""
+
+    def of(self, context: Context[Any, Any]) -> Caller:
+        """Who makes the call with this context; `reply` knows of the delivery of its answer."""
 
 
 def build_mcp(
@@ -47,28 +55,25 @@ def build_mcp(
 
     `words` are its instructions where a client may have had them already.
     """
-    factory = services.factory
+    words = services.instructions() if words is None else words
+    files = "files" in services.settings.tools
+    return mcp_over(LocalCalls(services, links), callers, words, files=files)
 
-    def tools() -> Sequence[Tool]:
-        from kernel_mcp.tools.topics import register  # they take a tenth of a start
 
-        box = Toolbox(services.manager, callers, services.meters, links)
-        register(box, services)
-        return box.tools
-
+def mcp_over(
+    calls: SessionCalls, callers: Callers, words: str, *, files: bool = True
+) -> ResourceServer:
+    """The MCP server of sessions, wherever those are; `words` are its instructions."""
     return ResourceServer(
         NAME,
-        manager=services.manager,
+        calls=calls,
         caller=callers.of,
-        tools=tools,
-        files="files" in services.settings.tools,
-        remarks=lambda: factory.remarks,
-        masks=Masks(services.settings.hidden),
+        files=files,
         pages={VIEW: (MIME, page)},
         extensions=[Views()],
         title=NAME,
         version=__version__,
-        instructions=services.instructions() if words is None else words,
+        instructions=words,
         log_level="WARNING",
     )
 
@@ -86,8 +91,13 @@ def _tell_when_given_up(outbox: Outbox) -> ServerMiddleware[Any]:
 
 async def serve_stdio(services: Services, wire: Wire, words: str) -> None:
     """Serve the client of `wire`, who may have had the instructions, until it closes its pipes."""
+    await serve_wire(partial(build_mcp, services, words=words), wire)
+
+
+async def serve_wire(build: Callable[[Callers], ResourceServer], wire: Wire) -> None:
+    """Serve the client of `wire` by the server that is built for it, until it closes its pipes."""
     outbox = Outbox()
-    mcp = build_mcp(services, StdioCallers(outbox), words=words)
+    mcp = build(StdioCallers(outbox))
     mcp.middleware.append(_tell_when_given_up(outbox))
     async with stdio_streams(wire, outbox.written, end_soon) as (read, write):
         lowlevel = mcp._lowlevel_server

@@ -41,6 +41,7 @@ from kernel_mcp.identity import OneToken, Principal
 from kernel_mcp.identity.issuer import metadata, metadata_url
 from kernel_mcp.identity.verifiers import Verifiers, verifier_of
 from kernel_mcp.linux.process import ENDING, SHUTDOWN_S, end_soon, stay
+from kernel_mcp.output.text import Masks
 from kernel_mcp.protocol import build_mcp
 from kernel_mcp.records import dataclass
 from kernel_mcp.sandbox.base import Sandbox
@@ -208,7 +209,7 @@ class Wings:
             moved = file_routes.routes(
                 built.manager,
                 self._callers.of_request,
-                masks=mcp.masks,
+                masks=Masks(settings.hidden),
                 files="files" in settings.tools,
             )
             await stack.enter_async_context(sessions.run())

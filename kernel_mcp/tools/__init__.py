@@ -13,9 +13,8 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Annotated, Any, ParamSpec, Protocol, cast
+from typing import Annotated, Any, ParamSpec, TypeAlias, cast
 
-from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.tools import Tool
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, ToolAnnotations
@@ -25,8 +24,6 @@ from kernel_mcp.barriers import explained, log_failure
 from kernel_mcp.config.values import Share, duration, hosts, limit_duration, memory, share
 from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import KernelMcpError, SessionLimitReached, WorkspaceError
-from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Masks, guarded
 from kernel_mcp.packages.requirements import listed
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
@@ -34,7 +31,7 @@ from kernel_mcp.telemetry import Meters
 from kernel_mcp.telemetry.origin import in_session, of_call
 from kernel_mcp.telemetry.spans import Within
 from kernel_mcp.tools.arguments import CheckedTool
-from kernel_mcp.tools.resources import ResourceServer
+from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.results import finished, linked, refusal
 
 
@@ -44,7 +41,8 @@ def _one_each_host(given: object) -> object:
 
 
 P = ParamSpec("P")
-AnyContext = Context[Any, Any]
+AnyContext: TypeAlias = Call
+"""What a tool is given of its call."""
 
 SessionArg = Annotated[str, Field(description="Handle or name, if not the default")]
 CodeArg = Annotated[str, Field(description="Python code, as in a notebook cell")]
@@ -112,27 +110,9 @@ DOWNLOADS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_w
 ALWAYS_LOADED = {"anthropic/alwaysLoad": True}
 
 
-class Callers(Protocol):
-    """A transport's word on who makes a call, and on which answers have been delivered."""
-
-    def of(self, context: AnyContext) -> Caller:
-        """Who makes the call with this context; `reply` knows of the delivery of its answer."""
-
-
 def progress_of(ctx: AnyContext) -> ProgressCallback | None:
-    """Sends progress messages with a rising counter; None unless the client asked for them."""
-    if "progress_token" not in (ctx.request_context.meta or {}):
-        return None
-    count = 0
-    server = ctx.mcp_server
-    masks = server.masks if isinstance(server, ResourceServer) else Masks()
-
-    async def report(text: str) -> None:
-        nonlocal count
-        count += 1
-        await ctx.report_progress(count, message=masks.masked(guarded(clean(text))))
-
-    return report
+    """What tells the client of progress; None unless it asked for that."""
+    return ctx.progress
 
 
 def _bounded(error: KernelMcpError) -> bool:
@@ -142,12 +122,11 @@ def _bounded(error: KernelMcpError) -> bool:
 
 
 class Toolbox:
-    """Collects `tools` and finishes their answers to `callers`."""
+    """Collects `tools` and finishes their answers."""
 
     def __init__(
         self,
         manager: SessionManager,
-        callers: Callers,
         meters: Meters,
         links: Callable[[str], str] | None = None,
     ) -> None:
@@ -156,19 +135,16 @@ class Toolbox:
         self._links = links
         self._meters = meters
         self._manager = manager
-        self._known = callers
-        self._callers: dict[int, Caller] = {}
 
     def caller(self, ctx: AnyContext) -> Caller:
         """Who makes the call that a tool is working on."""
-        return self._callers[id(ctx)]
+        return ctx.caller
 
     async def resolve(self, ctx: AnyContext, handle: str) -> tuple[Caller, Session]:
         """Who makes that call, and the session it is about. Raises SessionNotFound."""
-        caller = self._callers[id(ctx)]
-        session = await self._manager.resolve(caller, handle)
+        session = await self._manager.resolve(ctx.caller, handle)
         in_session(session.handle)
-        return caller, session
+        return ctx.caller, session
 
     def tool(
         self,
@@ -187,6 +163,7 @@ class Toolbox:
             made = CheckedTool.from_function(
                 self._finished(function, computes=computes),
                 description=inspect.getdoc(function),
+                context_kwarg="ctx",
                 annotations=annotations,
                 meta=meta,
                 structured_output=structured_output,
@@ -197,9 +174,8 @@ class Toolbox:
 
     def _not_called(self, result: CallToolResult, ctx: AnyContext, handle: str) -> BaseModel:
         """Finish the answer of a call whose arguments were not those of its tool."""
-        caller = self._known.of(ctx)
-        session = self._manager.find(caller, handle)
-        return finished(result, session, caller.reply, about=False)
+        session = self._manager.find(ctx.caller, handle)
+        return finished(result, session, ctx.caller.reply, about=False)
 
     def _finished(
         self, tool: Callable[P, Awaitable[BaseModel]], *, computes: bool
@@ -210,7 +186,7 @@ class Toolbox:
         @functools.wraps(tool)
         async def call(*args: P.args, **kwargs: P.kwargs) -> BaseModel:
             ctx, handle = cast(AnyContext, kwargs["ctx"]), str(kwargs.get("session", ""))
-            caller = self._callers[id(ctx)] = self._known.of(ctx)
+            caller = ctx.caller
             began = time.perf_counter()
             origin = of_call(ctx.request_id, caller.principal, caller.request)
             try:
@@ -230,7 +206,6 @@ class Toolbox:
                 log_failure(error, doing, handle)
                 result = refusal(explained(error, doing))
             finally:
-                del self._callers[id(ctx)]
                 self._meters.call(tool.__name__, time.perf_counter() - began)
             session = self._manager.find(caller, handle)
             done = finished(result, session, caller.reply, about=about)

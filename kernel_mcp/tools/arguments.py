@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
-from mcp.server.mcpserver.context import Context
 from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import CallToolResult
@@ -15,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from kernel_mcp.config.values import close_to
 from kernel_mcp.errors import InputError
+from kernel_mcp.tools.calls import Call
 from kernel_mcp.tools.results import refusal
 
 MOST_LINES = 4
@@ -46,7 +46,7 @@ _TYPES = {
 }
 
 
-Finish: TypeAlias = Callable[[CallToolResult, Context[Any, Any], str], BaseModel]
+Finish: TypeAlias = Callable[[CallToolResult, Call, str], BaseModel]
 """Adds to the answer of a call what the session that it named has to tell."""
 
 
@@ -66,9 +66,9 @@ class CheckedTool(Tool):
             self.fn_metadata.output_schema = plain_schema(output)
 
     async def run(
-        self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
+        self, arguments: dict[str, Any], context: Any, convert_result: bool = False
     ) -> Any:
-        """The result of the tool; arguments that cannot be used are an answer in words."""
+        """The result of the tool for a `Call`; arguments that cannot be used are answered."""
         unknown = [name for name in arguments if name not in self.parameters["properties"]]
         errors: list[ErrorDetails] = []
         try:

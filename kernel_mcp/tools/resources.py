@@ -1,10 +1,10 @@
-"""The MCP server: its tools by name, and as resources files, outputs of cells and notebooks."""
+"""The MCP server over calls on sessions; as resources files, outputs of cells and notebooks."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -12,11 +12,9 @@ from urllib.parse import unquote
 
 import anyio
 from mcp.server import MCPServer
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.lowlevel.helper_types import ReadResourceContents
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
-from mcp.server.mcpserver.tools import Tool, ToolManager
 from mcp.server.request_state import InvalidRequestState, RequestStateSecurity
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
@@ -26,20 +24,22 @@ from mcp_types import (
     Resource,
     ResourceTemplate,
 )
+from mcp_types import Tool as Definition
 
 from kernel_mcp.barriers import explained, log_failure
+from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.errors import InputError, ServerStops, SessionNotFound
 from kernel_mcp.output.bundles import is_binary
 from kernel_mcp.output.render import apart, mime_types
 from kernel_mcp.output.terminal import clean
-from kernel_mcp.output.text import Masks, guarded, guarded_lines
+from kernel_mcp.output.text import guarded
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.history import History
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
-from kernel_mcp.tools.arguments import no_such_tool
-from kernel_mcp.tools.results import masked, masked_document, refusal, with_remarks
+from kernel_mcp.tools.calls import Call, SessionCalls
+from kernel_mcp.tools.results import refusal
 
 MAX_TEXT_CHARS = 8_000_000
 """Longest output sent as one resource; `read_file` reads longer ones in pages."""
@@ -86,10 +86,8 @@ class Documents:
     """Finds what addresses name; without `files` only what belongs to cells."""
 
     def __init__(self, manager: SessionManager, *, files: bool) -> None:
-        self.templates = {
-            uri: words for uri, words in TEMPLATES.items() if files or "/cells/" in uri
-        }
         self._files = files
+        self._more = "; read_file reads on in pages" if files else ""
         self._manager = manager
         self._one_notebook = anyio.CapacityLimiter(1)
 
@@ -97,7 +95,7 @@ class Documents:
         """The document at `uri`. Raises KernelMcpError; InputError where `uri` names none."""
         match = _URI.fullmatch(uri)
         if match is None or not (self._files or match["cell"]):
-            there = ", ".join(self.templates)
+            there = ", ".join(templates(files=self._files))
             raise InputError(f"{uri!r} is not a resource of this server. There are: {there}.")
         if match["path"]:
             workspace = (await self._manager.resolve(caller, match["session"])).workspace
@@ -116,11 +114,37 @@ class Documents:
             return Document.of(*await anyio.to_thread.run_sync(_output, cell, match["output"]))
         return Document("text/plain", cell.log.text(), pages=True)
 
+    async def read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
+        """The whole of the document at `uri`, cut where it is too long. Raises as `find`."""
+        document = await self.find(caller, uri)
+        if document.text is None:
+            return document.data, document.mime
+        if document.pages:
+            return await anyio.to_thread.run_sync(_joined, document.text, self._more), document.mime
+        return "".join(document.text), document.mime
+
+
+def templates(*, files: bool) -> dict[str, tuple[str, str]]:
+    """Addresses with names and words for each; without `files` only what belongs to cells."""
+    return {uri: words for uri, words in TEMPLATES.items() if files or "/cells/" in uri}
+
+
+def is_own(uri: str) -> bool:
+    """Whether what is at this address is a document that the server itself has written."""
+    match = _URI.fullmatch(uri)
+    return match is not None and bool(match["record"] or match["notebook"])
+
 
 def file_of(uri: str) -> tuple[str, str] | None:
     """The session and the path that the address of a file names; None for other addresses."""
     match = _URI.fullmatch(uri)
     return (match["session"], unquote(match["path"])) if match and match["path"] else None
+
+
+def session_of(uri: str) -> str:
+    """The handle or name of the session that an address names; empty for what is no address."""
+    match = _URI.fullmatch(uri)
+    return match["session"] if match else ""
 
 
 class NoRequestState:
@@ -136,68 +160,50 @@ class NoRequestState:
 
 
 class ResourceServer(MCPServer[Any]):
-    """An MCP server whose resources are those of sessions: each has a MIME type of its own."""
+    """An MCP server of sessions, wherever those are: its tools and resources are what `calls` has.
+
+    Each resource has a MIME type of its own.
+    """
 
     def __init__(
         self,
         *args: Any,
-        manager: SessionManager,
+        calls: SessionCalls,
         caller: Callable[[Context[Any, Any]], Caller],
-        tools: Callable[[], Sequence[Tool]],
         files: bool = True,
-        remarks: Callable[[], Sequence[str]] = tuple,
-        masks: Masks | None = None,
         pages: Mapping[str, tuple[str, Callable[[], str]]] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
-        """`caller` says who makes a call, `tools` makes the tools when a client first asks for any.
-        Without `files` cells are the only resources.
+        """`caller` says who makes a call. Without `files` cells are the only resources.
 
-        Every answer of a tool has `remarks`. No answer and no text has what `masks` hide. `pages`
-        are views of tools by their address: MIME type and content.
+        `pages` are views of tools by their address: MIME type and content.
         """
         self._pages = pages
-        self.masks = masks or Masks()
-        self._remarks = remarks
         state = RequestStateSecurity(codec=NoRequestState())
         super().__init__(*args, request_state_security=state, **kwargs)
-        self.middleware.append(self._furnish)
-        self._make_tools: Callable[[], Sequence[Tool]] | None = tools
-        self._names: tuple[str, ...] = ()
-        self._documents = Documents(manager, files=files)
+        self._calls = calls
         self._caller = caller
-        self._turns = manager.turns
+        self._templates = templates(files=files)
         self._running: set[anyio.CancelScope] = set()
-        self._more = "; read_file reads on in pages" if files else ""
+
+    async def list_tools(self) -> list[Definition]:
+        """What can be called."""
+        return [*await self._calls.definitions(), *await super().list_tools()]
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
         """The answer of a tool."""
-        answer: CallToolResult | InputRequiredResult | None = None
-        if name in self._names:
-            with anyio.CancelScope() as scope:
-                self._running.add(scope)
-                try:
-                    answer = await super().call_tool(name, arguments, context)
-                finally:
-                    self._running.discard(scope)
-        if answer is None:
-            there = name in self._names
-            answer = refusal(ServerStops(STOPS) if there else no_such_tool(name, self._names))
-        if isinstance(answer, CallToolResult):
-            answer = with_remarks(answer, self._remarks())
-            if self.masks:
-                answer = masked(answer, self.masks)
-        return answer
-
-    async def _furnish(self, ctx: ServerRequestContext[Any], call_next: CallNext) -> HandlerResult:
-        """Have the tools from the first request on that is about them."""
-        if self._make_tools is not None and ctx.method.startswith("tools/"):
-            made, self._make_tools = list(self._make_tools()), None
-            self._tool_manager = ToolManager(tools=[*made, *self._tool_manager.list_tools()])
-            self._names = tuple(tool.name for tool in made)
-        return await call_next(ctx)
+        assert context is not None  # the SDK has one for each request
+        call = Call(self._caller(context), progress_of(context), context.request_id)
+        answer: CallToolResult | None = None
+        with anyio.CancelScope() as scope:
+            self._running.add(scope)
+            try:
+                answer = await self._calls.call(name, arguments, call)
+            finally:
+                self._running.discard(scope)
+        return refusal(ServerStops(STOPS)) if answer is None else answer
 
     def end_calls(self) -> int:
         """Have every call that runs be answered: the server stops. How many there were."""
@@ -220,7 +226,7 @@ class ResourceServer(MCPServer[Any]):
         """What can be read."""
         return [
             ResourceTemplate(uri_template=template, name=name, description=description)
-            for template, (name, description) in self._documents.templates.items()
+            for template, (name, description) in self._templates.items()
         ]
 
     async def read_resource(
@@ -231,17 +237,8 @@ class ResourceServer(MCPServer[Any]):
             mime, page = self._pages[str(uri)]
             return [ReadResourceContents(content=page(), mime_type=mime)]
         try:
-            assert context is not None  # the SDK has one for each request
-            caller = self._caller(context)
-            async with self._turns(caller):
-                content, mime = await self._read(caller, str(uri))
-            if isinstance(content, str) and mime != NOTEBOOK_MIME:
-                content = guarded_lines(content)
-            if isinstance(content, str):
-                match = _URI.fullmatch(str(uri))
-                own = match is not None and (match["record"] or match["notebook"])
-                hide = masked_document if own else Masks.masked
-                content = hide(self.masks, content)
+            assert context is not None  # as above
+            content, mime = await self._calls.read(str(uri), self._caller(context))
         except (SessionNotFound, InputError) as error:
             raise ResourceNotFoundError(guarded(str(error))) from error
         except (ResourceError, ResourceNotFoundError):
@@ -251,13 +248,19 @@ class ResourceServer(MCPServer[Any]):
             raise ResourceError(guarded(str(explained(error, "reading a resource")))) from error
         return [ReadResourceContents(content=content, mime_type=mime)]
 
-    async def _read(self, caller: Caller, uri: str) -> tuple[str | bytes, str]:
-        document = await self._documents.find(caller, uri)
-        if document.text is None:
-            return document.data, document.mime
-        if document.pages:
-            return await anyio.to_thread.run_sync(_joined, document.text, self._more), document.mime
-        return "".join(document.text), document.mime
+
+def progress_of(context: Context[Any, Any]) -> ProgressCallback | None:
+    """Sends progress messages with a rising counter; None unless the client asked for them."""
+    if "progress_token" not in (context.request_context.meta or {}):
+        return None
+    count = 0
+
+    async def report(text: str) -> None:
+        nonlocal count
+        count += 1
+        await context.report_progress(count, message=text)
+
+    return report
 
 
 def cell_of(cells: History, number: int) -> Cell:

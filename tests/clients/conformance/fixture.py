@@ -25,8 +25,9 @@ from PIL import Image
 from pydantic import Field
 
 from kernel_mcp import cli, protocol, wire
+from kernel_mcp.protocol import Callers
 from kernel_mcp.services import Services
-from kernel_mcp.tools import Callers, resources
+from kernel_mcp.tools import resources
 from kernel_mcp.tools.resources import ResourceServer
 
 Ctx = Context[Any, Any]

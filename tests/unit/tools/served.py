@@ -23,7 +23,7 @@ from kernel_mcp.packages.installer import Installer
 from kernel_mcp.packages.requirements import InstallRules, ScriptReader
 from kernel_mcp.packages.result import Outcome, PackageOutcome, State
 from kernel_mcp.policy import Policy
-from kernel_mcp.protocol import build_mcp
+from kernel_mcp.protocol import Callers, build_mcp
 from kernel_mcp.sandbox.select import NoSandbox
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.audit import Audit
@@ -32,7 +32,6 @@ from kernel_mcp.sessions.keeping import Keeping
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.telemetry import Meters
-from kernel_mcp.tools import Callers
 from tests.integration.agent import Agent, Answer
 from tests.unit.fake_kernels import FakeClock, FakeSource, FakeStore, Handed, new_manager
 

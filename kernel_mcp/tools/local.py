@@ -1,0 +1,97 @@
+"""Calls on the sessions of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from mcp.server.mcpserver.tools import Tool
+from mcp_types import CallToolResult
+from mcp_types import Tool as Definition
+
+from kernel_mcp.environments.uv import ProgressCallback
+from kernel_mcp.output.terminal import clean
+from kernel_mcp.output.text import Masks, guarded, guarded_lines
+from kernel_mcp.services import Services
+from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.notebook import NOTEBOOK_MIME
+from kernel_mcp.tools import Toolbox
+from kernel_mcp.tools.arguments import no_such_tool
+from kernel_mcp.tools.calls import Call
+from kernel_mcp.tools.resources import Documents, is_own
+from kernel_mcp.tools.results import masked, masked_document, refusal, with_remarks
+
+
+class LocalCalls:
+    """See `SessionCalls`; `links` as in `Toolbox`. The tools are made when they are first needed.
+
+    Every answer has the remarks of the kernels' factory. No answer, no text and no progress has
+    what the settings hide.
+    """
+
+    def __init__(self, services: Services, links: Callable[[str], str] | None = None) -> None:
+        self._services = services
+        self._links = links
+        self._masks = Masks(services.settings.hidden)
+        self._made: dict[str, Tool] = {}
+        files = "files" in services.settings.tools
+        self._documents = Documents(services.manager, files=files)
+
+    @property
+    def _tools(self) -> dict[str, Tool]:
+        if not self._made:
+            from kernel_mcp.tools.topics import register  # they take a tenth of a start
+
+            box = Toolbox(self._services.manager, self._services.meters, self._links)
+            register(box, self._services)
+            self._made = {tool.name: tool for tool in box.tools}
+        return self._made
+
+    async def definitions(self) -> Sequence[Definition]:
+        """See `SessionCalls`."""
+        return [
+            Definition(
+                name=tool.name,
+                title=tool.title,
+                description=tool.description,
+                input_schema=tool.parameters,
+                output_schema=tool.output_schema,
+                annotations=tool.annotations,
+                _meta=tool.meta,
+            )
+            for tool in self._tools.values()
+        ]
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], call: Call) -> CallToolResult:
+        """See `SessionCalls`."""
+        if (known := self._tools.get(tool)) is None:
+            answer = refusal(no_such_tool(tool, tuple(self._tools)))
+        else:
+            call = replace(call, progress=self._told(call.progress))
+            # what the SDK calls a context is whatever the tool is to be given besides
+            answer = await known.run(dict(arguments), cast(Any, call), convert_result=True)
+        answer = with_remarks(answer, self._services.factory.remarks)
+        return masked(answer, self._masks) if self._masks else answer
+
+    async def read(self, uri: str, caller: Caller) -> tuple[str | bytes, str]:
+        """See `SessionCalls`."""
+        async with self._services.manager.turns(caller):
+            content, mime = await self._documents.read(caller, uri)
+        if isinstance(content, str) and mime != NOTEBOOK_MIME:
+            content = guarded_lines(content)
+        if isinstance(content, str):
+            hide = masked_document if is_own(uri) else Masks.masked
+            content = hide(self._masks, content)
+        return content, mime
+
+    def _told(self, progress: ProgressCallback | None) -> ProgressCallback | None:
+        """What tells of progress, without what is hidden."""
+        if progress is None:
+            return None
+        tell, masks = progress, self._masks
+
+        async def report(text: str) -> None:
+            await tell(masks.masked(guarded(clean(text))))
+
+        return report
