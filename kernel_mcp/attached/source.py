@@ -43,6 +43,26 @@ POLICY = Policy(frozenset(), allow_all=True, profile="default", step=step, confi
 """Nothing is refused in kernels that are not this server's."""
 
 
+async def told_of(attachment: Attachment) -> str:
+    """What is there now, for the operator."""
+    try:
+        if attachment.is_server:
+            web = await anyio.to_thread.run_sync(import_module, _WEB)
+            count = len(await web.kernels_of(attachment))
+            return f"{attachment}: {count} kernel{'' if count == 1 else 's'} there"
+        ends: list[socket.socket] = []
+        try:
+            path = Path(attachment.place)
+            connection = await anyio.to_thread.run_sync(read_connection, path)
+            await anyio.to_thread.run_sync(_connect, connection, ends)
+        finally:
+            for end in ends:
+                end.close()
+        return f"{attachment}: a kernel listens"
+    except (LaunchError, OSError) as reason:
+        return f"{attachment}: not to be joined now: {reason}"
+
+
 class AttachingSource:
     """A `KernelSource` in front of another that joins what requests name."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -226,6 +227,17 @@ async def test_a_server_tells_which_kernels_it_has_and_never_its_token(folder: P
         async with agent("--attach", wrong) as notebook:
             text = await notebook.refused("create_session", attach=server.base)
             assert "another token" in text
+
+
+async def test_doctor_tells_what_is_there_and_no_token(folder: Path) -> None:
+    async with jupyter_server(folder) as server:
+        gone = folder / "gone.json"
+        words = ["doctor", "--sandbox", "none", "--attach", server.flag, "--attach", str(gone)]
+        done = await anyio.run_process([sys.executable, "-m", "kernel_mcp", *words], check=False)
+        text = done.stdout.decode()
+        assert f"{server.base}: 0 kernels there" in text
+        assert f"{gone}: not to be joined now: There is no connection file" in text
+        assert server.token not in text + done.stderr.decode()
 
 
 async def test_a_kernel_of_another_language_is_refused(folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 
 from kernel_mcp import __version__
+from kernel_mcp.attached.source import told_of
 from kernel_mcp.commands.doctor.trials import (
     CHECKPOINTS,
     LIMITS,
@@ -91,7 +92,7 @@ class Diagnosis:
     """All examinations; `used` is the server's backend, `refusal` why it has none.
 
     `problem` kept kernels from starting with any backend; `policy` says what code may do, and
-    `variables` what it finds in its environment.
+    `variables` what it finds in its environment. `attached` are kernels outside of all this.
     """
 
     versions: dict[str, str]
@@ -102,6 +103,7 @@ class Diagnosis:
     policy: str = ""
     missing: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    attached: tuple[str, ...] = ()
 
     @property
     def advice(self) -> list[str]:
@@ -164,7 +166,10 @@ async def examine_all(settings: Settings, progress: ProgressCallback) -> Diagnos
     policy = profile_in_words(settings, used)
     variables, advised = tuple(map(str, settings.variables)), tuple(missing)
     examined = tuple(found[name] for name in names)
-    return Diagnosis(versions, examined, used, refusal, problem, policy, advised, variables)
+    attached = tuple([await told_of(each) for each in settings.attach])
+    return Diagnosis(
+        versions, examined, used, refusal, problem, policy, advised, variables, attached
+    )
 
 
 async def examine(
@@ -448,6 +453,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "problem": diagnosis.problem,
         "policy": diagnosis.policy,
         "variables": list(diagnosis.variables),
+        "attached": list(diagnosis.attached),
         "advice": diagnosis.advice,
         "versions": diagnosis.versions,
         "backends": [_backend(item) for item in diagnosis.examinations],
@@ -506,6 +512,9 @@ def _verdict(diagnosis: Diagnosis) -> list[str]:
         lines.append(f"Policy {diagnosis.policy}")
     if diagnosis.variables:
         lines.append(f"Code reads the variables {', '.join(diagnosis.variables)}.")
+    if diagnosis.attached:
+        lines.append("Outside any sandbox, sessions may join:")
+        lines += _bullets(diagnosis.attached)
     return lines
 
 
