@@ -5,6 +5,7 @@ The view gets what it draws in `_meta`, which no model reads; a client without v
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from mcp_types import CallToolResult
 
 from kernel_mcp.errors import InputError
 from kernel_mcp.output.bundles import INLINE_IMAGES, Part
+from kernel_mcp.output.images import fit
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
-from kernel_mcp.output.markup import NotJson
+from kernel_mcp.output.markup import JSON_DEPTH, Shape
 from kernel_mcp.output.outputs import Position
 from kernel_mcp.output.render import Budget, render
 from kernel_mcp.output.terminal import clean
@@ -33,6 +35,8 @@ CHART = "application/vnd.kernel-mcp.chart+json"
 MOST_BYTES = 600_000
 """What a view is given: hosts bound messages at a megabyte."""
 MOST_TEXT = 100_000
+ROOM = 2000
+"""Characters of an output besides its picture."""
 
 
 def register(box: Toolbox, services: Services) -> None:
@@ -108,8 +112,8 @@ def _display(parts: dict[str, Part], left: int) -> Iterator[dict[str, Any]]:
         return
     picture = next((parts[mime] for mime in INLINE_IMAGES if mime in parts), None)
     plain = parts["text/plain"].read() if "text/plain" in parts else ""
-    if picture is not None and picture.size < left:
-        yield {"kind": "image", "mime": picture.mime, "data": picture.read(), "alt": plain[:200]}
+    if picture is not None and (shown := _picture(picture, left)):
+        yield {"kind": "image", **shown, "alt": plain[:200]}
     elif "text/html" in parts and "<table" in (page := parts["text/html"].read()[:MOST_BYTES]):
         yield {"kind": "table", "html": page, "text": visible(clean(plain))[:MOST_TEXT]}
     elif (value := _json(parts.get("application/json"))) is not None:
@@ -119,6 +123,17 @@ def _display(parts: dict[str, Part], left: int) -> Iterator[dict[str, Any]]:
     else:
         kinds = ", ".join(parts)
         yield {"kind": "note", "text": f"An output of {kinds} that is not shown here."}
+
+
+def _picture(part: Part, left: int) -> dict[str, str]:
+    """A picture, made smaller where it has more than `left` characters; empty for none."""
+    if part.size < left:
+        return {"mime": part.mime, "data": part.read()}
+    try:
+        small = fit(part.data(), (left - ROOM) // 4 * 3)
+    except ValueError:
+        return {}
+    return {"mime": small.mime, "data": base64.b64encode(small.data).decode()}
 
 
 def _drawn(chart: Any) -> bool:
@@ -131,9 +146,16 @@ def _drawn(chart: Any) -> bool:
 
 
 def _json(part: Part | None) -> Any:
+    """The value of a part that every reader of JSON takes; None for any other."""
     if part is None or part.problem or part.size > MOST_BYTES:
         return None
-    try:
-        return json.loads(part.read())
-    except (ValueError, NotJson, RecursionError):
+    text, shape = part.read(), Shape()
+    shape.feed(text)
+    if shape.deepest > JSON_DEPTH:
         return None
+    try:
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    return value

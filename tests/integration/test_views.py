@@ -1,0 +1,66 @@
+"""What `show` gives a view of a cell: outputs as data that any host can read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.integration.agent import ANALYSIS, Agent, agent
+
+pytestmark = pytest.mark.anyio
+
+DATA = ("--allow", ANALYSIS)
+PATIENCE_S = 60.0
+
+
+async def view(notebook: Agent, **arguments: Any) -> dict[str, Any]:
+    """What a view of the last cell gets."""
+    with anyio.fail_after(PATIENCE_S):
+        shown = await notebook.call("show", **arguments)
+    assert not shown.failed, shown.text
+    found = (shown.result.meta or {})["kernel-mcp/view"]
+    assert isinstance(found, dict)
+    return found
+
+
+async def kinds(notebook: Agent, code: str) -> list[str]:
+    """The kinds of outputs that a view gets of some code."""
+    await notebook.run(code)
+    return [str(output["kind"]) for output in (await view(notebook))["outputs"]]
+
+
+NESTED = """
+from IPython.display import display
+for mime in ("application/json", "application/vnd.kernel-mcp.chart+json"):
+    for depth in (150, 250, 900):
+        value = "[" * depth + "]" * depth
+        if "chart" in mime:
+            value = '{"type":"superchart","elements":[' * depth + "]}" * depth
+        display({mime: value, "text/plain": "deep"}, raw=True)
+for number in ("NaN", "Infinity", "1e999"):
+    display({"application/json": f"[{number}]", "text/plain": "no number"}, raw=True)
+"""
+
+
+async def test_json_that_a_reader_refuses_is_shown_as_its_words() -> None:
+    async with agent("--allow", "*") as notebook:
+        assert await kinds(notebook, NESTED) == ["text"] * 9
+        assert await kinds(notebook, "display({'application/json': {'a': [1]}}, raw=True)") == [
+            "json"
+        ]
+
+
+LARGE = """
+from PIL import Image
+import os
+Image.frombytes("RGB", (600, 600), os.urandom(600 * 600 * 3))
+"""
+
+
+async def test_a_picture_that_is_too_large_for_a_view_is_shown_smaller() -> None:
+    async with agent(*DATA) as notebook:
+        assert await kinds(notebook, LARGE) == ["image"]
+        (shown,) = (await view(notebook))["outputs"]
+        assert len(shown["data"]) < 600_000
