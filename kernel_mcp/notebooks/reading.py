@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kernel_mcp.notebooks.document import BookCell
 from kernel_mcp.notebooks.jsontext import joined
+from kernel_mcp.output.bundles import decode_base64
 from kernel_mcp.output.images import ImageError, Picture, fit
 from kernel_mcp.output.markup import html_to_text
 from kernel_mcp.output.render import PICTURE_BYTES
@@ -18,6 +17,12 @@ from kernel_mcp.records import dataclass
 
 LINE_CHARS = 72
 """Of a cell's first line in an outline."""
+TEXT_CHARS = 8000
+"""Of one text of a cell that is shown whole."""
+LEAST_CHARS = 200
+"""Of a cell's source where there is no room left."""
+OUTPUT_CHARS = 20
+"""What an output counts for at least."""
 MOST_PICTURES = 8
 HTML_CHARS = 200_000
 _PICTURES = ("image/png", "image/jpeg")
@@ -46,11 +51,41 @@ def outline(cells: Sequence[BookCell], first: int, characters: int) -> Outline:
     return Outline(tuple(found), first, first + len(found) - 1, len(cells))
 
 
-def whole(cell: BookCell, characters: int) -> Iterator[str | Picture]:
-    """The source of a cell, then its outputs; texts of at most `characters` each are cut."""
-    yield _fitted(cell.source, characters)
-    for output in cell.outputs:
-        yield from _shown(output, characters)
+class Room:
+    """What one answer about whole cells may still hold: `characters`, and pictures."""
+
+    def __init__(self, characters: int) -> None:
+        self.characters = characters
+        self._bytes = PICTURE_BYTES
+        self._pictures = MOST_PICTURES
+
+    def text(self, text: str, least: int = 0) -> str:
+        """A text with its middle cut out where it is longer than there is room."""
+        most = max(least, min(TEXT_CHARS, self.characters))
+        found = cut(text, most // 2, most - most // 2).joined()
+        self.characters -= len(found)
+        return found
+
+    def picture(self, data: bytes) -> Picture:
+        """A picture that fits. Raises ImageError."""
+        if not self._pictures:
+            raise ImageError("an answer has no more pictures")
+        found = fit(data, self._bytes)
+        self._pictures -= 1
+        self._bytes -= len(found.data)
+        return found
+
+
+def whole(cell: BookCell, room: Room) -> Iterator[str | Picture]:
+    """The source of a cell, then of its outputs what there is room for."""
+    yield room.text(cell.source, LEAST_CHARS)
+    outputs = cell.outputs
+    for number, output in enumerate(outputs):
+        if room.characters <= 0:
+            yield f"[{len(outputs) - number:,} more outputs are not shown]"
+            return
+        room.characters -= OUTPUT_CHARS
+        yield from _shown(output, room)
 
 
 def _line(cell: BookCell) -> str:
@@ -76,32 +111,28 @@ def _kind(output: Mapping[str, Any]) -> str:
     return one_line(mimes[0].rpartition("/")[2], 40) if mimes else ""
 
 
-def _shown(output: Mapping[str, Any], characters: int) -> Iterator[str | Picture]:
+def _shown(output: Mapping[str, Any], room: Room) -> Iterator[str | Picture]:
     kind = output.get("output_type")
     if kind == "stream":
-        yield _fitted(clean(joined(output.get("text"))), characters)
+        yield room.text(clean(joined(output.get("text"))))
     elif kind == "error":
         rows = output.get("traceback")
         text = "\n".join(map(str, rows)) if isinstance(rows, list) else ""
         words = f"{output.get('ename', 'Error')}: {output.get('evalue', '')}"
-        yield _fitted(clean(text or words), characters)
+        yield room.text(clean(text or words))
     elif isinstance(data := output.get("data"), dict):
-        yield _display(data, characters)
+        yield _display(data, room)
 
 
-def _display(data: Mapping[str, Any], characters: int) -> str | Picture:
+def _display(data: Mapping[str, Any], room: Room) -> str | Picture:
     for mime in _PICTURES:
         if mime in data:
             try:
-                return fit(base64.b64decode(joined(data[mime])), PICTURE_BYTES)
-            except (ImageError, binascii.Error) as error:
-                return f"[{mime} that cannot be shown: {error}]"
+                return room.picture(decode_base64(joined(data[mime])))
+            except ValueError as error:
+                return room.text(f"[{mime} that cannot be shown: {error}]")
     if plain := joined(data.get("text/plain")):
-        return _fitted(clean(plain), characters)
+        return room.text(clean(plain))
     if page := joined(data.get("text/html")):
-        return _fitted(html_to_text(page, HTML_CHARS), characters)
-    return f"[{', '.join(one_line(str(mime), 60) for mime in data)}]"
-
-
-def _fitted(text: str, characters: int) -> str:
-    return cut(text, characters // 2, characters // 2).joined()
+        return room.text(html_to_text(page, HTML_CHARS))
+    return room.text(f"[{', '.join(one_line(str(mime), 60) for mime in data)}]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -19,9 +19,10 @@ from kernel_mcp.identity import Principal
 from kernel_mcp.notebooks.book import Book
 from kernel_mcp.notebooks.document import BookCell, Document, code_cell, text_cell
 from kernel_mcp.notebooks.jsontext import lines, unlike
-from kernel_mcp.notebooks.reading import MOST_PICTURES, Outline, outline, whole
+from kernel_mcp.notebooks.reading import Outline, Room, outline, whole
 from kernel_mcp.output.images import Picture
 from kernel_mcp.output.outputs import Position
+from kernel_mcp.output.render import PICTURE_BYTES
 from kernel_mcp.services import Services
 from kernel_mcp.sessions.books import Place
 from kernel_mcp.sessions.cell import Cell, Status
@@ -39,11 +40,9 @@ from kernel_mcp.tools import (
     progress_of,
 )
 from kernel_mcp.tools.cells import check_code, check_seconds
-from kernel_mcp.tools.results import answer, said, say, with_notices
+from kernel_mcp.tools.results import NoticeContent, answer, said, say, with_notices
 
 BookArg = Annotated[str, Field(description="Path of an .ipynb")]
-CELL_CHARS = 8000
-"""Of one text of a cell that is shown whole."""
 LEAST_CHARS = 500
 """Of a cell's output in an answer about many."""
 MOST_NAMED = 20
@@ -159,28 +158,22 @@ def _read(session: Session, path: str, ids: Sequence[str], first: int, most: int
         session.books.read(book.path, document.cells[first - 1 : shown.last])
         return _outlined(shown, f"{book.path!r}")
     content: list[ContentBlock] = []
-    left, pictures = most, 0
+    room = Room(most)
     for name in ids[:MOST_CELLS]:
         place = document.place(name)
         cell = document.cells[place]
         content.append(said(_heading(cell, place)))
-        for part in whole(cell, max(200, min(CELL_CHARS, left))):
-            if isinstance(part, Picture):
-                pictures += 1
-                content.append(_picture(part, pictures))
-            elif part:
-                left -= len(part)
-                content.append(TextContent(text=part))
+        content += [_block(part) for part in whole(cell, room) if part]
         session.books.read(book.path, [cell])
     if len(ids) > MOST_CELLS:
         content.append(said(f"{len(ids) - MOST_CELLS} more cells are not shown: ask again"))
     return CallToolResult(content=content)
 
 
-def _picture(picture: Picture, number: int) -> ContentBlock:
-    if number > MOST_PICTURES:
-        return said("a further picture is not shown")
-    return ImageContent(data=base64.b64encode(picture.data).decode(), mime_type=picture.mime)
+def _block(part: str | Picture) -> ContentBlock:
+    if isinstance(part, str):
+        return TextContent(text=part)
+    return ImageContent(data=base64.b64encode(part.data).decode(), mime_type=part.mime)
 
 
 def _heading(cell: BookCell, place: int) -> str:
@@ -265,20 +258,22 @@ class _Run:
         self._left = list(chosen)
         self._reply = reply
         self._content: list[ContentBlock] = []
+        self._characters = services.settings.max_output
+        self._picture_bytes = PICTURE_BYTES
+        self._hidden: list[str] = []
 
     async def through(
         self, end: float, report: ProgressCallback | None, who: Principal
     ) -> CallToolResult:
         """Run them until the moment `end`, or the first that does not end well."""
-        left, failed = self._services.settings.max_output, False
+        failed = False
         meta: dict[str, Any] = {}
         while self._left:
             one = self._left.pop(0)
             if report is not None:
                 await report(f"Running cell {one.id}, {len(self._left)} after it")
-            shown, cell = await self._run(one, end, report, who, max(LEAST_CHARS, left))
-            left -= sum(len(each.text) for each in shown.content if isinstance(each, TextContent))
-            self._content += [said(f"Cell {one.id}"), *shown.content]
+            shown, cell = await self._run(one, end, report, who)
+            self._content += [said(f"Cell {one.id}"), *self._fitting(one.id, cell, shown.content)]
             meta, failed = shown.meta or {}, bool(shown.is_error)
             if cell.status is not Status.OK:
                 break
@@ -286,19 +281,38 @@ class _Run:
             content=with_notices(self._content, self._rest()), is_error=failed, _meta=meta or None
         )
 
+    def _fitting(
+        self, name: str, cell: Cell, content: Sequence[ContentBlock]
+    ) -> Iterator[ContentBlock]:
+        """What of a cell's blocks there is room for; notices always, and how the last one ended."""
+        crowded, hidden = self._characters <= 0 and cell.status is Status.OK, False
+        for block in content:
+            if isinstance(block, ImageContent):
+                size = len(block.data) // 4 * 3
+                fits = size <= self._picture_bytes
+                self._picture_bytes -= size if fits else 0
+            else:
+                fits = isinstance(block, NoticeContent) or not crowded
+            if isinstance(block, TextContent):
+                self._characters -= len(block.text)
+            hidden = hidden or not fits
+            if fits:
+                yield block
+        self._hidden += [name] * hidden
+
     async def _run(
         self,
         one: BookCell,
         end: float,
         report: ProgressCallback | None,
         who: Principal,
-        characters: int,
     ) -> tuple[CallToolResult, Cell]:
         session = self._session
         cell = session.submit(one.source, session.timeout_s)
         cell.who = who
         session.books.place(cell, Place(self._book, one.id, one.print))
-        settings = replace(self._services.settings, max_output=characters)
+        room = max(LEAST_CHARS, self._characters)
+        settings = replace(self._services.settings, max_output=room)
         with session.queue.attending(cell):
             try:
                 await session.follow(cell, max(0.0, end - time.monotonic()), report)
@@ -309,9 +323,19 @@ class _Run:
             return shown, cell
 
     def _rest(self) -> list[str]:
-        """What is told of cells that were not run."""
-        if not self._left:
-            return []
-        names = [each.id for each in self._left[:MOST_NAMED]]
-        more = f" and {len(self._left) - len(names)} more" if len(self._left) > len(names) else ""
-        return [f"Not run: {', '.join(names)}{more}. Call run_cells for them when you are ready"]
+        """What is told of outputs that are not shown, and of cells that were not run."""
+        told = []
+        if self._hidden:
+            told.append(
+                f"Not shown, as an answer holds no more: outputs of {_named(self._hidden)}. They "
+                "are in the notebook: read_notebook with these ids shows them"
+            )
+        if self._left:
+            names = _named([each.id for each in self._left])
+            told.append(f"Not run: {names}. Call run_cells for them when you are ready")
+        return told
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"

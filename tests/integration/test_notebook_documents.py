@@ -296,3 +296,50 @@ async def test_a_notebook_that_cannot_be_written_is_told_and_is_no_failure_of_th
         answer = await notebook.run("open('a.ipynb', 'w').write('rubbish')")
         assert "Cell 1 is not in 'a.ipynb': 'a.ipynb' is no notebook" in answer.text
     assert "the server failed" not in capfd.readouterr().err
+
+
+def of_cells(**sources: str) -> str:
+    """A notebook with code cells of these ids."""
+    cells = [
+        {"cell_type": "code", "id": name, "source": source, "metadata": {}, "outputs": []}
+        | {"execution_count": None}
+        for name, source in sources.items()
+    ]
+    return json.dumps({**BOOK, "cells": cells})
+
+
+NOISE = "from PIL import Image\nimport os\nImage.frombytes('RGB', (300, 300), os.urandom(270_000))"
+
+
+async def test_answers_about_many_outputs_are_bounded_and_say_what_they_leave_out() -> None:
+    async with agent("--allow", "numpy,pandas,matplotlib") as notebook:
+        talk = {f"t{number}": "for i in range(2000): print('line', i)" for number in range(20)}
+        await notebook.call("write_file", path="a.ipynb", content=of_cells(**talk, end="1/0"))
+        ran = await notebook.call("run_cells", path="a.ipynb", cells="all", wait=120)
+        assert len(ran.text) < 35_000
+        assert "ZeroDivisionError" in ran.text
+        assert "Not shown, as an answer holds no more: outputs of " in ran.text
+        assert "t19. They are in the notebook" in ran.text
+        pictures = {f"p{number}": NOISE for number in range(6)}
+        await notebook.call("write_file", path="b.ipynb", content=of_cells(**pictures))
+        ran = await notebook.call("run_cells", path="b.ipynb", cells="all", wait=120)
+        seen = await notebook.call("read_notebook", path="b.ipynb", ids=list(pictures))
+        for answer in (ran, seen):
+            assert 0 < sum(len(each.data) for each in answer.images) < 1_000_000
+        assert "outputs of p" in ran.text
+        assert "that cannot be shown" in seen.text
+
+
+async def test_outputs_of_strangers_are_read_within_one_answer() -> None:
+    many = [{"output_type": "stream", "name": "stdout", "text": "x" * 150}] * 20_000
+    broken = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "\u00e9"}}
+    cells = json.loads(of_cells(many="1", broken="2"))
+    cells["cells"][0]["outputs"], cells["cells"][1]["outputs"] = many, [broken]
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="a.ipynb", content=json.dumps(cells))
+        seen = await notebook.call("read_notebook", path="a.ipynb", ids=["broken", "many"])
+        assert not seen.failed, seen.text
+        assert "image/png that cannot be shown: not valid base64" in seen.text
+        assert "more outputs are not shown]" in seen.text
+        assert len(seen.result.content) < 2000
+        assert len(seen.text) < 35_000
