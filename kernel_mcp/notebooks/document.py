@@ -84,7 +84,7 @@ class Document:
         self._path = path
         self._mark = text[: text.startswith(_BOM)]
         text = text[len(self._mark) :]
-        jsontext.bounded(text)
+        self._values = jsontext.bounded(text)
         top, end = members(text, apart="cells")
         if text[end:].strip():
             raise NotJson("something follows its end")
@@ -98,12 +98,13 @@ class Document:
             raise NotJson("it has no list `cells`")
         found = span.value
         self._indent = _indent(text, top)
+        self._newline = "\r\n" if "\r\n" in text[: text.find('"')] else "\n"
         self._head = text[: span.start + 1]
         self._tail = text[span.end - 1 :]
         self._leads = [text[a:b] for a, b in _gaps(text, span.start + 1, found)]
         self._closing = text[found[-1].end : span.end - 1] if found else ""
         if not found:
-            self._closing = f"\n{self._indent}" if self._indent else ""
+            self._closing = f"{self._newline}{self._indent}" if self._indent else ""
         self.cells: list[BookCell] = []
         taken: set[str] = set()
         for place, each in enumerate(found):
@@ -152,26 +153,39 @@ class Document:
         return place
 
     def insert(self, place: int, value: Mapping[str, Any]) -> None:
-        """Put a new cell before the one at `place`; at the end where that is their number."""
+        """Put a new cell before the one at `place`; at the end where that is their number.
+
+        Raises NotebookError where it would be too much to be read again.
+        """
         self.name_all()
-        text = dumped(value, self._indent, self._indent * 2)
+        text = dumped(value, self._indent, self._indent * 2, self._newline)
+        self._count("", text)
         self.cells.insert(place, BookCell(str(value["id"]), text, value))
         usual = next((lead for lead in self._leads if lead), "")
-        self._leads.insert(place, usual or (f"\n{self._indent * 2}" if self._indent else ""))
+        self._leads.insert(
+            place, usual or (self._newline + self._indent * 2 if self._indent else "")
+        )
 
     def change(self, place: int, values: Mapping[str, Any]) -> None:
-        """Give other values to members of a cell, and leave the text of all others."""
+        """Give other values to members of a cell, and leave the text of all others.
+
+        Raises NotebookError as `insert`.
+        """
         self.name_all()
         cell = self.cells[place]
         margin = self._indent * 3
-        texts = {name: dumped(value, self._indent, margin) for name, value in values.items()}
+        texts = {
+            name: dumped(value, self._indent, margin, self._newline)
+            for name, value in values.items()
+        }
         text = jsontext.changed(cell.text, texts)
+        self._count(cell.text, text)
         self.cells[place] = BookCell(cell.id, text, {**cell.value, **values})
 
     def remove(self, place: int) -> None:
         """Take a cell out."""
         self.name_all()
-        del self.cells[place]
+        self._count(self.cells.pop(place).text, "")
         lead = self._leads.pop(place)
         if place == 0 and self._leads:
             self._leads[0] = lead
@@ -185,6 +199,19 @@ class Document:
         if self._known.get("nbformat_minor", 0) < _MINOR:
             self._known["nbformat_minor"] = _MINOR
             self._upgrade()
+
+    def _count(self, before: str, after: str) -> None:
+        """Raise NotebookError where a cell's new text makes more of the notebook than is read."""
+        try:
+            values = self._values + jsontext.bounded(after) - jsontext.bounded(before)
+        except NotJson as error:
+            raise NotebookError(f"{self._path!r} was not changed: of the cell, {error}.") from None
+        if values > jsontext.MOST_VALUES:
+            raise NotebookError(
+                f"{self._path!r} was not changed: it would have more than "
+                f"{jsontext.MOST_VALUES:,} values. Clear outputs of it, or open another notebook."
+            )
+        self._values = values
 
     def _upgrade(self) -> None:
         whole = f"{self._head}{self._tail}"

@@ -13,6 +13,8 @@ from kernel_mcp.records import dataclass
 MOST_VALUES = 1_000_000
 """Values of a text that is parsed: an object of some 60 bytes is made of each."""
 MOST_LEVELS = 200
+MOST_LINES = 10_000
+"""Of a text that is written as a list of lines, each of which is a value."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder(strict=False)
@@ -28,8 +30,11 @@ class Span:
     name: str = ""
 
 
-def bounded(text: str) -> None:
-    """Raise NotJson for text that would take too much memory, or too many levels, to parse."""
+def bounded(text: str) -> int:
+    """How many values a text has.
+
+    Raises NotJson for one that would take too much memory, or too many levels, to parse.
+    """
     shape = Shape()
     for piece in slices(text):
         shape.feed(piece)
@@ -37,6 +42,7 @@ def bounded(text: str) -> None:
             raise NotJson(f"it has more than {MOST_VALUES:,} values")
         if shape.deepest > MOST_LEVELS:
             raise NotJson(f"it is nested more than {MOST_LEVELS} levels deep")
+    return shape.values
 
 
 def members(text: str, start: int = 0, apart: str = "") -> tuple[list[Span], int]:
@@ -108,11 +114,11 @@ def changed(text: str, values: Mapping[str, str]) -> str:
     return text[:first] + between.join([*new, *rest]) + ("" if found else text[first:])
 
 
-def dumped(value: Any, indent: str, margin: str) -> str:
+def dumped(value: Any, indent: str, margin: str, newline: str = "\n") -> str:
     """A value as text: on lines of their own below `margin`, or on one where `indent` is empty."""
     if not indent:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return json.dumps(value, ensure_ascii=False, indent=indent).replace("\n", f"\n{margin}")
+    return json.dumps(value, ensure_ascii=False, indent=indent).replace("\n", newline + margin)
 
 
 def joined(value: object) -> str:
@@ -122,8 +128,10 @@ def joined(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def lines(text: str) -> list[str]:
-    """A text as nbformat writes it to files: cut behind each line feed."""
+def lines(text: str) -> list[str] | str:
+    """A text as nbformat writes it to files: cut behind each line feed, or whole if it is long."""
+    if text.count("\n") > MOST_LINES:
+        return text
     pieces = text.split("\n")
     found = [f"{piece}\n" for piece in pieces[:-1]]
     return [*found, pieces[-1]] if pieces[-1] else found

@@ -68,6 +68,8 @@ _RICH = (
     "text/latex",
     "text/markdown",
 )
+CHART = "application/vnd.kernel-mcp.chart+json"
+"""The numbers of a figure, which views draw; notebooks have its picture."""
 INLINE_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """Pictures that can be shown to a model, some of them after conversion."""
 _PLACEHOLDER = re.compile(r"<[\w.]+ object>|<[\w.<>]+(?: object)? at 0x[0-9a-f]+>|<Figure size .*>")

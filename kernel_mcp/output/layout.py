@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from kernel_mcp.config.values import KIB
 from kernel_mcp.output.bundles import (
+    CHART,
     INLINE_IMAGES,
     Part,
     extension,
@@ -169,7 +170,7 @@ _UNLINKED = (
     "text/plain",
     "text/markdown",
     "application/vnd.jupyter.widget-view+json",
-    "application/vnd.kernel-mcp.chart+json",
+    CHART,
 )
 """What is shown as it is, and what means nothing outside the session."""
 _UNSAID = re.compile(r"<(?:script|iframe|img|svg|canvas|object|embed|video|audio)\b", re.I)

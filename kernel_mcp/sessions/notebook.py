@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from kernel_mcp.errors import NotebookError
-from kernel_mcp.output.bundles import Part
+from kernel_mcp.output.bundles import CHART, Part
 from kernel_mcp.output.items import DisplayItem, FailureItem, GapItem, Item, StreamName, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, NotJson, Shape, checked, compact, slices, string
 from kernel_mcp.output.text import omission
@@ -160,7 +160,7 @@ class _Writer:
         kinds: dict[str, list[bytes]] = {}
         missing: list[str] = []
         for part in item.parts:
-            if part.mime in kinds:
+            if part.mime in kinds or part.mime == CHART:
                 continue
             value = self._value(part)
             if isinstance(value, str):

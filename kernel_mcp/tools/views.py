@@ -14,7 +14,7 @@ import anyio
 from mcp_types import CallToolResult
 
 from kernel_mcp.errors import InputError
-from kernel_mcp.output.bundles import INLINE_IMAGES, Part
+from kernel_mcp.output.bundles import CHART, INLINE_IMAGES, Part
 from kernel_mcp.output.images import fit
 from kernel_mcp.output.items import DisplayItem, FailureItem, Item, TextItem
 from kernel_mcp.output.markup import JSON_DEPTH, Shape
@@ -31,7 +31,6 @@ from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import closing_line, with_notices
 
 VIEW_KEY = "kernel-mcp/view"
-CHART = "application/vnd.kernel-mcp.chart+json"
 MOST_BYTES = 600_000
 """What a view is given: hosts bound messages at a megabyte."""
 MOST_TEXT = 100_000

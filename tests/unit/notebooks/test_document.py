@@ -176,3 +176,35 @@ def test_cells_of_one_id_do_not_take_the_square_of_their_number() -> None:
     began = time.process_time()
     assert len({each.id for each in Document(text % ",".join([cell] * 20_000)).cells}) == 20_000
     assert time.process_time() - began < 40 * max(few, 0.02) * 4
+
+
+@pytest.mark.parametrize("text", [FOREIGN, FOREIGN.replace("    ", "\t"), OLD])
+def test_lines_end_as_those_of_the_file_do(text: str) -> None:
+    document = read(text.replace("\n", "\r\n"))
+    document.insert(0, code_cell("new", "a = 1\na", [], None))
+    document.change(1, {"source": ["a\n", "b"]})
+    document.insert(3, text_cell("last", "raw", "x"))
+    assert document.bytes().count(b"\n") == document.bytes().count(b"\r\n")
+    assert len(valid(document.bytes()).cells) == 4
+
+
+def test_nothing_is_written_that_could_not_be_read_again() -> None:
+    document = read(FOREIGN)
+    before = document.bytes()
+    many = {"output_type": "display_data", "metadata": {}, "data": {"a/json": [1] * 600_000}}
+    document.insert(0, code_cell("new", "1", [many], None))
+    with pytest.raises(NotebookError, match="more than 1,000,000 values"):
+        document.insert(0, code_cell("next", "1", [many], None))
+    with pytest.raises(NotebookError, match="more than 1,000,000 values"):
+        document.change(1, {"outputs": [many]})
+    document.change(0, {"outputs": [many]})
+    document.remove(0)
+    assert document.bytes() == before
+    document.insert(0, code_cell("new", "1", [many], None))
+    read(document.bytes().decode())
+
+
+def test_long_texts_are_one_value() -> None:
+    text = "x\n" * 20_000
+    assert code_cell("a", text, [], None)["source"] == text
+    assert code_cell("a", "x\ny", [], None)["source"] == ["x\n", "y"]

@@ -11,6 +11,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from kernel_mcp.output import bundles
 from kernel_mcp.output.items import Display, Event, Failure, Stream
 from kernel_mcp.output.markup import JSON_DEPTH, Shape
 from kernel_mcp.output.outputs import LogCaps, OutputLog
@@ -241,3 +242,11 @@ def test_nbformat_and_pillow_are_not_loaded_before_they_are_needed() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "set()"
+
+
+def test_the_numbers_of_a_figure_are_not_in_a_notebook(tmp_path: Path) -> None:
+    numbers = {"type": "line", "elements": [{"points": [[1, 2]] * 1000}]}
+    figure = {"text/plain": "line chart", "image/png": PNG, bundles.CHART: numbers}
+    document = written(cell(tmp_path, 1, "plot()", Display(figure, {})))
+    (output,) = document["cells"][0]["outputs"]
+    assert output["data"].keys() == {"text/plain", "image/png"}
