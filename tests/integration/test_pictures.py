@@ -257,6 +257,89 @@ async def test_figures_of_known_kinds_carry_their_numbers() -> None:
         ]
 
 
+MISTAKABLE = """
+import datetime, json, time
+import matplotlib.pyplot as plt, numpy as np, pandas as pd
+from IPython import get_ipython
+chart_of = type(get_ipython().display_formatter).format.__globals__["charts"].chart_of
+days = pd.date_range("2024-01-01", periods=2)
+boxes = [[1, 2, 3, 4, 100], [2, 3, 4, 5, 6]]
+table = pd.DataFrame({"p": [1, 2], "q": [3, 4]}, index=["x", "y"])
+def grouped(axes):
+    axes.bar(np.arange(500) - 0.2, np.ones(500), 0.4)
+    axes.bar(np.arange(500) + 0.2, np.ones(500), 0.4)
+    axes.set_xticks(range(500), [f"name{n}" for n in range(500)])
+draws = {
+    "few rows": lambda axes: pd.DataFrame(np.ones((5, 7))).plot(ax=axes),
+    "level": lambda axes: (axes.plot([1, 2]), axes.axhline(3), axes.set_xlim(0, 4)),
+    "many": lambda axes: [axes.plot([1, 2]) for _ in range(30)],
+    "bins": lambda axes: axes.hist(np.arange(3000), bins=3000),
+    "days": lambda axes: axes.scatter(days, [1, 2]),
+    "series": lambda axes: pd.Series([1, 2], index=days).plot(ax=axes),
+    "day bars": lambda axes: axes.bar(pd.date_range("2024-01-01", periods=30), range(30)),
+    "words": lambda axes: axes.scatter(["a", "b"], [1, 2]),
+    "wide": lambda axes: axes.bar(["a", "b"], [1, 2], width=1),
+    "groups": lambda axes: table.plot.bar(ax=axes),
+    "flat": lambda axes: axes.boxplot(boxes, vert=False),
+    "notch": lambda axes: axes.boxplot(boxes, notch=True),
+    "means": lambda axes: axes.boxplot(boxes, showmeans=True, showcaps=False),
+    "box and line": lambda axes: (axes.boxplot(boxes), axes.plot([1, 2], [3, 4])),
+    "holes": lambda axes: axes.imshow([[1, float("nan")]]),
+    "over": lambda axes: (axes.imshow([[1, 2]]), axes.plot([0, 1], [0, 0])),
+    "gap": lambda axes: axes.scatter([1, float("nan")], [1, 2]),
+    "points": lambda axes: (axes.plot([1, 2]), axes.plot([1], [2], "o")),
+}
+import warnings
+warnings.simplefilter("ignore")
+for name, draw in draws.items():
+    figure, axes = plt.subplots()
+    draw(axes)
+    found = chart_of(figure)
+    plt.close(figure)
+    print(json.dumps([name, found.get("type"), found.get("elements")]))
+figure, axes = plt.subplots(subplot_kw={"projection": "polar"})
+axes.plot([0, 1], [1, 2])
+print(json.dumps(["polar", chart_of(figure).get("type"), None]))
+figure, axes = plt.subplots()
+grouped(axes)
+began = time.process_time()
+figure.canvas.draw()
+drawn = time.process_time()
+found = chart_of(figure)
+read = time.process_time()
+plt.close("all")
+print(json.dumps(["grouped", read - began > 5 * (read - drawn), found["elements"][999]["label"]]))
+"""
+
+
+async def test_figures_that_could_be_mistaken_are_told_rightly_or_have_no_numbers() -> None:
+    async with agent(*DATA) as notebook:
+        answer = await run(notebook, MISTAKABLE)
+        found = {
+            name: (kind, each) for name, kind, each in map(json.loads, answer.text.splitlines())
+        }
+    assert (found["few rows"][0], len(found["few rows"][1])) == ("line", 7)
+    assert found["level"][1][1]["points"] == [[0.0, 3.0], [4.0, 3.0]]
+    for name in ("many", "bins", "box and line", "over", "polar"):
+        assert found[name] == (None, None)
+    moments = ["2024-01-01T00:00:00", "2024-01-02T00:00:00"]
+    for name in ("days", "series"):
+        assert [point[0] for point in found[name][1][0]["points"]] == moments
+    assert [bar["label"] for bar in found["day bars"][1][:2]] == ["2024-01-01", "2024-01-02"]
+    assert [point[0] for point in found["words"][1][0]["points"]] == ["a", "b"]
+    assert (found["wide"][0], [bar["label"] for bar in found["wide"][1]]) == ("bar", ["a", "b"])
+    groups = [(bar["label"], bar["group"], bar["value"]) for bar in found["groups"][1]]
+    assert groups == [("x", "p", 1.0), ("y", "p", 2.0), ("x", "q", 3.0), ("y", "q", 4.0)]
+    for name in ("flat", "notch", "means"):
+        kind, (first, second) = found[name]
+        assert (kind, first["outliers"], second["label"]) == ("box_and_whisker", [100.0], "2")
+        assert [first[each] for each in ("min", "first_quartile", "median", "max")] == [1, 2, 3, 4]
+    assert found["holes"][1] == [{"rows": [[1.0, None]]}]
+    assert found["gap"][1][0]["points"] == [[1.0, 1.0], [None, None]]
+    assert [len(each["points"]) for each in found["points"][1]] == [2, 1]
+    assert found["grouped"] == (True, "name499")
+
+
 async def test_a_cell_is_shown_with_its_charts_and_tables() -> None:
     async with agent(*DATA) as notebook:
         await run(

@@ -1,6 +1,7 @@
 """What a matplotlib figure shows, as numbers: for a reader that draws it itself, and in words.
 
-The fields are those of E2B's chart data. What is none of the known kinds of charts has no data.
+The fields are those of E2B's chart data. A figure that is none of the known kinds of charts, or of
+which a part could not be told, has no data.
 """
 
 from __future__ import annotations
@@ -11,22 +12,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from kernel_specs.restricted.display.axes import (
+    WORD_CHARS,
+    Names,
+    Unknown,
+    decoded,
+    few,
+    is_of_moments,
+    number,
+    numbers,
+    scale,
+    word,
+)
+from kernel_specs.restricted.display.boxes import boxes_of, is_drawn
+
 CHART = "application/vnd.kernel-mcp.chart+json"
 MOST_POINTS = 2000
 """Of one series; of more every n-th is taken."""
-MOST_SERIES = 20
 MOST_CHARTS = 16
 MOST_VALUES = 20_000
 """Of all series of a figure."""
 MOST_S = 0.05
 """Seconds after which there is no data."""
-WORD_CHARS = 200
 MOST_NAMED = 8
 """Elements that the words of a chart name."""
-
-
-class _Unknown(Exception):
-    """A figure, or a part of one, that has no data."""
 
 
 class _Clock:
@@ -36,25 +45,28 @@ class _Clock:
         self._end = time.monotonic() + MOST_S
         self._left = MOST_VALUES
 
-    def take(self, values: int) -> None:
-        """So many more. Raises _Unknown."""
+    def take(self, values: int = 0) -> None:
+        """So many more. Raises Unknown."""
         self._left -= values
         if self._left < 0 or time.monotonic() > self._end:
-            raise _Unknown
+            raise Unknown
 
 
 def chart_of(figure: Any) -> dict[str, Any]:
     """The data of a figure; empty for none."""
-    clock = _Clock()
     try:
-        charts = [_chart(axes, clock) for axes in figure.axes[:MOST_CHARTS] if _shows(axes)]
+        return _chart_of(figure, _Clock())
     except Exception:  # noqa: BLE001  # any figure may hold anything, and a picture is there
         return {}
-    if not charts or any(each is None for each in charts):
-        return {}
-    if len(charts) == 1:
-        return charts[0]
-    title = _word(getattr(figure, "_suptitle", None) and figure._suptitle.get_text())
+
+
+def _chart_of(figure: Any, clock: _Clock) -> dict[str, Any]:
+    shown = few((axes for axes in figure.axes if _shows(axes)), MOST_CHARTS)
+    charts = [_chart(axes, clock) for axes in shown]
+    clock.take()
+    if len(charts) < 2:
+        return charts[0] if charts else {}
+    title = word(getattr(figure, "_suptitle", None) and figure._suptitle.get_text())
     return {"type": "superchart", "title": title, "elements": charts}
 
 
@@ -68,9 +80,13 @@ def words(chart: Mapping[str, Any]) -> str:
     axes = [f"{axis} {chart[f'{axis}_label']!r}" for axis in "xy" if chart.get(f"{axis}_label")]
     first = f"{chart['type']} chart{title}{': ' if axes else ''}{', '.join(axes)}"
     found = chart["elements"]
-    names = list(dict.fromkeys(str(each["label"]) for each in found if each.get("label")))
+    if chart["type"] == "heatmap":
+        rows = found[0]["rows"]
+        return f"{first}\n{len(rows):,} rows of {len(rows[0]) if rows else 0:,} values"
+    names = [" ".join(str(each.get("label", "")).split()) for each in found]
+    names = list(dict.fromkeys(filter(None, names)))
     if chart["type"] == "hist":
-        names = [f"{found[0]['from']:g} to {found[-1]['to']:g}"]
+        names = [f"{_short(found[0]['from'])} to {_short(found[-1]['to'])}"]
     shown = [*names[:MOST_NAMED], *(["…"] if len(names) > MOST_NAMED else [])]
     count = f"{len(found)} {'element' if len(found) == 1 else 'elements'}"
     return f"{first}\n{count}{': ' if names else ''}{', '.join(shown)[:WORD_CHARS]}"
@@ -82,57 +98,70 @@ def _shows(axes: Any) -> bool:
 
 
 def _chart(axes: Any, clock: _Clock) -> dict[str, Any]:
+    if axes.name != "rectilinear":
+        raise Unknown
     for kind in (_heatmap, _box, _bars, _scatter, _lines):
         found = kind(axes, clock)
         if found is not None:
-            return {**found, "title": _word(axes.get_title())}
-    raise _Unknown
+            return {**found, "title": word(axes.get_title())}
+    raise Unknown
 
 
-def _frame(axes: Any) -> dict[str, Any]:
+def _frame(axes: Any, clock: _Clock) -> dict[str, Any]:
     """What charts with two axes have."""
-    return {
-        "x_label": _word(axes.get_xlabel()),
-        "y_label": _word(axes.get_ylabel()),
-        **_axis(axes.get_xaxis(), "x"),
-        **_axis(axes.get_yaxis(), "y"),
-    }
-
-
-def _axis(axis: Any, name: str) -> dict[str, Any]:
-    places = _numbers(axis.get_majorticklocs())[:50]
-    texts = [_word(each) for each in axis.get_major_formatter().format_ticks(places)]
-    return {
-        f"{name}_ticks": places,
-        f"{name}_tick_labels": texts,
-        f"{name}_scale": _word(axis.get_scale()),
-    }
+    found: dict[str, Any] = {}
+    for name, axis in (("x", axes.get_xaxis()), ("y", axes.get_yaxis())):
+        clock.take()
+        found |= scale(axis, name)
+    return found
 
 
 def _lines(axes: Any, clock: _Clock) -> dict[str, Any] | None:
-    lines = [each for each in axes.get_lines() if len(each.get_xdata()) > 1]
-    if not lines or axes.patches or axes.collections or axes.images:
+    if axes.patches or axes.collections or axes.images:
         return None
-    series = []
-    for number, line in enumerate(lines[:MOST_SERIES]):
-        points = _points(axes, line.get_xdata(), line.get_ydata(), clock)
-        series.append({"label": _label(line, number), "points": points})
-    joined = any(line.get_linestyle() not in ("None", "", " ") for line in lines)
-    return {"type": "line" if joined else "scatter", **_frame(axes), "elements": series}
+    lines = [each for each in few(axes.get_lines()) if len(each.get_xydata())]
+    if all(len(each.get_xydata()) < 2 for each in lines):
+        return None
+    series = [
+        {
+            "label": _label(line, place),
+            "points": _points(axes, line.get_xydata(), line.get_transform(), clock),
+        }
+        for place, line in enumerate(lines)
+    ]
+    joined = any(map(is_drawn, lines))
+    return {"type": "line" if joined else "scatter", **_frame(axes, clock), "elements": series}
 
 
 def _scatter(axes: Any, clock: _Clock) -> dict[str, Any] | None:
-    found = [each for each in axes.collections if type(each).__name__ == "PathCollection"]
-    if not found or len(found) != len(axes.collections) or axes.patches or axes.images:
+    if not axes.collections or axes.patches or axes.images or axes.get_lines():
         return None
-    if any(len(line.get_xdata()) > 1 for line in axes.get_lines()):
+    found = few(axes.collections)
+    if any(type(each).__name__ != "PathCollection" for each in found):
         return None
-    series = []
-    for number, each in enumerate(found[:MOST_SERIES]):
-        offsets = each.get_offsets()
-        points = _points(axes, offsets[:, 0], offsets[:, 1], clock)
-        series.append({"label": _label(each, number), "points": points})
-    return {"type": "scatter", **_frame(axes), "elements": series}
+    series = [
+        {
+            "label": _label(each, place),
+            "points": _points(axes, each.get_offsets(), each.get_offset_transform(), clock),
+        }
+        for place, each in enumerate(found)
+    ]
+    return {"type": "scatter", **_frame(axes, clock), "elements": series}
+
+
+def _points(axes: Any, pairs: Any, transform: Any, clock: _Clock) -> list[list[Any]]:
+    """Points as places on both axes, also of what is drawn across all of one, as by `axhline`."""
+    pairs = pairs[:: max(1, math.ceil(len(pairs) / MOST_POINTS))]
+    clock.take(len(pairs))
+    columns = list(zip(*pairs.tolist(), strict=True))
+    if transform != axes.transData:
+        moved = (transform - axes.transData).transform(pairs).tolist()
+        own = transform.contains_branch_seperately(axes.transData)
+        moves = zip(own, columns, zip(*moved, strict=True), strict=True)
+        columns = [kept if is_own else new for is_own, kept, new in moves]
+    both = zip((axes.get_xaxis(), axes.get_yaxis()), columns, strict=True)
+    xs, ys = (decoded(axis, numbers(values)) for axis, values in both)
+    return [[x, y] for x, y in zip(xs, ys, strict=True)]
 
 
 def _bars(axes: Any, clock: _Clock) -> dict[str, Any] | None:
@@ -142,44 +171,41 @@ def _bars(axes: Any, clock: _Clock) -> dict[str, Any] | None:
         return None
     if axes.get_lines():
         return None
-    flat = all(bar.orientation == "horizontal" for bar in bars)
     clock.take(len(patches))
+    flat = all(bar.orientation == "horizontal" for bar in bars)
+    axis = axes.get_yaxis() if flat else axes.get_xaxis()
     edges = [(each.get_x(), each.get_width(), each.get_height()) for each in patches]
-    touching = len(bars) == 1 and len(edges) > 1 and not flat and _touch(edges)
-    names = {} if touching else _ticks(axes.get_yaxis() if flat else axes.get_xaxis())
+    names = Names(axis)
+    touching = len(bars) == 1 and len(edges) > 1 and not flat and not names and _touch(edges)
     elements = []
-    for number, bar in enumerate(bars[:MOST_SERIES]):
-        for patch in bar.patches[:MOST_POINTS]:
-            at, size = patch.get_x(), patch.get_width()
-            value = patch.get_height()
-            if flat:
-                at, size, value = patch.get_y(), patch.get_height(), patch.get_width()
-            middle = _number(at + size / 2)
-            element = {
-                "label": _nearest(names, middle) or _short(middle),
-                "group": _label(bar, number),
-                "value": _number(value),
-            }
-            if touching:
-                element |= {"from": _number(at), "to": _number(at + size)}
-            elements.append(element)
+    for place, bar in enumerate(few(bars)):
+        group = _label(bar, place)
+        elements += [
+            {"label": label, "group": group, **values}
+            for label, values in _bar(axis, few(bar.patches, MOST_POINTS), names, flat, touching)
+        ]
+    clock.take()
     kind = "hist" if touching else "bar"
     more = {"orientation": "horizontal"} if flat else {}
-    return {"type": kind, **_frame(axes), **more, "elements": elements}
+    return {"type": kind, **_frame(axes, clock), **more, "elements": elements}
 
 
-def _nearest(names: Mapping[str, str], place: float | None) -> str:
-    """The category at a place, or beside it where bars of several groups stand there."""
-    exact = names.get(_key(place), "")
-    if exact or place is None:
-        return exact
-    near = min(names, key=lambda each: abs(float(each) - place), default="")
-    words = near and not _is_number(names[near]) and abs(float(near) - place) < 0.5
-    return names[near] if words else ""
-
-
-def _is_number(text: str) -> bool:
-    return text.lstrip("-\u2212").replace(".", "", 1).isdigit()
+def _bar(
+    axis: Any, patches: Sequence[Any], names: Names, flat: bool, touching: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Label and values of each bar of one group."""
+    places, sizes, values = (
+        [getattr(each, f"get_{what}")() for each in patches]
+        for what in (("y", "height", "width") if flat else ("x", "width", "height"))
+    )
+    middles = numbers(at + size / 2 for at, size in zip(places, sizes, strict=True))
+    shown = decoded(axis, middles) if is_of_moments(axis) else middles
+    starts = decoded(axis, numbers(places))
+    ends = decoded(axis, numbers(at + size for at, size in zip(places, sizes, strict=True)))
+    for place, value in enumerate(values):
+        label = names.at(middles[place]) or _short(shown[place])
+        edges = {"from": starts[place], "to": ends[place]} if touching else {}
+        yield label, {"value": number(value), **edges}
 
 
 def _touch(edges: Sequence[tuple[float, float, float]]) -> bool:
@@ -188,134 +214,50 @@ def _touch(edges: Sequence[tuple[float, float, float]]) -> bool:
 
 
 def _box(axes: Any, clock: _Clock) -> dict[str, Any] | None:
-    """Box plots, by what pyplot and seaborn draw: boxes, whiskers, caps, medians, outliers."""
-    found = [each for each in axes.containers if type(each).__name__ == "BoxPlotContainer"]
-    drawn = [artists for container in found for artists in _artists(container)]
-    if not drawn:
-        drawn = list(_drawn_boxes(axes))
-    if not drawn:
+    boxes = boxes_of(axes)
+    if not boxes:
         return None
-    names = _ticks(axes.get_xaxis())
+    flat = all(box.flat for box in boxes)
+    names = Names(axes.get_yaxis() if flat else axes.get_xaxis())
     elements = []
-    for number, (box, whiskers, median, outliers) in enumerate(drawn[:MOST_SERIES]):
-        clock.take(5 + len(outliers))
-        low, high = min(box), max(box)
+    for place, box in enumerate(boxes):
+        clock.take(5 + len(box.outliers))
         elements.append(
             {
-                "label": list(names.values())[number] if number < len(names) else str(number + 1),
-                "min": _number(min([*whiskers, low])),
-                "first_quartile": _number(low),
-                "median": _number(median),
-                "third_quartile": _number(high),
-                "max": _number(max([*whiskers, high])),
-                "outliers": _numbers(outliers)[:MOST_POINTS],
+                "label": names.at(box.place) or str(place + 1),
+                "min": number(box.least),
+                "first_quartile": number(box.low),
+                "median": number(box.median),
+                "third_quartile": number(box.high),
+                "max": number(box.most),
+                "outliers": numbers(few(box.outliers, MOST_POINTS)),
             }
         )
-    return {"type": "box_and_whisker", **_frame(axes), "elements": elements}
-
-
-def _artists(container: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
-    fliers = [list(each.get_ydata()) for each in container.fliers]
-    for number, box in enumerate(container.boxes):
-        whiskers = [
-            float(value)
-            for each in container.whiskers[2 * number : 2 * number + 2]
-            for value in each.get_ydata()
-        ]
-        median = float(container.medians[number].get_ydata()[0])
-        outliers = fliers[number] if number < len(fliers) else []
-        yield _heights(box), whiskers, median, outliers
-
-
-def _heights(box: Any) -> list[float]:
-    if hasattr(box, "get_ydata"):
-        return [float(each) for each in box.get_ydata()]
-    return [float(each[1]) for each in box.get_path().vertices[:4]]
-
-
-def _drawn_boxes(axes: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """What `Axes.boxplot` has drawn where matplotlib keeps no container of it.
-
-    For each box in this order: the box, two whiskers, two caps, the median, the outliers.
-    """
-    lines = list(axes.get_lines())
-    closed = [len(each.get_xdata()) == 5 for each in lines]
-    if axes.patches or axes.collections or axes.images or not lines or not closed[0]:
-        return
-    if len(lines) % 7 and len(lines) % 6:
-        return
-    size = 7 if len(lines) % 7 == 0 else 6
-    for first in range(0, len(lines), size):
-        box, *rest = lines[first : first + size]
-        whiskers = [float(y) for each in rest[:2] for y in each.get_ydata()]
-        outliers = list(rest[5].get_ydata()) if size == 7 else []
-        yield _heights(box), whiskers, float(rest[4].get_ydata()[0]), outliers
+    more = {"orientation": "horizontal"} if flat else {}
+    return {"type": "box_and_whisker", **_frame(axes, clock), **more, "elements": elements}
 
 
 def _heatmap(axes: Any, clock: _Clock) -> dict[str, Any] | None:
-    values = None
-    if len(axes.images) == 1 and not axes.patches:
-        values = axes.images[0].get_array()
-    else:
-        meshes = [each for each in axes.collections if type(each).__name__ == "QuadMesh"]
-        if len(meshes) == 1 == len(axes.collections):
-            values = meshes[0].get_array()
+    if axes.patches or axes.get_lines():
+        return None
+    found = few([*axes.images, *axes.collections])
+    if len(found) != 1 or not (axes.images or type(found[0]).__name__ == "QuadMesh"):
+        return None
+    values = found[0].get_array()
     if values is None or values.ndim != 2:
         return None
     clock.take(values.size)
-    rows = [_numbers(row) for row in values.tolist()]
-    return {"type": "heatmap", **_frame(axes), "elements": [{"rows": rows}]}
+    rows = [numbers(row) for row in values.tolist()]
+    return {"type": "heatmap", **_frame(axes, clock), "elements": [{"rows": rows}]}
 
 
-def _points(axes: Any, xs: Any, ys: Any, clock: _Clock) -> list[list[Any]]:
-    step = max(1, math.ceil(len(xs) / MOST_POINTS))
-    xs, ys = xs[::step], ys[::step]
-    clock.take(len(xs))
-    return [[_value(x), _value(y)] for x, y in zip(_plain(xs), _plain(ys), strict=True)]
+def _label(artist: Any, place: int) -> str:
+    label = word(artist.get_label())
+    return f"{place + 1}" if not label or label.startswith("_") else label
 
 
-def _plain(values: Any) -> list[Any]:
-    return list(values.tolist() if hasattr(values, "tolist") else values)
-
-
-def _value(value: Any) -> Any:
-    """A number, or how a moment or a category is written."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _number(value)
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    return _word(value)
-
-
-def _number(value: Any) -> float | None:
-    """A number that JSON has; None for another."""
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _numbers(values: Any) -> list[float | None]:
-    return [_number(each) for each in values]
-
-
-def _label(artist: Any, number: int) -> str:
-    label = _word(artist.get_label())
-    return f"{number + 1}" if not label or label.startswith("_") else label
-
-
-def _ticks(axis: Any) -> dict[str, str]:
-    """The words at the ticks of an axis, by place."""
-    places = axis.get_majorticklocs()
-    texts: Sequence[Any] = axis.get_major_formatter().format_ticks(places)
-    return {_key(float(at)): _word(text) for at, text in zip(places, texts, strict=True) if text}
-
-
-def _key(place: float | None) -> str:
-    return "" if place is None else f"{place:.6g}"
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"
-
-
-def _word(value: Any) -> str:
-    return str(value or "")[:WORD_CHARS]
+def _short(value: Any) -> str:
+    """How a number or a moment is written in words."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value or "").removesuffix("T00:00:00")
