@@ -17,17 +17,22 @@ from kernel_mcp.environments.uv import ProgressCallback
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.manager import Caller
 
+OF_VIEW = "kernel-mcp/view"
+"""In the `_meta` of a call that a view makes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a tool is given of its call: who makes it, and what hears of its progress, if anybody.
 
-    `request_id` is that of its request.
+    `request_id` is that of its request. One `of_view` has an answer that no model reads: what that
+    carries is still to be told.
     """
 
     caller: Caller = field(default_factory=Caller)
     progress: ProgressCallback | None = None
     request_id: str = ""
+    of_view: bool = False
 
 
 class SessionCalls(Protocol):

@@ -161,6 +161,8 @@ def register(box: Toolbox, services: Services) -> None:
             stopped = await found.interrupt(chosen if cell or theirs else None)
             if stopped is None:
                 return say(_nothing_runs(found))
+            if ctx.of_view:
+                return say(f"Cell {stopped.number} was stopped.")
             return await told(found, stopped, caller.reply, since=stopped.reported)
 
     @tool(annotations=READS, computes=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -36,9 +37,10 @@ from kernel_mcp.output.text import guarded
 from kernel_mcp.records import dataclass
 from kernel_mcp.sessions.cell import Cell
 from kernel_mcp.sessions.history import History
+from kernel_mcp.sessions.losses import Reply
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.notebook import NOTEBOOK_MIME, RESOURCE_BYTES, notebook
-from kernel_mcp.tools.calls import Call, SessionCalls
+from kernel_mcp.tools.calls import OF_VIEW, Call, SessionCalls
 from kernel_mcp.tools.results import refusal
 
 MAX_TEXT_CHARS = 8_000_000
@@ -195,7 +197,10 @@ class ResourceServer(MCPServer[Any]):
     ) -> CallToolResult | InputRequiredResult:
         """The answer of a tool."""
         assert context is not None  # the SDK has one for each request
-        call = Call(self._caller(context), progress_of(context), context.request_id)
+        caller, of_view = self._caller(context), OF_VIEW in (context.request_context.meta or {})
+        if of_view:
+            caller = replace(caller, reply=Reply())
+        call = Call(caller, progress_of(context), context.request_id, of_view)
         answer: CallToolResult | None = None
         with anyio.CancelScope() as scope:
             self._running.add(scope)

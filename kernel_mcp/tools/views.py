@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from kernel_mcp.tools.cells import NumberArg
 from kernel_mcp.tools.resources import cell_of
 from kernel_mcp.tools.results import closing_line, with_notices
 
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d(T[\d:.]+)?")
 VIEW_KEY = "kernel-mcp/view"
 MOST_BYTES = 600_000
 """What a view is given: hosts bound messages at a megabyte."""
@@ -136,12 +138,35 @@ def _picture(part: Part, left: int) -> dict[str, str]:
 
 
 def _drawn(chart: Any) -> bool:
-    """Whether the view draws a chart; it has a picture of the others."""
+    """Whether the view draws a chart as the figure has it; of the others it has a picture."""
     if not isinstance(chart, dict) or not isinstance(chart.get("elements"), list):
         return False
-    if chart.get("type") == "superchart":
-        return all(map(_drawn, chart["elements"]))
-    return chart.get("type") in ("line", "scatter", "bar", "hist")
+    elements, kind = chart["elements"], chart.get("type")
+    if kind == "superchart":
+        return all(map(_drawn, elements))
+    if not all(isinstance(each, dict) for each in elements):
+        return False
+    if any(chart.get(scale, "linear") != "linear" for scale in ("x_scale", "y_scale")):
+        return False
+    if kind in ("bar", "hist"):
+        groups = [each.get("group") for each in elements]
+        return groups.count(groups[0]) == len(groups) if groups else False
+    return kind in ("line", "scatter") and all(map(_in_order, elements))
+
+
+def _in_order(series: dict[str, Any]) -> bool:
+    """Whether the points of a series are at numbers or moments, not at categories."""
+    points = series.get("points")
+    return isinstance(points, list) and all(
+        isinstance(point, list) and len(point) == 2 and all(map(_is_place, point))
+        for point in points
+    )
+
+
+def _is_place(value: Any) -> bool:
+    if isinstance(value, str):
+        return _MOMENT.fullmatch(value) is not None
+    return value is None or isinstance(value, (int, float))
 
 
 def _json(part: Part | None) -> Any:

@@ -67,6 +67,13 @@ def test_charts_are_drawn_from_their_numbers_and_others_are_pictures(seen: dict[
     assert seen["background"] == "rgb(27, 27, 29)"  # as the host is dark
 
 
+def test_what_would_be_drawn_otherwise_than_in_its_figure_is_a_picture(
+    seen: dict[str, Any],
+) -> None:
+    assert seen["undrawn"] == 3
+    assert seen["days"] == [f"2024-01-0{day}" for day in range(1, 6)]
+
+
 def test_json_and_errors_are_readable(seen: dict[str, Any]) -> None:
     assert seen["json"] == 3
     assert seen["texts"][0] == ["text", "text\n"]
@@ -74,9 +81,12 @@ def test_json_and_errors_are_readable(seen: dict[str, Any]) -> None:
 
 
 def test_a_running_cell_is_followed_and_stopped(seen: dict[str, Any]) -> None:
-    assert seen["running"].startswith("Cell 4: running")
-    assert seen["stopped"].startswith("Cell 4: interrupted")
-    assert seen["hidden"] is True
+    assert seen["running"].startswith("Cell 5: running")
+    assert seen["kept"] == ["2", "INPUT"]
+    assert seen["stopped"].startswith("Cell 5: interrupted")
+    assert (seen["hidden"], seen["focused"]) == (True, "main")
+    assert "cell 5" in "".join(seen["told"])
+    assert seen["gone"] == "Cell 7 is not followed any more."
 
 
 def test_hostile_outputs_neither_run_nor_load_anything(seen: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ const address = `http://127.0.0.1:${site.address().port}/`;
 
 const client = new Client({ name: "host", version: "1" });
 await client.connect(new StdioClientTransport({ command, args, env: process.env, stderr: "ignore" }));
-const call = (name, given = {}) => client.callTool({ name, arguments: given }, { timeout: 180_000 });
+const call = (name, given = {}, _meta = undefined) => client.callTool({ name, arguments: given, _meta }, { timeout: 180_000 });
 const tools = (await client.listTools()).tools;
 const uri = tools.find(each => each.name === "show")._meta.ui.resourceUri;
 const html = (await client.readResource({ uri })).contents[0].text;
@@ -50,9 +50,9 @@ page.on("pageerror", error => seen.errors.push(String(error)));
 page.on("console", message => message.type() === "error" && seen.errors.push(message.text()));
 page.on("request", request => { if (request.url() !== address && !request.url().startsWith("data:") && !request.url().startsWith("about:")) seen.requests.push(request.url()); });
 page.on("dialog", dialog => { seen.dialogs++; dialog.dismiss(); });
-await page.exposeFunction("call_tool", params => call(params.name, params.arguments));
+await page.exposeFunction("call_tool", params => call(params.name, params.arguments, params._meta));
 await page.goto(address);
-const view = () => page.frames()[1];
+const view = () => page.frames().at(-1);
 const open = async (code, theme = "light", wait = undefined) => {
   await call("execute", wait === undefined ? { code } : { code, wait });
   const result = await call("show");
@@ -83,21 +83,41 @@ seen.pictures = await view().$$eval("img", all => all.map(each => each.naturalWi
 seen.background = await view().evaluate(() => getComputedStyle(document.body).backgroundColor);
 await page.screenshot({ path: `${shots}/charts.png` });
 
+// what cannot be drawn as it is in the figure is its picture
+await open("plt.semilogy([1, 10, 100]); plt.show()\nplt.plot(['a 1', 'b 2'], [1, 2]); plt.show()\npd.DataFrame({'a': [1, 2], 'b': [3, 4]}).plot.bar(stacked=True); plt.show()\nplt.plot(pd.date_range('2024-01-01', periods=5), range(5)); plt.show()");
+seen.undrawn = await view().$$eval("img", all => all.length);
+seen.days = await view().$$eval("svg text", all => all.map(each => each.textContent).filter(each => each.includes("-")));
+await page.screenshot({ path: `${shots}/pictures.png` });
+
 // JSON and text
 await open("from IPython.display import JSON, display\nprint('text'); display({'application/json': {'a': [1, {'b': None}]}}, raw=True)\n1/0");
 seen.json = await view().$$eval("details", all => all.length);
 seen.texts = await view().$$eval("pre", all => all.map(each => [each.className, each.textContent.slice(0, 40)]));
 await page.screenshot({ path: `${shots}/json.png` });
 
-// a running cell is followed and stopped
-await open("import time\nfor i in range(1000): print('step', i); time.sleep(0.1)", "light", 0);
+// a running cell is followed and stopped; what a person does with its outputs meanwhile stays
+await open("import time\ndisplay(pd.DataFrame({'n': [1, 2]}))\nfor i in range(1000): print('step', i); time.sleep(0.1)", "light", 0);
 await view().waitForFunction(() => document.body.textContent.includes("step 5"), null, { timeout: 60_000 });
 seen.running = await view().textContent("#state");
+await view().fill("input", "2");
+const step = await view().evaluate(() => document.body.textContent.match(/step \d+/g).length);
+await view().waitForFunction(before => document.body.textContent.match(/step \d+/g).length > before + 5, step, { timeout: 60_000 });
+seen.kept = await view().evaluate(() => [document.querySelector("input").value, document.activeElement.tagName]);
 await page.screenshot({ path: `${shots}/running.png` });
-await view().click("#stop");
+await view().focus("#stop");
+await page.keyboard.press("Enter");
 await view().waitForFunction(() => document.getElementById("state").textContent.includes("interrupted"), null, { timeout: 60_000 });
 seen.stopped = await view().textContent("#state");
 seen.hidden = await view().evaluate(() => document.getElementById("stop").hidden);
+seen.focused = await view().evaluate(() => document.activeElement.id);
+seen.told = (await call("execute", { code: "1" })).content.map(each => each.text);
+
+// a session that is closed is not followed any more
+await open("time.sleep(600)", "light", 0);
+const [{ session }] = (await call("list_sessions")).structuredContent.sessions;
+await call("close_session", { session });
+await view().waitForFunction(() => document.getElementById("stop").hidden, null, { timeout: 60_000 });
+seen.gone = await view().textContent("#state");
 
 // hostile outputs: nothing runs, nothing leaves
 const evil = "<script>alert(1)</script><img src=x onerror=alert(1)><iframe src=javascript:alert(1)></iframe><a href=javascript:alert(1)>x</a><form action=http://127.0.0.1:1><style>body{background:url(http://127.0.0.1:1/s)}</style>";

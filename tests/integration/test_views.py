@@ -64,3 +64,32 @@ async def test_a_picture_that_is_too_large_for_a_view_is_shown_smaller() -> None
         assert await kinds(notebook, LARGE) == ["image"]
         (shown,) = (await view(notebook))["outputs"]
         assert len(shown["data"]) < 600_000
+
+
+FIGURES = """
+import matplotlib.pyplot as plt, pandas as pd
+plt.semilogx([1, 10]); plt.show()
+plt.plot(["a 1", "b 2"], [1, 2]); plt.show()
+pd.DataFrame({"a": [1], "b": [2]}).plot.bar(stacked=True); plt.show()
+plt.plot(pd.date_range("2024-01-01", periods=2), [1, 2]); plt.show()
+"""
+
+
+async def test_figures_that_a_view_would_draw_otherwise_are_pictures() -> None:
+    async with agent(*DATA) as notebook:
+        assert await kinds(notebook, FIGURES) == ["image"] * 3 + ["chart"]
+
+
+async def test_what_a_view_was_answered_is_still_told_to_the_agent() -> None:
+    of_view: Any = {"kernel-mcp/view": True}
+    async with agent("--allow", "*") as notebook:
+        await notebook.run("kept = 1")
+        await notebook.run("import time; time.sleep(600)", wait=0.1)
+        stopped = await notebook.client.call_tool("interrupt", {"cell": 2}, meta=of_view)
+        assert not stopped.is_error
+        shown = await notebook.client.call_tool("show", {"cell": 2}, meta=of_view)
+        assert (shown.meta or {})["kernel-mcp/view"]["status"] == "interrupted"
+        assert (
+            "cell 2, which was running, has ended: interrupted" in (await notebook.run("kept")).text
+        )
+        assert "cell 2" not in (await notebook.run("kept")).text
