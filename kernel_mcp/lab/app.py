@@ -2,8 +2,9 @@
 
 JupyterLab has the rights of whoever has started it, so an output that ran a script there would have
 left the sandbox. What reaches it of a session is written by `fronts.plain`, and nothing in it can
-run, trusted or not. Behind that stand a policy for content, and the absence of what else could run
-code: terminals, other kernels, files, and viewers of types with scripts.
+run, trusted or not. Behind that stand a policy for content, the absence of what else could run
+code (terminals, other kernels, files, and viewers of types with scripts), and `gate`, which leaves
+of the server what the page needs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 LEFT_OUT = (
     "@jupyterlab/apputils-extension:announcements",
@@ -35,6 +38,12 @@ LEFT_OUT = (
     "@jupyterlab/vega5-extension",
 )
 """Parts of JupyterLab that draw what could run, or that start what is no session."""
+NEEDED = (
+    "@jupyter/collaboration-extension",
+    "@jupyter/docprovider-extension",
+    "jupyterlab_pygments",
+)
+"""Extensions of the page that come with `kernel-mcp[lab]`."""
 EXTENSIONS = {"jupyterlab": True, "jupyter_server_ydoc": True, "jupyter_server_fileid": True}
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'{scripts}; style-src 'self' "
@@ -46,34 +55,59 @@ POLICY = (
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
-def run_lab(state: Path, port: int) -> int:
-    """Serve JupyterLab on loopback until a signal arrives; its exit code."""
+def run_lab(state: Path, port: int) -> NoReturn:
+    """Serve JupyterLab on loopback until a signal arrives, then end the process."""
     with tempfile.TemporaryDirectory(prefix="kernel-mcp-lab-") as place:
         folder = Path(place)
         _leave_out_settings(folder)
         from jupyter_server.serverapp import ServerApp
         from traitlets.config import Config
 
+        from kernel_mcp.lab.gate import guard
+
+        class Server(ServerApp):  # type: ignore[misc]
+            @property
+            def config_file_paths(self) -> list[str]:
+                return []
+
         config = Config(_config(state, folder, port))
-        server = ServerApp.instance(config=config, jpserver_extensions=dict(EXTENSIONS))
+        server = Server.instance(config=config, jpserver_extensions=dict(EXTENSIONS))
         server.initialize(argv=[], find_extensions=False, starter_extension="lab")
-        print(f"JupyterLab with the sessions of this user: {server.display_url}", flush=True)
+        guard(server.web_app)
+        said = f"JupyterLab with the sessions of this user: {server.display_url}"
+        server.io_loop.add_callback(partial(print, said, flush=True))  # once it listens
         server.start()
-    return 0
+    sys.stdout.flush()
+    os._exit(0)  # threads of anyio wait for work of tasks that the loop has left behind
 
 
 def _leave_out_settings(folder: Path) -> None:
-    """Have no settings and extensions of the user's loaded: some draw what could run."""
+    """Have no settings and extensions of others loaded: some draw what could run, or open doors.
+
+    Those of the environment and of the machine are left out, too: a token that others know may
+    stand there, or another server of kernels.
+    """
+    for name in [each for each in os.environ if each.startswith("JUPYTER")]:
+        del os.environ[name]
     for name in ("CONFIG", "DATA", "RUNTIME"):
         os.environ[f"JUPYTER_{name}_DIR"] = str(folder / name.lower())
-    for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH"):
-        os.environ.pop(name, None)
+    os.environ["JUPYTER_CONFIG_PATH"] = str(folder / "first")
     os.environ["JUPYTERLAB_SETTINGS_DIR"] = str(folder / "settings")
     os.environ["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / "workspaces")
-    config = folder / "config" / "labconfig"
+    config = folder / "first" / "labconfig"
     config.mkdir(parents=True)
-    page = {"disabledExtensions": dict.fromkeys(LEFT_OUT, True)}
+    disabled = {**dict.fromkeys(_others(), True), **dict.fromkeys(LEFT_OUT, True)}
+    page = {"disabledExtensions": {**disabled, **dict.fromkeys(NEEDED, False)}}
     (config / "page_config.json").write_text(json.dumps(page), encoding="utf-8")
+
+
+def _others() -> list[str]:
+    """Extensions in this environment beside those that are needed."""
+    from jupyter_core.paths import jupyter_path
+    from jupyterlab_server.config import get_federated_extensions
+
+    found = get_federated_extensions(jupyter_path("labextensions"))
+    return [name for name in found if name not in NEEDED]
 
 
 def _config(state: Path, folder: Path, port: int) -> dict[str, Any]:
@@ -102,7 +136,11 @@ def _config(state: Path, folder: Path, port: int) -> dict[str, Any]:
             "tornado_settings": {"headers": {"Content-Security-Policy": policy()}},
             "log_level": "WARN",
         },
-        "LabApp": {"extension_manager": "readonly", "news_url": None},
+        "LabApp": {
+            "extension_manager": "readonly",
+            "news_url": None,
+            "lock_all_plugins": True,
+        },
         "FileIdExtension": {
             "file_id_manager_class": "jupyter_server_fileid.manager.ArbitraryFileIdManager"
         },

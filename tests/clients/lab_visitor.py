@@ -16,6 +16,8 @@ from typing import Any
 from mcp import StdioServerParameters
 from mcp.client import Client
 from playwright.async_api import Page, async_playwright
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+from tornado.websocket import websocket_connect
 
 CANARY = "http://127.0.0.1:9/canary"
 HOSTILE = rf"""
@@ -158,10 +160,44 @@ async def visit(agent: Agent, page: Page, seen: dict[str, Any], folder: Path) ->
         ),
         "new": await refused(page, "POST", "/api/contents", {"type": "file"}),
         "file": await refused(page, "GET", "/files/etc/passwd", {}),
+        "beside": await refused(page, "GET", "/kernelspecs/python3/beside.html", {}),
+        "export": await refused(page, "GET", "/nbconvert/html/a.ipynb", {}),
+        "build": await refused(page, "POST", "/lab/api/build", {}),
+        "plugins": await refused(
+            page,
+            "POST",
+            "/lab/api/plugins",
+            {"cmd": "enable", "plugin_name": "@jupyterlab/terminal-extension"},
+        ),
         "restart": await refused(page, "POST", f"/api/kernels/{await kernel(page)}/restart", {}),
         "shutdown": await refused(page, "DELETE", f"/api/kernels/{await kernel(page)}", {}),
     }
     seen["alive"] = await agent.run("x")
+
+
+async def foreign(address: str) -> int:
+    """The status of a shared document for a page of another server that has the token."""
+    place, _, token = address.partition("/lab?token=")
+    room = f"{place.replace('http', 'ws')}/api/collaboration/room/JupyterLab:globalAwareness"
+    headers = {"Authorization": f"token {token}", "Origin": "http://127.0.0.1:1"}
+    try:
+        (await websocket_connect(HTTPRequest(room, headers=headers))).close()
+    except HTTPClientError as error:
+        return error.code
+    return 101
+
+
+async def read_without_page(address: str) -> None:
+    """Have a notebook followed that no page has open."""
+    place, _, token = address.partition("/lab?token=")
+
+    async def get(path: str) -> Any:
+        headers = {"Authorization": f"token {token}"}
+        answer = await AsyncHTTPClient().fetch(HTTPRequest(place + path, headers=headers))
+        return json.loads(answer.body)
+
+    name = (await get("/api/contents"))["content"][0]["path"]
+    assert (await get(f"/api/contents/{name}?content=1"))["content"]["cells"]
 
 
 async def kernel(page: Page) -> str:
@@ -174,6 +210,7 @@ async def kernel(page: Page) -> str:
 async def main(browser: str, folder: Path) -> None:
     state = folder / "s"
     state.mkdir()
+    (folder / "beside.html").write_text("<script src=beside.js></script>")
     seen: dict[str, Any] = {"dialogs": 0, "requests": []}
     command = [sys.executable, "-m", "kernel_mcp"]
     flags = ["--state-dir", str(state), "--persist", "off", "--allow", "*"]
@@ -184,11 +221,17 @@ async def main(browser: str, folder: Path) -> None:
         agent = Agent(client)
         await agent.run("x = 41\nprint('before', x)")
         lab = await asyncio.create_subprocess_exec(
-            *command, "lab", "--state-dir", str(state), stdout=asyncio.subprocess.PIPE
+            *command,
+            *("lab", "--state-dir", str(state)),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=folder,
+            env={**os.environ, "JUPYTER_TOKEN": "known"},
         )
         assert lab.stdout is not None
         line = (await lab.stdout.readline()).decode()
-        address = re.findall(r"http://127\.0\.0\.1:\d+/lab\?token=\w+", line)[0]
+        address = re.findall(r"http://127\.0\.0\.1:\d+/lab\?token=\w{20,}", line)[0]
+        seen["foreign"] = await foreign(address)
+        await read_without_page(address)
         chromium = await driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = await chromium.new_page(viewport={"width": 1300, "height": 900})
         page.set_default_timeout(60_000)
@@ -211,7 +254,7 @@ async def main(browser: str, folder: Path) -> None:
             await page.screenshot(path=str(folder / "last.png"))
             await chromium.close()
             lab.terminate()
-            await lab.wait()
+            seen["end"] = await asyncio.wait_for(lab.wait(), 60)
     print(json.dumps(seen))
 
 

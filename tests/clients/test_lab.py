@@ -79,6 +79,12 @@ def test_hostile_outputs_of_either_are_shown_and_do_nothing(seen: dict[str, Any]
 def test_there_are_no_terminals_files_or_kernels_but_sessions(seen: dict[str, Any]) -> None:
     statuses = seen["statuses"]
     refused = {"terminal": 404, "kernel": 404, "upload": 403, "new": 403, "file": 404}
+    refused |= {"beside": 404, "export": 404, "build": 404, "plugins": 404}
     assert {name: statuses[name] for name in refused} == refused
+    assert seen["foreign"] == 403
     assert statuses["restart"] >= 400
     assert seen["alive"].startswith("42")
+
+
+def test_it_ends_when_it_is_told_to(seen: dict[str, Any]) -> None:
+    assert seen["end"] == 0
