@@ -43,6 +43,8 @@ class Sessions:
     def __init__(self, state: Path) -> None:
         self._state = state
         self._listed: tuple[float, dict[str, Joined]] = -math.inf, {}
+        self._paths: dict[str, str] = {}
+        """The notebook of each session, by what is the same for those that outlive a server."""
 
     async def listed(self) -> dict[str, Joined]:
         """All sessions by the names of their notebooks, as they were within `LISTED_S`."""
@@ -53,12 +55,19 @@ class Sessions:
         for server in await self._ask({}):
             for each in server.get("sessions", ()):
                 handle, name = str(each["session"]), str(each["name"])
-                path = _path(name) if name else f"{handle}{SUFFIX}"
-                if path in found:
-                    path = _path(f"{name} {handle}")
+                path = self._path(str(each["kept"]) or handle, handle, name)
                 found[path] = Joined(handle, path)
         self._listed = time.monotonic(), found
         return found
+
+    def _path(self, key: str, handle: str, name: str) -> str:
+        """The notebook of a session, which no other one gets while JupyterLab runs."""
+        if key not in self._paths:
+            path = _path(name or handle)
+            if path in self._paths.values():
+                path = _path(f"{name} {handle}")
+            self._paths[key] = path
+        return self._paths[key]
 
     async def find(self, path: str) -> Joined:
         """The session of a notebook. Raises SessionNotFound."""

@@ -44,7 +44,10 @@ Facts = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 
 
 async def described(session: Session, now: float) -> dict[str, Any]:
-    """A session in a few words; its age in seconds by a clock that shows `now`."""
+    """A session in a few words; its age in seconds by a clock that shows `now`.
+
+    `kept` is the same for a session that comes back with another server.
+    """
     kernel, used = session.kernel, 0
     if kernel is not None and kernel.exit is None:
         with Barrier("measuring a kernel", session.handle):
@@ -52,6 +55,7 @@ async def described(session: Session, now: float) -> dict[str, Any]:
     return {
         "session": session.handle,
         "name": session.name,
+        "kept": "" if session.kept is None else session.kept.entry.key.id,
         "principal": session.owner,
         "state": session.state,
         "memory_bytes": used,
