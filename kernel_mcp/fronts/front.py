@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import json
+import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -50,7 +52,14 @@ MOST_CELLS = 1000
 MOST_CELL_BYTES = 2 * 1024 * 1024
 """A cell in the record."""
 MOST_RECORD_BYTES = 8 * 1024 * 1024
+MEANT_S = 2.0
+"""An interrupt so soon after the end of a person's own cell was meant for that one."""
 _NOT_HERE = "A session has one kernel, which its server starts and ends"
+TOO_LATE = (
+    "Nothing was stopped: your cell had ended, and cell {number}, not yours, runs now. Interrupt "
+    "again to stop that one"
+)
+NOT_EVALUATED = "A session evaluates no user expressions: put them into the code of a cell"
 _STOPPED = (Status.INTERRUPTED, Status.TIMEOUT, Status.KILLED)
 
 
@@ -93,8 +102,10 @@ class Front:
         self._messages = Messages(self._key)
         self._sockets: dict[int, zmq.asyncio.Socket] = {}
         self._iopub: IOPub | None = None
-        self._asked: dict[Cell, Request] = {}
-        """The cells of people that have not ended."""
+        self._asked: dict[Cell, tuple[int, Request]] = {}
+        """The cells of people that have not ended, by socket and request."""
+        self._ended_at = -math.inf
+        """When the last one of them did."""
         self._parents: WeakKeyDictionary[Cell, _Parent] = WeakKeyDictionary()
         self._silent: WeakSet[Cell] = WeakSet()
         self._agent = secrets.token_hex(16)
@@ -195,16 +206,17 @@ class Front:
     def ended(self, cell: Cell) -> None:
         """See `Watcher`."""
         with self._barrier():
-            parent, request = self._parent(cell), self._asked.pop(cell, None)
+            parent, asked = self._parent(cell), self._asked.pop(cell, None)
             if cell.started is None:
                 self._status("busy", parent)
             elif cell not in self._silent:
                 self._remark(cell, parent)
-            if request is not None:
-                self._reply(SHELL, request, self._outcome(cell))
+            if asked is not None:
+                self._ended_at = time.monotonic()
+                self._reply(*asked, self._outcome(cell, asked[1]))
             self._status("idle", parent)
-            if request is not None and cell.status is not Status.OK:
-                self._give_up_after(request)
+            if asked is not None and cell.status is not Status.OK:
+                self._give_up_after(asked[1])
 
     def _remark(self, cell: Cell, parent: _Parent) -> None:
         """Tell what an answer of a tool says beside the output."""
@@ -222,13 +234,13 @@ class Front:
         if cell.status in _STOPPED and not cell.log.failures:
             self._publish("error", failure(cell.status.value.title(), cause), parent)
 
-    def _outcome(self, cell: Cell) -> dict[str, Any]:
+    def _outcome(self, cell: Cell, request: Request) -> dict[str, Any]:
         """The content of an execute reply."""
         if cell.started is None:
             return {"status": "aborted"}
         count = {"execution_count": cell.number}
         if cell.status is Status.OK:
-            return {"status": "ok", **count, "payload": [], "user_expressions": {}}
+            return {"status": "ok", **count, **_besides(request)}
         cause = (cell.outcome.cause if cell.outcome is not None else None) or cell.status.value
         last = next(iter(cell.log.failures[-1:]), None)
         how = (
@@ -242,7 +254,7 @@ class Front:
         """Take what the same client has queued behind a cell that failed from the queue."""
         if failed.content.get("stop_on_error") is False:
             return
-        for cell, request in list(self._asked.items()):
+        for cell, (_, request) in list(self._asked.items()):
             if request.client == failed.client:
                 self.session.queue.withdraw("a cell before it failed", cell)
 
@@ -310,13 +322,13 @@ class Front:
             except KernelMcpError as error:
                 problem = str(error)
             else:
-                self._asked[cell] = request
+                self._asked[cell] = number, request
                 written = "cellId" in request.metadata  # JupyterLab puts the outputs there
                 self._parents[cell] = _Parent(request.header, _about(cell, written=written))
                 if request.content.get("silent") is True:
                     self._silent.add(cell)
                 return
-        said: dict[str, Any] = {"status": "ok", "payload": [], "user_expressions": {}}
+        said: dict[str, Any] = {"status": "ok", **_besides(request)}
         if problem:
             said = {"status": "error", **failure("InputError", problem)}
         self._status("busy", _Parent(request.header))
@@ -345,13 +357,20 @@ class Front:
             "help_links": [],
         }
 
-    async def _interrupt(self, _: Request) -> dict[str, Any]:
-        """Stop what a person runs or has queued; the agent's cell only where there is none."""
+    async def _interrupt(self, request: Request) -> dict[str, Any]:
+        """Stop what a person runs or has queued; the agent's cell only where there is none.
+
+        Who presses stop twice does not stop what has begun in between.
+        """
         queue, own = self.session.queue, list(self._asked)
         running = queue.current
         for cell in own:
             queue.withdraw("a person stopped it before it began", cell)
-        if running is not None and (running in own or not own):
+        if running is not None and not own and time.monotonic() - self._ended_at < MEANT_S:
+            said = TOO_LATE.format(number=running.number)
+            words = {"name": "stderr", "text": f"{notice(said)}\n"}
+            self._publish("stream", words, _Parent(request.header))
+        elif running is not None and (running in own or not own):
             if not own:
                 running.notice("A person has stopped this cell")
             await self.session.interrupt(running)
@@ -460,6 +479,14 @@ def _last_of(cells: Sequence[Cell], known: Mapping[int, dict[str, Any]]) -> list
             break
         found.insert(0, made)
     return found
+
+
+def _besides(request: Request) -> dict[str, Any]:
+    """What an execute reply has for payloads and user expressions, which are not evaluated."""
+    asked = request.content.get("user_expressions")
+    refusal = {"status": "error", **failure("NotEvaluated", NOT_EVALUATED)}
+    names = asked if isinstance(asked, dict) else ()
+    return {"payload": [], "user_expressions": dict.fromkeys(names, refusal)}
 
 
 def _about(cell: Cell, *, written: bool) -> dict[str, Any]:

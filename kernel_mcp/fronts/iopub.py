@@ -79,8 +79,8 @@ class IOPub:
             self._timer.cancel()
             self._timer = None
         waiting, self._waiting = self._waiting, []
-        with self._barrier():
-            for kind, content, parent, metadata in waiting:
+        for kind, content, parent, metadata in waiting:
+            with self._barrier():
                 topic = f"kernel.{self._handle}.{kind}".encode()
                 self._send(kind, content, parent, metadata, topic)
         self._listen()
@@ -108,9 +108,9 @@ class IOPub:
         """Welcome who has subscribed: the descriptor tells once that there is something to read."""
         with self._barrier():
             while (topic := self._subscription()) is not None:
-                if topic[:1] != b"\x01":
+                if topic[:1] == b"\x00":
                     self._topics.discard(topic[1:])  # the last of its listeners has gone
-                else:
+                elif topic[:1] == b"\x01":
                     self._topics.add(topic[1:])
                     said = {"subscription": str(topic[1:], "utf-8", "replace")}
                     self._send("iopub_welcome", said, {}, {}, topic[1:])

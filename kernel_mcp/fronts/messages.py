@@ -21,7 +21,10 @@ from kernel_mcp.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A message of a client: who is to be answered, its header, metadata, type and content."""
+    """A message of a client: who is to be answered, its header, metadata, type and content.
+
+    The header has no more than single values, as all that Jupyter's protocol names are.
+    """
 
     identities: tuple[bytes, ...]
     header: dict[str, Any]
@@ -54,7 +57,7 @@ class Messages:
         text_of(head, "msg_id")
         return Request(
             tuple(frames[:identities]),
-            head,
+            {name: value for name, value in head.items() if not isinstance(value, (dict, list))},
             json_object(parts[2]),
             text_of(head, "msg_type"),
             json_object(parts[3]),

@@ -127,8 +127,9 @@ class Agent:
 
 UNPAUSED = """
 import sys
+from kernel_mcp.fronts import front
 from kernel_mcp.sessions import checkpoints
-checkpoints.PAUSE_S = 3600.0
+checkpoints.PAUSE_S = front.MEANT_S = 3600.0
 from kernel_mcp.cli import main
 sys.exit(main())
 """
@@ -140,7 +141,8 @@ def command(
     """How the server is started; the environment cache of the user running the tests is used.
 
     No session is kept for the next server unless `--persist` is given. Without `pauses`, no
-    checkpoint is made because the machine was slow between two calls.
+    checkpoint is made because the machine was slow between two calls, and no request comes too late
+    for what it was meant for.
     """
     inherited = {key: value for key, value in os.environ.items() if key.startswith(("UV_", "XDG_"))}
     return StdioServerParameters(

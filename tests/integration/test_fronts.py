@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import zmq.asyncio
 
 from tests.integration.agent import Agent, agent, notices
 from tests.integration.person import Person, brief, join, person
@@ -142,6 +143,41 @@ async def test_a_person_stops_the_cell_of_the_agent_on_purpose(state: Path) -> N
             assert (await them.ask("interrupt_request", "control"))["status"] == "ok"
 
 
+async def test_an_interrupt_that_comes_too_late_for_a_persons_cell_spares_the_agents(
+    state: Path,
+) -> None:
+    async with agent(*flags(state), pauses=False) as notebook:
+        await notebook.run("0")
+        async with person(state) as them:
+            mine = them.run(FOREVER)
+            await begun(them)
+            async with anyio.create_task_group() as tasks:
+                agents = "import time\nfor _ in range(20): time.sleep(0.05)\n'done'"
+                tasks.start_soon(expect_done, notebook, agents)
+                while (await notebook.call("list_sessions")).data["sessions"][0]["queued"] != 1:
+                    pass
+                assert (await them.ask("interrupt_request", "control"))["status"] == "ok"
+                while (await them.hear())["content"].get("code") != agents:
+                    pass
+                late = them.send("interrupt_request", "control")
+                assert (await them.reply(late, "control"))["status"] == "ok"
+                assert "cell 3, not yours, runs now" in str(await them.until_idle(late))
+            assert (await them.reply(mine))["ename"] == "KeyboardInterrupt"
+
+
+async def test_what_programs_without_the_key_send_leaves_listeners_alone(state: Path) -> None:
+    async with agent(*flags(state)) as notebook, person_of_new(state, notebook) as them:
+        facts = json.loads((await join(state)).read_text())
+        with zmq.asyncio.Context() as context, context.socket(zmq.XSUB) as peer:
+            peer.connect(f"ipc://{facts['ip']}-{facts['iopub_port']}")
+            await peer.send(b"\x01peer")
+            assert b"iopub_welcome" in (await peer.recv_multipart())[3]
+            await peer.send(b"\x02")
+            await peer.send(b"\x00peer")
+            for _ in range(3):
+                await them.until_idle(them.run("1"))
+
+
 async def test_limits_record_export_and_trail_hold_for_cells_of_people(state: Path) -> None:
     log = state / "audit.jsonl"
     async with agent(*flags(state, "--timeout", "1s", "--audit-log", str(log))) as notebook:
@@ -182,6 +218,14 @@ async def test_what_front_ends_ask_besides_is_answered(state: Path) -> None:
             assert (await them.ask("shutdown_request", "control"))["ename"] == "Refused"
             assert (await them.ask("debug_request", "control"))["status"] == "error"
             assert (await them.reply(them.run("")))["execution_count"] == 1
+            found = await them.reply(them.run("1", user_expressions={"a": "number", "b": "1"}))
+            expressions = found["user_expressions"]
+            assert {name: each["status"] for name, each in expressions.items()} == {
+                "a": "error",
+                "b": "error",
+            }
+            there = them.send("execute_request", "control", code="2", silent=True)
+            assert (await them.reply(there, "control"))["status"] == "ok"
             silent = them.run("print('unheard')", silent=True)
             assert (await them.reply(silent))["status"] == "ok"
             kinds = [kind for kind, _ in brief(await them.until_idle(silent))]

@@ -29,6 +29,18 @@ def test_requests_of_jupyters_client_are_read(client: JupyterSession) -> None:
     assert request.client == client.session
 
 
+def test_of_headers_only_what_the_protocol_has_is_sent_back(client: JupyterSession) -> None:
+    message = client.msg("kernel_info_request", {})
+    nested: Any = []
+    for _ in range(400):
+        nested = [nested]
+    message["header"]["nested"] = nested
+    messages = Messages(KEY)
+    request = messages.read([b"who", *client.serialize(message)])
+    assert "nested" not in request.header
+    assert request.header["msg_id"] == message["header"]["msg_id"]
+
+
 def test_its_answers_are_read_by_jupyters_client(client: JupyterSession) -> None:
     messages = Messages(KEY)
     request = messages.read(frames_of(client, "complete_request", {}))
