@@ -213,10 +213,10 @@ def write_files(
     for name, content in contents.items():
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(folder / name, flags, 0o440)
-        with open(fd, "w", encoding="utf-8") as file:
+        with open(fd, "wb") as file:
             if identity is not None:
                 os.fchown(fd, -1, identity.gid)
-            json.dump(content, file)
+            file.write(json.dumps(content).encode())  # `dump` encodes in Python, in 1 ms
 
 
 def forget_variables(request: LaunchRequest, folder: Path) -> None:

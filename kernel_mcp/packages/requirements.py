@@ -269,6 +269,8 @@ class ScriptReader:
     def packages(self, wanted: Sequence[str | Requirement]) -> tuple[Requirement, ...]:
         """The packages to add to the server's own. Raises InputError, InstallError."""
         admitted = self._rules.admit(wanted)
+        if not admitted:
+            return ()
         own = EnvironmentSpec.for_allow(profile_entries(self._settings)).packages
         return tuple(sorted(set(admitted) - set(own), key=str))
 
