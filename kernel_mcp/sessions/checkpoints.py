@@ -10,8 +10,8 @@ import logging
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ IDLE_S = 600.0
 """Without a cell, after which copies are given up."""
 RESTING = 2
 """Sessions without a cell that keep copies which could be made anew in no time, at least."""
-RESTING_MEMORY = 1 / 40
+RESTING_MEMORY = 1 / 16
 """Part of the free memory of the machine that copies of more sessions may hold."""
 RESTING_BYTES = 16 * 1024 * 1024
 """Of one such copy: more than it holds as a rule."""
@@ -53,6 +53,7 @@ SHARED = 0.8
 """Part of its memory that an older copy has to share, or it is given up."""
 MEMORY = 0.5
 """Part of the free memory of the machine that a copy may come to hold."""
+PROCESSORS = os.cpu_count() or 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -78,6 +79,8 @@ class Resting:
         """`busy` says how many sessions run cells, for each processor."""
         self._busy = busy
         self._most = most
+        self._turns = anyio.Semaphore(PROCESSORS)
+        self._waiting: set[anyio.CancelScope] = set()
         self._known: OrderedDict[Checkpoints, Callable[[], None]] = OrderedDict()
 
     @property
@@ -90,6 +93,23 @@ class Resting:
         """The part of a processor that a cell has."""
         return 1 / max(1.0, self._busy())
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[bool]:
+        """Wait until few make a copy before a cell; False as soon as cells have become a crowd."""
+        with anyio.CancelScope() as waiting:
+            self._waiting.add(waiting)
+            try:
+                await self._turns.acquire()
+            finally:
+                self._waiting.discard(waiting)
+        if waiting.cancelled_caught:
+            yield False
+            return
+        try:
+            yield not self.crowded
+        finally:
+            self._turns.release()
+
     def add(self, session: Checkpoints, give_up: Callable[[], None]) -> None:
         """A session begins to rest; `give_up` is called when others have rested less long."""
         self._known.pop(session, None)
@@ -101,6 +121,9 @@ class Resting:
     def remove(self, session: Checkpoints) -> None:
         """It is used again, or has no copies any more."""
         self._known.pop(session, None)
+        if self._waiting and self.crowded:
+            for each in self._waiting:
+                each.cancel()
 
 
 class Checkpoints:
@@ -186,6 +209,12 @@ class Checkpoints:
     def owed(self) -> bool:
         """Whether one was given up that costs next to nothing: it is made before the next cell."""
         return self._given_up and not self._resting.crowded
+
+    async def pay(self, kernel: Kernel, as_of: int) -> None:
+        """Make the one that is owed, unless cells become a crowd before it has its turn."""
+        async with self._resting.turn() as free:
+            if free:
+                await self.take(kernel, as_of)
 
     async def asked(self, kernel: Kernel, as_of: int) -> None:
         """Make a copy because the agent wants one. Raises LaunchError."""

@@ -399,7 +399,9 @@ class KernelLifecycle:
     async def checkpoint_ahead(self, cell: Cell) -> None:
         """Make a copy before a cell where one is wanted; the cell is told if there can be none."""
         self.checkpoints.stir()
-        if cell.ahead is Ahead.NO and not self.checkpoints.owed:
+        if cell.ahead is Ahead.NO:
+            if self.checkpoints.owed:
+                await self.checkpoint(self.checkpoints.pay)
             return
         if cell.ahead is not Ahead.ASKED:
             await self.checkpoint(self.checkpoints.ahead)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError, Uncopyable
@@ -13,6 +14,7 @@ from kernel_mcp.sessions.checkpoints import (
     CROWD,
     IDLE_S,
     PAUSE_S,
+    PROCESSORS,
     RESTING,
     Checkpoints,
     Resting,
@@ -48,6 +50,18 @@ class Copied:
             raise self.failure
         self.made.append(Copy(len(self.made) + 1))
         return self.made[-1], self.fork_s
+
+
+class SlowlyCopied(Copied):
+    """One whose copy is there once it is `parked`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parked = anyio.Event()
+
+    async def checkpoint(self) -> tuple[Any, float]:
+        await self.parked.wait()
+        return await super().checkpoint()
 
 
 @pytest.fixture
@@ -219,7 +233,7 @@ def test_more_of_them_keep_copies_where_there_is_much_memory(
     def fails() -> int:
         raise OSError
 
-    for free, most in ((0, RESTING), (2**30, RESTING), (2**34, 25)):
+    for free, most in ((0, RESTING), (2**30, 4), (2**34, 64)):
         monkeypatch.setattr(checkpoints, "available_memory", lambda free=free: free)
         assert most_resting() == most
     monkeypatch.setattr(checkpoints, "available_memory", fails)
@@ -241,6 +255,42 @@ async def test_while_cells_wait_for_processors_no_copy_takes_them(own: dict[int,
     assert policy.owed
     busy = CROWD + 1.0
     assert not policy.owed
+
+
+async def test_of_many_cells_that_begin_together_few_wait_for_a_copy(own: dict[int, int]) -> None:
+    begun, many = 0, (CROWD + 2) * PROCESSORS
+    resting = Resting(lambda: 0, busy=lambda: begun / PROCESSORS)
+    policies = [Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(many)]
+    kernels: list[Any] = [SlowlyCopied() for _ in policies]
+    for policy, kernel in zip(policies, kernels, strict=True):
+        kernel.parked.set()
+        await rest(policy, kernel)
+        kernel.parked = anyio.Event()
+    waited: list[Any] = []
+
+    async def run(policy: Checkpoints, kernel: Any) -> None:
+        nonlocal begun
+        begun += 1
+        policy.stir()
+        if policy.owed:
+            await policy.pay(kernel, 1)
+        waited.append(kernel)
+
+    async with anyio.create_task_group() as tasks:
+        for number, (policy, kernel) in enumerate(zip(policies, kernels, strict=True), 1):
+            tasks.start_soon(run, policy, kernel)
+            if number == PROCESSORS + 3:
+                await anyio.wait_all_tasks_blocked()
+                assert not waited
+        await anyio.wait_all_tasks_blocked()
+        assert len(waited) == len(kernels) - PROCESSORS  # while the copies are being made
+        for kernel in kernels:
+            kernel.parked.set()
+    assert sum(len(kernel.made) - 1 for kernel in kernels) == PROCESSORS
+    begun = 0
+    assert policies[-1].owed
+    await policies[-1].pay(kernels[-1], 1)
+    assert policies[-1].newest is not None
 
 
 async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
