@@ -72,6 +72,11 @@ class Loops:
             _enter_task(loop, self._task)
         asyncio.set_event_loop(loop)
 
+    def close(self) -> None:
+        """Have no loop of its own: one is made by the next cell."""
+        if self._idle is not None:
+            self._idle.close()
+
     def cancel_tasks(self) -> None:
         """Cancel what an interrupt has left in the idle loop."""
         if self._idle is not None and not self._idle.is_closed():

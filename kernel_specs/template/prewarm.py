@@ -79,7 +79,8 @@ def set_size(setters: Sequence[Any]) -> None:
         setter(ctypes.c_int(threads))
 
 
-CELLS = ("1", "print('text')", "import math\nmath.pi", "def f(): return [1]\nf()", "1/0")
+CELLS = ("1", "print('text')", "import math\nmath.pi", "def f(): return [1]\nf()")
+FAILS = "1/0"
 LIBRARY_CELLS = {
     "numpy": "import numpy\nnumpy.linspace(0, 1, 9).reshape(3, 3) @ numpy.eye(3)",
     "pandas": (
@@ -111,19 +112,24 @@ def rehearse(app: Any) -> None:
         except PermissionError:  # with mounted folders no process may make Unix sockets
             importlib.import_module("multiprocessing.connection")
     _use_loops()
-    _run_cells(app, CELLS)
+    for result in _run_cells(app, (*CELLS, FAILS))[:-1]:
+        result.raise_error()
 
 
-def _run_cells(app: Any, cells: Sequence[str]) -> None:
-    with forgetting(app.shell), _disconnected(app.shell):
-        for cell in cells:
-            _run(app.shell, cell)
-
-
-def _run(shell: Any, cell: str) -> None:
-    coroutine = shell.run_request(cell, silent=False, store_history=False, cell_id=None)
-    with contextlib.suppress(StopIteration):
-        coroutine.send(None)
+def _run_cells(app: Any, cells: Sequence[str]) -> list[Any]:
+    """The results of cells, run beside an event loop as in a kernel; no loop is left."""
+    shell = app.shell
+    with forgetting(shell), _disconnected(shell):
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            results = [
+                loop.run_until_complete(
+                    shell.run_request(cell, silent=False, store_history=False, cell_id=None)
+                )
+                for cell in cells
+            ]
+        shell.loops.close()
+        asyncio.set_event_loop(None)
+    return results
 
 
 @contextlib.contextmanager
@@ -302,15 +308,22 @@ def begin(kernel: host.KernelHost) -> Loaded:
     return loaded(missing)
 
 
-def add(kernel: host.KernelHost, name: str) -> str:
-    """Import a module and its companions and use it once; why there is none of it, or nothing."""
+def add(name: str) -> str:
+    """Import a module and its companions; why there is none of it, or nothing."""
     try:
         for module in (name, *COMPANIONS.get(name, ())):
             importlib.import_module(module)
-        if name in LIBRARY_CELLS:
-            _run_cells(kernel._app, [LIBRARY_CELLS[name]])
     except Exception as error:  # noqa: BLE001  # the cell that needs it will say why
         return f"{type(error).__name__}: {error}"[:_REASON_CHARS]
+    return ""
+
+
+def use(kernel: host.KernelHost, name: str) -> str:
+    """Use a module of `LIBRARY_CELLS` once; why that failed, or nothing."""
+    try:
+        _run_cells(kernel._app, [LIBRARY_CELLS[name]])[0].raise_error()
+    except Exception as error:  # noqa: BLE001  # its first use in a kernel is slower, no more
+        return f"its first use failed: {type(error).__name__}: {error}"[:_REASON_CHARS]
     return ""
 
 

@@ -28,19 +28,33 @@ _LATE = f"it was not imported within {IMPORT_S:g} s"
 
 @dataclass
 class Stage:
-    """What a template has, and the modules that it has not tried yet."""
+    """What a template has, modules of it that were not used yet, and those that it has not tried.
+
+    Kernels need not wait for what a first use makes: it comes with the next stage.
+    """
 
     loaded: prewarm.Loaded
     left: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+
+    @property
+    def to_come(self) -> list[str]:
+        """The modules that a successor uses or imports, in order."""
+        return [*self.unused, *self.left]
 
     def without(self, name: str, why: str) -> None:
         """Do not try this module again."""
         self.loaded.missing[name] = why
-        self.left.remove(name)
+        (self.unused if name in self.unused else self.left).remove(name)
+
+    def over(self) -> None:
+        """Have nothing to come: a successor has it all."""
+        self.unused.clear()
+        self.left.clear()
 
     def message(self) -> dict[str, Any]:
         """How init and server are told of it."""
-        return {"op": "ready", "missing": self.loaded.missing, "left": len(self.left)}
+        return {"op": "ready", "missing": self.loaded.missing, "left": len(self.to_come)}
 
 
 class Successor:
@@ -49,7 +63,7 @@ class Successor:
     def __init__(self, link: socket.socket, pid: int) -> None:
         self.link = link
         self.pid = pid
-        self.importing = ""
+        self.taking = ""
         self.why = _ENDED
         self.deadline = time.monotonic() + IMPORT_S
 
@@ -93,7 +107,7 @@ class Successor:
         if message["op"] == "unfit":
             self.why = UNFIT
         else:
-            self.importing = str(message["name"])
+            self.taking = str(message["name"])
             self.deadline = time.monotonic() + IMPORT_S
         return None
 
@@ -106,16 +120,20 @@ class Successor:
 
 
 def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
-    """Import modules in the successor until its time is over; ends the process for an unfit one."""
+    """Use and import modules in the successor until its time is over; an unfit one ends it."""
     missing = dict(before.loaded.missing)
     held = prewarm.Inherited.now()
     end = time.monotonic() + STAGE_S
     done = 0
     gc.disable()
-    for name in before.left:
-        packets.send(link, {"op": "imports", "name": name})
-        if why := prewarm.add(kernel, name):
+    unused: list[str] = []
+    for name in before.to_come:
+        packets.send(link, {"op": "takes", "name": name})
+        used = name in before.unused
+        if why := prewarm.use(kernel, name) if used else prewarm.add(name):
             missing[name] = why
+        elif not used and name in prewarm.LIBRARY_CELLS:
+            unused.append(name)
         if prewarm.Inherited.now().more_than(held):
             packets.send(link, {"op": "unfit"})
             os._exit(0)
@@ -124,4 +142,5 @@ def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
             break
     gc.enable()
     linux.prctl(linux.PR_SET_PDEATHSIG, 0)
-    return Stage(prewarm.loaded(missing), before.left[done:])
+    left = [name for name in before.to_come[done:] if name in before.left]
+    return Stage(prewarm.loaded(missing), left, [*before.unused[done:], *unused])

@@ -61,7 +61,7 @@ class Inheritance:
 class Zygote:
     """Forks a kernel for each message of the template's init and reports its end.
 
-    Meanwhile a successor imports what is `left`; the one that is ready is handed to the init.
+    Meanwhile a successor imports what is to come; the one that is ready is handed to the init.
     """
 
     def __init__(self, control: socket.socket, stage: stages.Stage) -> None:
@@ -79,7 +79,7 @@ class Zygote:
         """
         packets.send(self._control, self._stage.message())
         while True:
-            if self._stage.left and self._successor is None:
+            if self._stage.to_come and self._successor is None:
                 link = self._grow()
                 if link is not None:
                     return link
@@ -124,7 +124,7 @@ class Zygote:
         try:
             begun = stages.Successor.begin()
         except OSError as error:
-            for name in list(self._stage.left):
+            for name in self._stage.to_come:
                 self._stage.without(name, f"nothing more can be imported: {error}")
             packets.send(self._control, self._stage.message())
             return None
@@ -149,7 +149,7 @@ class Zygote:
                 return
         self._successor = None
         if ready is not None:
-            self._stage.left.clear()
+            self._stage.over()
             fds = [successor.link.fileno()]
             packets.send(self._control, {**ready, "pid": successor.pid}, fds)
             successor.link.close()
@@ -158,8 +158,8 @@ class Zygote:
         self._do_without(successor)
 
     def _do_without(self, successor: stages.Successor) -> None:
-        self._stage.without(successor.importing or self._stage.left[0], successor.why)
-        if not self._stage.left:
+        self._stage.without(successor.taking or self._stage.to_come[0], successor.why)
+        if not self._stage.to_come:
             packets.send(self._control, self._stage.message())
 
     def _fork(self, pids: int) -> int:
