@@ -7,6 +7,9 @@ others have done since stays. Everything here blocks and belongs in a thread.
 from __future__ import annotations
 
 import errno
+import os
+import stat
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,7 +20,12 @@ from kernel_mcp.notebooks.document import MOST_BYTES, Document
 
 TRIES = 20
 """Attempts to change a file that another program goes on changing."""
+SETTLED_S = 1.0
+"""For so long after its last change, what cannot be read may be a file that is being written."""
+PAUSE_S = 0.02
+"""Between two looks at such a file: nothing tells when its writer is done."""
 SUFFIX = ".ipynb"
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 T = TypeVar("T")
 
@@ -40,20 +48,37 @@ class Book:
 
     def read(self) -> Document:
         """The notebook as it is now."""
-        return Document.read(self.path, self._content()[0])
+        return self._settled()[0]
 
     def change(self, work: Callable[[Document], T]) -> T:
         """Have `work` change the notebook as it is now, and save it; what that returns."""
         for _ in range(TRIES):
-            data, tag = self._content()
-            document = Document.read(self.path, data)
+            document, info = self._settled()
+            self._check_mode(info)
             result = work(document)
-            if self._put(document.bytes(), tag):
+            if self._put(document.bytes(), tag_of(info)):
                 return result
         raise NotebookError(
             f"{self.path!r} was not changed: another program writes to it all the time. Try again "
             "when that has ended."
         )
+
+    def _settled(self) -> tuple[Document, os.stat_result]:
+        """The notebook as it is once no program is in the middle of writing it, and its file.
+
+        Editors write files in place, too: half of one is no reason to give up.
+        """
+        end = time.monotonic() + SETTLED_S
+        while True:
+            data, info = self._content()
+            try:
+                return Document.read(self.path, data), info
+            except NotebookError:
+                whole = data.rstrip().endswith(b"}")
+                young = time.time() - info.st_mtime < SETTLED_S
+                if whole or not young or time.monotonic() > end:
+                    raise
+            time.sleep(PAUSE_S)
 
     def create(self) -> bool:
         """Make a notebook without cells unless there is a file; whether there was none."""
@@ -66,11 +91,19 @@ class Book:
         return False
 
     def check_writable(self) -> None:
-        """Raise WorkspaceError where no file may be written to, before there is anything to."""
+        """Raise WorkspaceError, NotebookError where it may not be written, before it has to be."""
+        self._check_mode(self._content()[1])
         self._workspace.begin_upload(self.path, 0, lambda _: True).close()
 
-    def _content(self) -> tuple[bytes, str]:
-        """All bytes, and the tag of the file that has them."""
+    def _check_mode(self, info: os.stat_result) -> None:
+        if not info.st_mode & _WRITABLE:
+            raise NotebookError(
+                f"{self.path!r} is read-only: nobody has the permission to write it. Work on a "
+                "copy, or make it writable with code (os.chmod) if that is meant."
+            )
+
+    def _content(self) -> tuple[bytes, os.stat_result]:
+        """All bytes, and what is known of the file that has them."""
         found = self._workspace.open_file(self.path)
         try:
             if found.info.st_size > MOST_BYTES:
@@ -81,7 +114,7 @@ class Book:
             data = found.read(0, MOST_BYTES)
         finally:
             found.close()
-        return data, tag_of(found.info)
+        return data, found.info
 
     def _put(self, data: bytes, tag: str) -> bool:
         """Replace the file that has this tag, the empty one for none; False if another is there."""

@@ -298,6 +298,24 @@ async def test_a_notebook_that_cannot_be_written_is_told_and_is_no_failure_of_th
     assert "the server failed" not in capfd.readouterr().err
 
 
+async def test_a_notebook_that_nobody_may_write_stays_as_it_is() -> None:
+    async with agent("--allow", "*") as notebook:
+        await notebook.call("write_file", path="a.ipynb", content=FOREIGN)
+        await notebook.call("read_notebook", path="a.ipynb")
+        await notebook.call("open_notebook", path="a.ipynb")
+        locked = await notebook.run("import os; os.chmod('a.ipynb', 0o444)")
+        assert "Cell 1 is not in 'a.ipynb': 'a.ipynb' is read-only" in locked.text
+        for tool, arguments in (
+            ("open_notebook", {}),
+            ("edit_notebook", {"op": "delete", "cell": "load"}),
+            ("run_cells", {"cells": "all"}),
+        ):
+            assert "is read-only" in await notebook.refused(tool, path="a.ipynb", **arguments)
+        assert (await notebook.run("open('a.ipynb').read()")).text
+        text = await notebook.call("read_file", path="a.ipynb", limit=1000)
+        assert text.text == FOREIGN
+
+
 def of_cells(**sources: str) -> str:
     """A notebook with code cells of these ids."""
     cells = [
