@@ -626,6 +626,11 @@ class Session:
                 self.books.bound = self.books.book(path)
             if barrier.failure is not None:
                 self.ledger.add(f"{path!r} is not open any more: {reason_of(barrier.failure)}")
+            else:
+                self.ledger.add(
+                    f"{path!r} is still open: what is executed is appended to it. open_notebook "
+                    "with an empty path ends that"
+                )
         if past.saved.history:
             self.cells.restore(past.saved.history)
         for number, code in past.cells.items():

@@ -70,12 +70,13 @@ def register(box: Toolbox, services: Services) -> None:
             return say(f"{before!r} is closed." if before else "No notebook was open.")
         book, made, document = await anyio.to_thread.run_sync(_opened, found, path)
         await found.bind(book)
-        found.books.read(book.path, document.cells)
+        shown = outline(document.cells, 1, most)
+        found.books.read(book.path, document.cells[: shown.last])
         words = (
             f"{book.path!r} {'was made and ' if made else ''}is open: what session {found.handle} "
             "executes is appended to it with its outputs. Its own cells were not run"
         )
-        return _outlined(outline(document.cells, 1, most), words)
+        return _outlined(shown, words)
 
     @tool(annotations=READS, structured_output=False, computes=True)
     async def read_notebook(
@@ -206,8 +207,14 @@ def _edit(
         if op == "delete":
             document.remove(place)
             return name, document
+        own = document.cells[place].kind
+        if kind not in ("code", own):
+            raise InputError(
+                f"Nothing was done: cell {name!r} is of kind {own!r} and stays that. To make it "
+                f"{kind}, delete it and insert another."
+            )
         values: dict[str, Any] = {"source": lines(source)}
-        if document.cells[place].kind == "code":
+        if own == "code":
             values |= {"execution_count": None, "outputs": []}
         document.change(place, values)
         return name, document

@@ -128,6 +128,12 @@ async def test_cells_are_read_edited_and_refused_when_they_were_changed() -> Non
         assert (cells[1].outputs, cells[1].metadata.unknown) == ([], [1, 2, 3])
         foreign = FOREIGN.replace("x = 1", "x = 'theirs'")
         await notebook.call("write_file", path="a.ipynb", content=foreign)
+        await notebook.call("read_notebook", path="a.ipynb")
+        other = {"op": "replace", "cell": "load", "kind": "markdown", "source": "# a"}
+        refusal = await notebook.refused("edit_notebook", path="a.ipynb", **other)
+        assert "cell 'load' is of kind 'code' and stays that" in refusal
+        foreign = foreign.replace("theirs", "theirs again")
+        await notebook.call("write_file", path="a.ipynb", content=foreign)
         for op in ("replace", "delete"):
             refused = await notebook.call("edit_notebook", path="a.ipynb", op=op, cell="load")
             assert refused.failed
@@ -233,7 +239,9 @@ async def test_a_session_that_comes_back_goes_on_with_its_notebook(tmp_path: Pat
         await first.call("open_notebook", path="a.ipynb")
         await first.run("x = 1")
     async with place.life("--allow", "*") as second:
-        await second.run("x + 1")
+        back = await second.run("x + 1")
+        assert "'a.ipynb' is still open: what is executed is appended to it" in back.text
+        assert "still open" not in (await second.call("list_variables")).text
         cells = (await content(second)).cells
         assert [cell.source for cell in cells] == ["x = 1", "x + 1"]
         await second.call("open_notebook", path="")
