@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # few sessions have notebooks, and the server is to start fas
     from kernel_mcp.notebooks.book import Book
     from kernel_mcp.notebooks.document import BookCell, Document
 
+MOST_WRITTEN = 10_000
+"""Cells of which a session remembers where it has written them, the last ones."""
+UNDONE = "undone"
+"""A tag of cells whose work the variables hold no more."""
 MOST_KNOWN = 100_000
 """Cells of all notebooks that a session remembers as they were read."""
 
@@ -43,6 +47,7 @@ class Books:
         self._journal = journal
         self._handle = handle
         self._places: dict[int, Place] = {}
+        self._written: dict[int, Place] = {}
         self._unsaved: list[Cell] = []
         self._saving = anyio.Lock()
         self._known: dict[str, dict[str, str]] = {}
@@ -87,13 +92,41 @@ class Books:
                 with Barrier(doing, self._handle) as barrier:
                     try:
                         with anyio.CancelScope(shield=True):
-                            await anyio.to_thread.run_sync(partial(_write, cell, place))
+                            name = await anyio.to_thread.run_sync(partial(_write, cell, place))
+                        self._written[cell.number] = Place(place.book, name, "")
                     except (NotebookError, WorkspaceError) as error:
                         reason = str(error)
                 if barrier.failure is not None:
                     reason = reason_of(barrier.failure)
                 if reason:
                     cell.notice(f"Cell {cell.number} is not in {place.book.path!r}: {reason}")
+            for number in list(self._written)[:-MOST_WRITTEN]:
+                del self._written[number]
+
+    async def undone(self, numbers: Iterable[int]) -> list[str]:
+        """Tag cells that were taken back in the notebooks that have them; what is told of that."""
+        places = [self._written.pop(each) for each in numbers if each in self._written]
+        told: list[str] = []
+        for path in dict.fromkeys(place.book.path for place in places):
+            there = [place for place in places if place.book.path == path]
+            names = [place.id for place in there]
+            doing = "tagging cells of a notebook"
+            reason = ""
+            with Barrier(doing, self._handle) as barrier:
+                try:
+                    async with self._saving:
+                        with anyio.CancelScope(shield=True):
+                            await anyio.to_thread.run_sync(partial(_tag, there[0].book, names))
+                except (NotebookError, WorkspaceError) as error:
+                    reason = str(error)
+            if barrier.failure is not None:
+                reason = reason_of(barrier.failure)
+            told.append(
+                f"They are not tagged in {path!r}: {reason}"
+                if reason
+                else f"In {path!r} they are tagged `{UNDONE}`."
+            )
+        return told
 
     def read(self, path: str, cells: Iterable[BookCell]) -> None:
         """Remember what the caller has been shown of a notebook."""
@@ -119,8 +152,28 @@ class Books:
         return found
 
 
-def _write(cell: Cell, place: Place) -> None:
-    """Save a cell that has ended. Raises NotebookError, WorkspaceError, OSError."""
+def _tag(book: Book, names: Iterable[str]) -> None:
+    """Tag those cells that a notebook still has. Raises NotebookError, WorkspaceError, OSError."""
+
+    def tag(document: Document) -> None:
+        for found in [place for place in map(document.find, names) if place is not None]:
+            metadata, tags = _tags(document.cells[found])
+            if UNDONE not in tags:
+                document.change(found, {"metadata": {**metadata, "tags": [*tags, UNDONE]}})
+
+    book.change(tag)
+
+
+def _tags(cell: BookCell) -> tuple[Mapping[str, Any], list[Any]]:
+    """The metadata of a cell, and its tags."""
+    metadata = cell.value.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    tags = metadata.get("tags")
+    return metadata, tags if isinstance(tags, list) else []
+
+
+def _write(cell: Cell, place: Place) -> str:
+    """Save a cell that has ended; its id. Raises NotebookError, WorkspaceError, OSError."""
     from kernel_mcp.notebooks.document import code_cell
     from kernel_mcp.notebooks.jsontext import unlike
     from kernel_mcp.sessions.notebook import cell_as_json
@@ -129,20 +182,27 @@ def _write(cell: Cell, place: Place) -> None:
     outputs = [_by_lines(each) for each in written["outputs"]]
     count = written["execution_count"]
 
-    def add(document: Document) -> None:
+    def add(document: Document) -> str:
         name = unlike(secrets.token_hex(4), (each.id for each in document.cells))
         document.insert(len(document.cells), code_cell(name, cell.code, outputs, count))
+        return name
 
-    def update(document: Document) -> None:
+    def update(document: Document) -> str:
         found = document.find(place.id)
         if found is None or document.cells[found].print != place.print:
             raise NotebookError(
                 f"cell {place.id!r} was {'removed' if found is None else 'changed'} while it ran. "
                 "What it has put out is in the answer only."
             )
-        document.change(found, {"execution_count": count, "outputs": outputs})
+        values: dict[str, Any] = {"execution_count": count, "outputs": outputs}
+        metadata, tags = _tags(document.cells[found])
+        if UNDONE in tags:
+            kept = [each for each in tags if each != UNDONE]
+            values["metadata"] = {**metadata, "tags": kept}
+        document.change(found, values)
+        return place.id
 
-    place.book.change(update if place.id else add)
+    return place.book.change(update if place.id else add)
 
 
 def _by_lines(output: Mapping[str, Any]) -> dict[str, Any]:

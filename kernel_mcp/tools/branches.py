@@ -33,12 +33,13 @@ def register(box: Toolbox, services: Services) -> None:
         _, found = await box.resolve(ctx, session)
         found.require_own("undo")
         back = await found.undo(cells)
+        tagged = await found.books.undone(back.undone)
         return Undone(
             session=found.handle,
             state_as_of=back.as_of or None,
             gone=list(back.undone),
             lost=list(back.names),
-            note=_undone(back, cells),
+            note=" ".join([_undone(back, cells), *tagged]),
         )
 
     @tool(annotations=CHANGES)

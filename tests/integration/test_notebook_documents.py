@@ -369,3 +369,16 @@ async def test_outputs_of_strangers_are_read_within_one_answer() -> None:
         assert "more outputs are not shown]" in seen.text
         assert len(seen.result.content) < 2000
         assert len(seen.text) < 35_000
+
+
+async def test_cells_that_are_taken_back_are_tagged_until_they_run_again() -> None:
+    async with agent("--allow", "*", "--warm", "1", pauses=False) as notebook:
+        await notebook.call("open_notebook", path="a.ipynb")
+        await notebook.run("x = 1")
+        await notebook.run("x = 2", checkpoint=True)
+        back = await notebook.call("undo")
+        assert "In 'a.ipynb' they are tagged `undone`." in back.data["note"]
+        cells = (await content(notebook)).cells
+        assert [cell.metadata.get("tags") for cell in cells] == [None, ["undone"]]
+        await notebook.call("run_cells", path="a.ipynb", cells=[cells[1].id])
+        assert (await content(notebook)).cells[1].metadata.tags == []
