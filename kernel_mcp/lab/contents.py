@@ -46,19 +46,23 @@ class SessionContents(AsyncContentsManager):
         format: str | None = None,  # noqa: A002
         require_hash: bool = False,
     ) -> dict[str, Any]:
-        """The folder, or the notebook of a session. Raises HTTPError."""
+        """The folder, or the notebook of a session. Raises HTTPError.
+
+        One that is open is there, too, while no server has its session.
+        """
         found = await self.sessions.listed()
         path = path.strip("/")
         if not path:
             return self._folder(found if content else {})
         joined = found.get(path)
-        if joined is None or type not in (None, "notebook"):
+        away = joined is None and path in self._documents and not content
+        if (joined is None and not away) or type not in (None, "notebook"):
             raise HTTPError(404, f"There is no session with the notebook {path!r}.")
         model = self._model(path, "notebook")
-        if content:
+        if content and joined is not None:
             model["content"], model["format"] = await self._content(joined), "json"
         if require_hash:
-            model["hash"] = hashlib.sha256(joined.handle.encode()).hexdigest()
+            model["hash"] = hashlib.sha256(path.encode()).hexdigest()
             model["hash_algorithm"] = "sha256"
         return model
 
@@ -123,7 +127,7 @@ class SessionContents(AsyncContentsManager):
 
     async def _content(self, joined: Joined) -> dict[str, Any]:
         """The notebook, which follows its session from now on. Raises HTTPError."""
-        document, follower = self._documents.get(joined.path), self._followers.get(joined.handle)
+        document, follower = self._documents.get(joined.path), self._followers.get(joined.path)
         if document is not None and follower is not None and not follower.ended:
             shown: dict[str, Any] = document.get()
             return shown
@@ -139,11 +143,27 @@ class SessionContents(AsyncContentsManager):
             self._documents[joined.path] = made
             return made
 
-        follower = self._followers[joined.handle] = Follower(joined, self.sessions, find)
+        begins = follower is None or follower.ended
+        if follower is None or begins:
+            follower = Follower(joined, self.sessions, find, self._returned)
+            self._followers[joined.path] = follower
         try:
-            return await follower.begin()
+            return await (follower.begin() if begins else follower.now())
         except (KernelMcpError, OSError, asyncio.TimeoutError) as error:
+            if begins:
+                del self._followers[joined.path]
             raise HTTPError(404, str(error)) from error
+
+    async def _returned(self, before: Joined, after: Joined) -> None:
+        """Have pages use the session as it is now; they look for that every few seconds."""
+        kernels, sessions = self.parent.kernel_manager, self.parent.session_manager
+        if before.kernel_id == after.kernel_id or before.kernel_id not in kernels:
+            return
+        made = await kernels.start_kernel(path=after.path)
+        for each in await sessions.list_sessions():
+            if each["kernel"]["id"] == before.kernel_id:
+                await sessions.update_session(each["id"], kernel_id=made)
+        await kernels.shutdown_kernel(before.kernel_id)
 
     @property
     def _extension(self) -> Any:

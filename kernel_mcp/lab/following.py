@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import queue
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from jupyter_client.asynchronous.client import AsyncKernelClient
@@ -15,18 +17,24 @@ from kernel_mcp.lab.joined import Joined, Sessions
 MOST_TEXT = 500_000
 """Characters of text of one cell that a notebook shows."""
 MOST_OUTPUTS = 500
+MORE_OUTPUTS = "[… more outputs are in the session …]\n"
 HEARD_S = 20.0
+LOOK_S = 5.0
+"""Between two looks for the server of a session that puts out nothing."""
+_ID = re.compile(r"cell-([0-9]{1,9})")
 
 
-def content(cells: list[dict[str, Any]], left_out: int) -> dict[str, Any]:
-    """A notebook of these cells (nbformat 4.5)."""
+def content(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A notebook of the cells of a session (nbformat 4.5), which has what was `seen` in it."""
+    left_out = record["left_out"]
     first: list[dict[str, Any]] = []
     if left_out:
         words = f"{left_out} earlier cells of this session are not shown."
         first = [{"cell_type": "raw", "id": "left-out", "metadata": {}, "source": words}]
     return {
-        "cells": [*first, *cells],
+        "cells": [*first, *record["cells"]],
         "metadata": {
+            "kernel-mcp": {"seen": record["seen"]},
             "kernelspec": {"name": "python3", "display_name": "kernel-mcp session"},
             "language_info": {"name": "python"},
         },
@@ -36,14 +44,23 @@ def content(cells: list[dict[str, Any]], left_out: int) -> dict[str, Any]:
 
 
 class Follower:
-    """Follows one session from `begin` on; `find` gives the shared document once that is there."""
+    """Follows one session from `begin` on, also when it comes back with another server.
+
+    `find` gives the shared document once that is there, and `returned` hears of the session before
+    and after.
+    """
 
     def __init__(
-        self, joined: Joined, sessions: Sessions, find: Callable[[], Awaitable[Any]]
+        self,
+        joined: Joined,
+        sessions: Sessions,
+        find: Callable[[], Awaitable[Any]],
+        returned: Callable[[Joined, Joined], Awaitable[None]],
     ) -> None:
         self._joined = joined
         self._sessions = sessions
         self._find = find
+        self._returned = returned
         self._seen = 0
         self._task: asyncio.Task[None] | None = None
         self.ended = False
@@ -53,6 +70,16 @@ class Follower:
 
         Raises SessionNotFound, OSError.
         """
+        client, record = await self._join()
+        self._task = asyncio.create_task(self._follow(client))
+        return content(record)
+
+    async def now(self) -> dict[str, Any]:
+        """The notebook as it is now, while the shared document is being made. Raises likewise."""
+        return content(await self._sessions.join(self._joined.handle, record=True))
+
+    async def _join(self) -> tuple[AsyncKernelClient, Mapping[str, Any]]:
+        """What the session puts out from now on, and its cells. Raises SessionNotFound, OSError."""
         client = AsyncKernelClient()
         client.load_connection_info(await self._sessions.connection(self._joined.handle))
         client.start_channels(shell=False, stdin=False, hb=False, control=False)
@@ -62,21 +89,59 @@ class Follower:
         except BaseException:
             client.stop_channels()
             raise
-        self._seen = found["seen"]
-        self._task = asyncio.create_task(self._follow(client))
-        return content(found["cells"], found["left_out"])
+        return client, found
 
     async def _follow(self, client: AsyncKernelClient) -> None:
         with Barrier("following a session", self._joined.handle):
-            book = _Book(await self._find())
-            while not self.ended:
-                message = await client.iopub_channel.get_msg()
-                number = int(str(message["header"]["msg_id"]).rpartition("_")[2])
-                if number > self._seen:
-                    with Barrier("showing an output", self._joined.handle):
-                        self.ended = book.take(message)
+            document = await self._find()
+            self._seen = int(document.get()["metadata"]["kernel-mcp"]["seen"])
+            book = _Book(document)
+            while True:
+                try:
+                    await self._hear(client, book)
+                finally:
+                    client.stop_channels()
+                if not self._joined.kept:
+                    break
+                client = await self._again(book)
         self.ended = True
-        client.stop_channels()
+
+    async def _hear(self, client: AsyncKernelClient, book: _Book) -> None:
+        """Show what comes until the session has ended, or its server is not there any more."""
+        while True:
+            try:
+                message = await client.iopub_channel.get_msg(timeout=LOOK_S)
+            except queue.Empty:
+                if await self._there() != self._joined:
+                    return
+                continue
+            number = int(str(message["header"]["msg_id"]).rpartition("_")[2])
+            if number > self._seen:
+                last = False
+                with Barrier("showing an output", self._joined.handle):
+                    last = book.take(message)
+                if last:
+                    return
+
+    async def _again(self, book: _Book) -> AsyncKernelClient:
+        """Wait until the session is there again, and go on with the same notebook."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            found = await self._there()
+            if found is None:
+                continue
+            before, self._joined = self._joined, found
+            with Barrier("following a session that is back", found.handle):
+                client, record = await self._join()
+                self._seen = record["seen"]
+                with Barrier("showing what a session has", found.handle):
+                    book.go_on(record["cells"])
+                with Barrier("connecting a session that is back", found.handle):
+                    await self._returned(before, found)
+                return client
+
+    async def _there(self) -> Joined | None:
+        return (await self._sessions.listed()).get(self._joined.path)
 
 
 class _Book:
@@ -86,6 +151,7 @@ class _Book:
         self._document = document
         self._text = 0
         self._clear = False
+        self._last = max(map(_number, document.ycells), default=0)
         self._displays: dict[str, tuple[int, int]] = {}
         """The cell of each display that may change, and its place there."""
 
@@ -98,16 +164,17 @@ class _Book:
         if about["written"]:
             return False
         cell = self._cell(about["cell"])
-        if kind == "execute_input" and cell is None:
+        if kind == "execute_input" and about["cell"] > self._last:
+            self._last = about["cell"]
             self._document.append_cell(_code_cell(about["cell"], said["code"]))
             cell, self._text, self._clear = self._cell(about["cell"]), 0, False
-        if cell is None:  # removed by a person
+        if cell is None:  # removed by a person, or no code any more
             return False
         if kind in ("status", "execute_input"):
             busy = kind == "execute_input" or said["execution_state"] == "busy"
             cell["execution_state"] = "running" if busy else "idle"
         elif kind == "clear_output" and not said["wait"]:
-            cell["outputs"].clear()
+            self._empty(cell, about["cell"])
         elif kind == "clear_output":
             self._clear = True
         elif kind == "update_display_data":
@@ -120,7 +187,7 @@ class _Book:
         outputs: Array = cell["outputs"]
         if self._clear:
             self._clear = False
-            outputs.clear()
+            self._empty(cell, number)
         if kind == "stream":
             self._print(outputs, said["name"], said["text"])
         elif len(outputs) < MOST_OUTPUTS:
@@ -129,6 +196,29 @@ class _Book:
             if display is not None:
                 self._displays[display] = number, len(outputs)
             outputs.append(Map(output))
+        elif len(outputs) == MOST_OUTPUTS:
+            more = {"output_type": "stream", "name": "stderr", "text": Text(MORE_OUTPUTS)}
+            outputs.append(Map(more))
+
+    def go_on(self, cells: Sequence[Mapping[str, Any]]) -> None:
+        """Show what came while nobody followed: further cells, and the ends of those that ran."""
+        for each in cells:
+            number = _number(each)
+            there = self._cell(number)
+            if number > self._last:
+                self._last = number
+                self._document.append_cell(dict(each))
+            elif there is not None and there.get("execution_state") == "running":
+                there["execution_state"] = "idle"
+                self._empty(there, number)
+                for output in each["outputs"]:
+                    there["outputs"].append(Map(_shared(output)))
+
+    def _empty(self, cell: Map, number: int) -> None:
+        """Drop the outputs of a cell, and what is known of displays there."""
+        cell["outputs"].clear()
+        self._text = 0
+        self._displays = {name: at for name, at in self._displays.items() if at[0] != number}
 
     def _print(self, outputs: Array, name: str, text: str) -> None:
         left = MOST_TEXT - self._text
@@ -157,8 +247,22 @@ class _Book:
         for place in reversed(range(len(cells))):
             if cells[place].get("id") == name:
                 found: Map = cells[place]
-                return found
+                return found if found.get("cell_type") == "code" else None
         return None
+
+
+def _number(cell: Any) -> int:
+    """The number of a session's cell in a notebook; 0 for others."""
+    found = _ID.fullmatch(str(cell.get("id")))
+    return int(found.group(1)) if found else 0
+
+
+def _shared(output: Mapping[str, Any]) -> dict[str, Any]:
+    """An output of a notebook as a shared document has it."""
+    if output["output_type"] != "stream":
+        return dict(output)
+    text = output["text"]
+    return {**output, "text": Text(text if isinstance(text, str) else "".join(text))}
 
 
 def _code_cell(number: int, code: str) -> dict[str, Any]:

@@ -26,10 +26,11 @@ _IDS = uuid.UUID("6f2b1f0e-7f1c-4f0b-9a52-5d5a2f6b7c11")
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A session: its handle, and its notebook's name in JupyterLab."""
+    """A session: its handle, its notebook's name in JupyterLab, whether it outlives its server."""
 
     handle: str
     path: str
+    kept: bool = False
 
     @property
     def kernel_id(self) -> str:
@@ -55,8 +56,9 @@ class Sessions:
         for server in await self._ask({}):
             for each in server.get("sessions", ()):
                 handle, name = str(each["session"]), str(each["name"])
-                path = self._path(str(each["kept"]) or handle, handle, name)
-                found[path] = Joined(handle, path)
+                kept = str(each["kept"])
+                path = self._path(kept or handle, handle, name)
+                found[path] = Joined(handle, path, bool(kept))
         self._listed = time.monotonic(), found
         return found
 

@@ -69,6 +69,10 @@ class SessionKernels(AsyncMappingKernelManager):
 
     sessions: Sessions
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._starting = asyncio.Lock()
+
     async def start_kernel(
         self, *, kernel_id: str | None = None, path: str | None = None, **_: Any
     ) -> str:
@@ -77,10 +81,11 @@ class SessionKernels(AsyncMappingKernelManager):
             joined = await self.sessions.find(path or "")
         except KernelMcpError as error:
             raise HTTPError(404, f"{error} JupyterLab starts no kernels here.") from error
-        if joined.kernel_id not in self:
-            kernel = type("Kernel", (SessionKernel,), {"joined": joined, "sessions": self.sessions})
-            self.kernel_manager_factory = kernel
-            await super().start_kernel(kernel_id=joined.kernel_id, kernel_name=SPEC)
+        async with self._starting:
+            if joined.kernel_id not in self:
+                own = {"joined": joined, "sessions": self.sessions}
+                self.kernel_manager_factory = type("Kernel", (SessionKernel,), own)
+                await super().start_kernel(kernel_id=joined.kernel_id, kernel_name=SPEC)
         return joined.kernel_id
 
     async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:

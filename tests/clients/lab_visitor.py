@@ -10,6 +10,8 @@ import json
 import os
 import re
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,19 @@ raise ValueError("<img src=x onerror=window.pwned=16>")
 """
 SEEN_WORDS = ("in a cell", "widget", "no picture", "<img src=x onerror=window.pwned=15>")
 LINES = "import time\nfor n in range(40):\n    print('line', n, flush=True)\n    time.sleep(0.1)"
+CLEARED = """
+from IPython.display import clear_output, display, update_display
+display("of the display", display_id="d")
+clear_output()
+print("kept line")
+update_display("elsewhere", display_id="d")
+for n in range(600):
+    display(n)
+"""
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
+
+
+Serving = Callable[[], AbstractAsyncContextManager["Agent"]]
 
 
 class Agent:
@@ -174,6 +188,34 @@ async def visit(agent: Agent, page: Page, seen: dict[str, Any], folder: Path) ->
     }
     seen["alive"] = await agent.run("x")
 
+    await agent.run(CLEARED)
+    saved = ""
+    while "more outputs are in the session" not in saved:
+        saved = await page.evaluate(
+            "name => fetch(`/api/contents/${name}?content=1`).then(answer => answer.text())",
+            seen["listed"],
+        )
+    seen["kept line"] = "kept line" in saved
+
+
+async def comes_back(server: Serving, page: Page, seen: dict[str, Any]) -> None:
+    """Look at a session whose server is replaced by another."""
+    async with server() as agent:
+        await agent.run("y = 5\nprint('first', y)")
+        item = ".jp-DirListing-item >> nth=0"
+        await page.wait_for_selector(item)
+        await page.dblclick(item)
+        await until(page, "first 5")
+        await page.wait_for_selector("text=kernel-mcp session | Idle")
+    async with server() as agent:
+        await agent.run("print('second', y)")
+        await until(page, "second 5")
+        await page.wait_for_selector("text=kernel-mcp session | Idle")
+        await run_as_person(page, "y += 1\nprint('person', y)")
+        await until(page, "person 6")
+        seen["back"] = await agent.run("y")
+        await until(page, "[4]:\n6")
+
 
 async def foreign(address: str) -> int:
     """The status of a shared document for a page of another server that has the token."""
@@ -207,54 +249,75 @@ async def kernel(page: Page) -> str:
     return found
 
 
-async def main(browser: str, folder: Path) -> None:
-    state = folder / "s"
-    state.mkdir()
-    (folder / "beside.html").write_text("<script src=beside.js></script>")
-    seen: dict[str, Any] = {"dialogs": 0, "requests": []}
-    command = [sys.executable, "-m", "kernel_mcp"]
-    flags = ["--state-dir", str(state), "--persist", "off", "--allow", "*"]
-    server = StdioServerParameters(
-        command=command[0], args=[*command[1:], *flags], env=dict(os.environ)
+@asynccontextmanager
+async def lab_and_page(
+    browser: str, state: Path, folder: Path, seen: dict[str, Any]
+) -> AsyncIterator[tuple[str, Page]]:
+    """JupyterLab's address, and a page that notes what leaves it."""
+    command = [sys.executable, "-m", "kernel_mcp", "lab", "--state-dir", str(state)]
+    lab = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=folder,
+        env={**os.environ, "JUPYTER_TOKEN": "known"},
     )
-    async with Client(server) as client, async_playwright() as driver:
-        agent = Agent(client)
-        await agent.run("x = 41\nprint('before', x)")
-        lab = await asyncio.create_subprocess_exec(
-            *command,
-            *("lab", "--state-dir", str(state)),
-            stdout=asyncio.subprocess.PIPE,
-            cwd=folder,
-            env={**os.environ, "JUPYTER_TOKEN": "known"},
-        )
-        assert lab.stdout is not None
-        line = (await lab.stdout.readline()).decode()
-        address = re.findall(r"http://127\.0\.0\.1:\d+/lab\?token=\w{20,}", line)[0]
-        seen["foreign"] = await foreign(address)
-        await read_without_page(address)
+    assert lab.stdout is not None
+    line = (await lab.stdout.readline()).decode()
+    address = re.findall(r"http://127\.0\.0\.1:\d+/lab\?token=\w{20,}", line)[0]
+    origin = address.partition("/lab")[0]
+
+    def note(url: str) -> None:
+        if not url.startswith((origin, "data:", "blob:")):
+            seen["requests"].append(url)
+
+    async def dismiss(dialog: Any) -> None:
+        seen["dialogs"] += 1
+        await dialog.dismiss()
+
+    async with async_playwright() as driver:
         chromium = await driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         page = await chromium.new_page(viewport={"width": 1300, "height": 900})
         page.set_default_timeout(60_000)
-        origin = address.partition("/lab")[0]
-
-        def note(url: str) -> None:
-            if not url.startswith((origin, "data:", "blob:")):
-                seen["requests"].append(url)
-
-        async def dismiss(dialog: Any) -> None:
-            seen["dialogs"] += 1
-            await dialog.dismiss()
-
         page.on("request", lambda request: note(request.url))
         page.on("dialog", dismiss)
         try:
-            await page.goto(address)
-            await visit(agent, page, seen, folder)
+            yield address, page
         finally:
             await page.screenshot(path=str(folder / "last.png"))
             await chromium.close()
             lab.terminate()
             seen["end"] = await asyncio.wait_for(lab.wait(), 60)
+
+
+async def main(browser: str, folder: Path) -> None:
+    state, kept, project = folder / "s", folder / "k", folder / "project"
+    for each in (state, kept, project):
+        each.mkdir()
+    (folder / "beside.html").write_text("<script src=beside.js></script>")
+    seen: dict[str, Any] = {"dialogs": 0, "requests": []}
+
+    @asynccontextmanager
+    async def serving(place: Path, persist: str) -> AsyncIterator[Agent]:
+        flags = ["--state-dir", str(place), "--persist", persist, "--allow", "*"]
+        server = StdioServerParameters(
+            command=sys.executable,
+            args=["-m", "kernel_mcp", *flags],
+            env=dict(os.environ),
+            cwd=str(project),
+        )
+        async with Client(server) as client:
+            yield Agent(client)
+
+    async with serving(state, "off") as agent:
+        await agent.run("x = 41\nprint('before', x)")
+        async with lab_and_page(browser, state, folder, seen) as (address, page):
+            seen["foreign"] = await foreign(address)
+            await read_without_page(address)
+            await page.goto(address)
+            await visit(agent, page, seen, folder)
+    async with lab_and_page(browser, kept, folder, seen) as (address, page):
+        await page.goto(address)
+        await comes_back(lambda: serving(kept, "1G,1d"), page, seen)
     print(json.dumps(seen))
 
 

@@ -86,5 +86,14 @@ def test_there_are_no_terminals_files_or_kernels_but_sessions(seen: dict[str, An
     assert seen["alive"].startswith("42")
 
 
+def test_a_notebook_follows_its_session_to_the_next_server(seen: dict[str, Any]) -> None:
+    assert seen["back"].startswith("6")
+    assert "a person ran cell 3 (ok): y += 1" in seen["back"]
+
+
+def test_outputs_that_are_cleared_or_many_are_told_as_they_are(seen: dict[str, Any]) -> None:
+    assert seen["kept line"]
+
+
 def test_it_ends_when_it_is_told_to(seen: dict[str, Any]) -> None:
     assert seen["end"] == 0
