@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -229,7 +231,7 @@ def run_sessions(argv: Sequence[str]) -> int:
     from kernel_mcp.sessions.keeping import store_of
 
     settings = settings_from(flags)
-    state = settings.state_dir or default_base()
+    state = _state(settings)
     if command == "join":
         return _join(state, joined)
     store = store_of(settings)
@@ -276,6 +278,25 @@ def _list_running(state: Path) -> int:
         folder = one_line(server["folder"])
         print(f"server {server['pid']} {where} in {folder}: {count} now, {size}")
     return 0
+
+
+def _state(settings: Settings) -> Path:
+    """Where running servers are looked for.
+
+    Raises ConfigError where others could answer in their place.
+    """
+    if settings.state_dir is not None:
+        return settings.state_dir
+    path = default_base()
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        alone = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+        if not alone or found.st_uid != os.geteuid():
+            raise ConfigError(
+                f"{path} is not a folder of this user alone: what answers there may be no server "
+                "of this user's. Remove it (see `ls -ld`), or name the servers' with --state-dir"
+            )
+    return path
 
 
 def _join(state: Path, session: str) -> int:
@@ -347,7 +368,7 @@ def run_lab(argv: Sequence[str]) -> int:
     parser.add_argument("--port", type=int, metavar="N", help=f"default: {_LAB_PORT}, or the next")
     flags = vars(parser.parse_args(list(argv)))
     port = flags.pop("port", None) or _LAB_PORT
-    state = settings_from(flags).state_dir or default_base()
+    state = _state(settings_from(flags))
     missing = [name for name in ("jupyterlab", "jupyter_server_ydoc") if find_spec(name) is None]
     if missing:
         raise ConfigError(

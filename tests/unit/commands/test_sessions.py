@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_mcp import commands
 from kernel_mcp.cli import EXIT_USAGE, main
+from kernel_mcp.errors import ConfigError
 from kernel_mcp.sessions.store import Key, SessionStore
 from tests.unit.sessions.test_store import opened, save
 
@@ -93,3 +95,15 @@ def test_sessions_of_running_servers_are_listed_with_principal_and_state(
     assert "server 7 on 127.0.0.1:8000 in /srv: 1 session now, 3 MiB" in shown
     assert "server 8 on stdin and stdout in /home/ada: 0 sessions now, 0 MiB" in shown
     assert "ada\n" not in shown
+
+
+@pytest.mark.parametrize("words", [["list"], ["join"]])
+def test_servers_are_not_looked_for_where_others_could_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(commands, "default_base", lambda: tmp_path)
+    with pytest.raises(ConfigError, match="not a folder of this user alone"):
+        commands.run_sessions([*words, "--persist", "off"])
+    tmp_path.chmod(0o700)
+    commands.run_sessions([*words, "--persist", "off"])
