@@ -281,9 +281,7 @@ class KernelLimits:
             return
         self._looking = True
         try:
-            cpu_s = (await self._gauge.used()).cpu_s
-            active = bool(self._on_excess) or cpu_s - self._cpu_s > RESTING_CPU_S
-            self._cpu_s = cpu_s
+            active = bool(self._on_excess) or await self._has_computed()
             if active:
                 self._stale = list(self.quotas)
             due = [quota for quota in self._stale if quota.due(others)]
@@ -294,6 +292,13 @@ class KernelLimits:
             self.awake = active or bool(self._stale)
         finally:
             self._looking = False
+
+    async def _has_computed(self) -> bool:
+        """Whether it has used processor time since the last call."""
+        cpu_s = await self._gauge.cpu_s()
+        computed = cpu_s - self._cpu_s > RESTING_CPU_S
+        self._cpu_s = cpu_s
+        return computed
 
     def make_room(self, size: int, apart: Mapping[int, int]) -> None:
         """Allow `size` bytes more, where the machine has them: what checkpoints may come to hold.

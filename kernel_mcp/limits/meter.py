@@ -245,6 +245,14 @@ class Gauge:
         self._last = replace(self._last, measured=False)
         return self._last
 
+    async def cpu_s(self) -> float:
+        """Processor time of all processes; of a group without reading what it holds."""
+        if self._group is not None:
+            with self._faults.kept("processor time"):
+                if (found := self._group.cpu_s()) is not None:
+                    return found
+        return (await self.used()).cpu_s
+
     async def too_much(self) -> bool:
         """Whether memory exceeds its limit where no group enforces it.
 

@@ -10,8 +10,8 @@ import logging
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +92,21 @@ class Resting:
     def part(self) -> float:
         """The part of a processor that a cell has."""
         return 1 / max(1.0, self._busy())
+
+    @contextmanager
+    def at_once(self) -> Iterator[bool]:
+        """Whether a copy may be made in a pause: cells are no crowd, and few others make one."""
+        free = not self.crowded
+        if free:
+            try:
+                self._turns.acquire_nowait()
+            except anyio.WouldBlock:
+                free = False
+        try:
+            yield free
+        finally:
+            if free:
+                self._turns.release()
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[bool]:
@@ -178,11 +193,12 @@ class Checkpoints:
         if not self._stale:
             self._give_up(kernel)
             return
-        if self._resting.crowded:
-            return  # the next pause may be better
-        cost_s = await self._cost_s()
-        if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
-            await self.take(kernel, as_of)
+        with self._resting.at_once() as free:
+            if not free:
+                return  # the next pause may be better
+            cost_s = await self._cost_s()
+            if cost_s <= TRIFLE_S or self._work_s > PART * cost_s:
+                await self.take(kernel, as_of)
         self._stale = False
         if self._as_of and self._fork_s <= TRIFLE_S and self._mode != "always":
             self._resting.add(self, partial(self._give_up, kernel))

@@ -161,6 +161,8 @@ class SessionManager:
             capacity=capacity or Capacity(),
             principals=self.principals,
         )
+        self._opening = 0
+        """Calls that are to open a session."""
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
@@ -196,8 +198,9 @@ class SessionManager:
         return list(self._sessions.values())
 
     def _busy(self) -> float:
-        """Sessions that run cells, for each processor."""
-        return sum(each.state == "busy" for each in self._sessions.values()) / PROCESSORS
+        """Sessions that run cells or begin, for each processor."""
+        there = sum(each.state == "busy" or each.starting for each in self._sessions.values())
+        return (self._opening + there) / PROCESSORS
 
     @property
     def at_work(self) -> list[Session]:
@@ -271,7 +274,11 @@ class SessionManager:
                 "or none, for one that joins a kernel."
             )
         limits = self.principals.limits(caller.principal, limits, self._settings.limits)
-        async with self._way(caller, ask) as ask, self._quota.reserve(caller.principal):
+        async with (
+            self._being_opened(),
+            self._way(caller, ask) as ask,
+            self._quota.reserve(caller.principal),
+        ):
             name, default = ask.name, ask.default
             self._check_name(caller, name)  # again: a session may have had to make room
             handle = "s-" + secrets.token_urlsafe(9)
@@ -312,6 +319,15 @@ class SessionManager:
                     "again."
                 )
             return session
+
+    @asynccontextmanager
+    async def _being_opened(self) -> AsyncIterator[None]:
+        """Inside this block a session is about to be there."""
+        self._opening += 1
+        try:
+            yield
+        finally:
+            self._opening -= 1
 
     @asynccontextmanager
     async def _way(self, caller: Caller, ask: Ask) -> AsyncIterator[Ask]:

@@ -83,18 +83,19 @@ class Capacity:
 
     def shortage(self, kernels: int) -> str:
         """Why `kernels` more do not fit, with the remedy; empty where they do."""
-        tight = self._tightest()
-        if tight is None or tight.kernels() >= kernels:
+        fits, tight = self._tightest()
+        if tight is None or fits >= kernels:
             return ""
         return f"{tight}. For more sessions {tight.remedy}"
 
     def kernels(self) -> int | None:
         """Kernels that still fit; None where nothing limits them."""
-        tight = self._tightest()
-        return None if tight is None else max(0, tight.kernels())
+        fits, tight = self._tightest()
+        return None if tight is None else max(0, fits)
 
-    def _tightest(self) -> Bound | None:
-        return min(self._bounds, key=Bound.kernels, default=None)
+    def _tightest(self) -> tuple[int, Bound | None]:
+        found = ((bound.kernels(), bound) for bound in self._bounds)
+        return min(found, key=lambda each: each[0], default=(0, None))
 
 
 def _descriptors() -> Sequence[Bound]:
@@ -109,6 +110,8 @@ def _descriptors() -> Sequence[Bound]:
 
 
 def _open_files() -> int:
+    if count := os.stat("/proc/self/fd").st_size:  # noqa: PTH116  # Linux 6.2
+        return count
     with os.scandir("/proc/self/fd") as entries:
         return sum(1 for _ in entries) - 1
 

@@ -201,6 +201,11 @@ class Session:
         return "new" if self.lifecycle.kernel is None else "idle"
 
     @property
+    def starting(self) -> bool:
+        """Whether its kernel is being started before there is a cell."""
+        return self._ahead is not None
+
+    @property
     def restful(self) -> bool:
         """Whether it could be hibernated: awake, no cell, no install, no start under way.
 

@@ -227,12 +227,31 @@ async def test_a_system_that_gives_no_thread_leaves_the_last_values(
     for _ in range(3):
         await watched.limits.check_memory()
         await watched.limits.check_disk()
+        await watched.limits.used()
     assert watched.limits.awake
     assert before.measured
     assert not watched.done
     said = [record for record in caplog.records if "no further thread" in record.message]
     assert len(said) == len(caplog.records) == 3
     assert not any(record.exc_info for record in said)
+
+
+async def test_while_a_cell_runs_nobody_asks_what_it_has_computed(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[None] = []
+
+    async def cpu_s() -> float:
+        asked.append(None)
+        return 0.0
+
+    monkeypatch.setattr(watched.limits._gauge, "cpu_s", cpu_s)
+    await watched.begin()
+    await watched.limits.check_disk()
+    assert not asked
+    watched.limits.end()
+    await watched.limits.check_disk()
+    assert len(asked) == 1
 
 
 async def test_what_cannot_be_weighed_is_too_much(

@@ -293,6 +293,24 @@ async def test_of_many_cells_that_begin_together_few_wait_for_a_copy(own: dict[i
     assert policies[-1].newest is not None
 
 
+async def test_of_many_pauses_few_are_used_at_a_time(own: dict[int, int]) -> None:
+    resting = Resting(lambda: 99)
+    policies = [
+        Checkpoints("auto", lambda: 0.0, print, resting=resting) for _ in range(PROCESSORS + 1)
+    ]
+    kernels: list[Any] = [SlowlyCopied() for _ in policies]
+    async with anyio.create_task_group() as tasks:
+        for policy, kernel in zip(policies, kernels, strict=True):
+            tasks.start_soon(rest, policy, kernel)
+        await anyio.wait_all_tasks_blocked()
+        for kernel in kernels:
+            kernel.parked.set()
+    assert [len(kernel.made) for kernel in kernels] == [1] * PROCESSORS + [0]
+    assert policies[-1].pause_s(kernels[-1]) == PAUSE_S  # the next pause is looked at again
+    await policies[-1].pause(kernels[-1], 1)
+    assert len(kernels[-1].made) == 1
+
+
 async def test_of_many_cells_at_a_time_each_has_done_a_part_of_the_work(
     own: dict[int, int],
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kernel_mcp.errors import InputError, SessionGone, SessionNotFound
 from kernel_mcp.sessions import ends as module
 from kernel_mcp.sessions.cell import Status
-from kernel_mcp.sessions.manager import Caller
+from kernel_mcp.sessions.manager import PROCESSORS, Caller
 from kernel_mcp.sessions.reaper import Reaper
 from kernel_mcp.sessions.session import Session
 from kernel_mcp.sessions.storage import SCRIPT
@@ -47,6 +47,23 @@ async def test_calls_at_the_same_time_share_one_default_session(tmp_path: Path) 
             for _ in range(5):
                 tasks.start_soon(manager.resolve, ME, "")
         assert len(manager.sessions) == 1
+
+
+async def test_sessions_that_begin_count_as_busy(tmp_path: Path) -> None:
+    manager = new_manager(tmp_path, FakeSource(), FakeClock())
+    async with manager.running(), anyio.create_task_group() as tasks:
+        async with manager._quota._one_at_a_time:
+            for _ in range(3):
+                tasks.start_soon(manager.create, ME)
+            await anyio.wait_all_tasks_blocked()
+            assert manager._busy() == 3 / PROCESSORS
+        await anyio.wait_all_tasks_blocked()
+        assert manager._busy() == 0
+        session = manager.sessions[0]
+        session.begin()
+        assert manager._busy() == 1 / PROCESSORS
+        await session.begun.wait()
+        assert manager._busy() == 0
 
 
 async def test_a_foreign_handle_is_as_unknown_as_one_that_never_was(tmp_path: Path) -> None:

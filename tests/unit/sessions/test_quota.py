@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from kernel_mcp.errors import LaunchError, SessionLimitReached, SessionNotFound
+from kernel_mcp.sessions import quota
 from kernel_mcp.sessions.manager import Caller, SessionManager
 from kernel_mcp.sessions.quota import Bound, Capacity
 from kernel_mcp.sessions.reaper import Reaper
@@ -46,6 +47,16 @@ def test_the_tightest_bound_is_named_with_numbers_and_what_to_do() -> None:
     assert "the tight one is 30, of which 20 of them are in use" in text
     assert "takes some 10, and 5 have to stay free" in text
     assert text.endswith("For more sessions do this")
+
+
+def test_open_files_are_counted_with_and_without_the_help_of_linux(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (files,) = quota._descriptors()
+    there = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208
+    assert files.used() == there
+    monkeypatch.setattr(os, "stat", lambda _path: os.stat_result((0,) * 10))
+    assert files.used() == there
 
 
 @pytest.mark.parametrize(
