@@ -25,6 +25,9 @@ LEAST_PAUSE_S = 0.5
 SHARE = 20
 """Scans of one folder take at most one part in this many of the time, and those of all together one
 in this many of a processor, except when the disk fills up."""
+LEAST_CPU_S = 0.003
+"""Processor time that a scan counts as: what mappings of a kernel take to read that was not yet
+looked at."""
 HURRIED_SHARE = 2
 SLACK_BYTES = 16 * MIB
 SLACK_ENTRIES = 100
@@ -118,7 +121,7 @@ class FolderQuota:
                 self._look(processes)
             finally:
                 self._begun, self._took = begin, self._clock() - begin
-                self._took_cpu = time.thread_time() - cpu_s
+                self._took_cpu = max(time.thread_time() - cpu_s, LEAST_CPU_S)
 
     def _look(self, processes: Callable[[], Iterable[int]]) -> None:
         free = self._free_now()

@@ -155,6 +155,18 @@ def test_scans_of_many_folders_take_no_more_of_a_processor_than_that_of_one(
     assert watched.due(99)
 
 
+def test_among_many_the_first_scan_of_processes_has_its_part_of_a_processor_too(
+    watched: FolderQuota, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "time", SimpleNamespace(thread_time=lambda: 0.0))
+    watched.look()  # the folder alone, which takes no time
+    clock.now += 0.6
+    assert watched.due()
+    assert not watched.due(99)
+    clock.now += 6
+    assert watched.due(99)
+
+
 def test_a_disk_that_fills_up_quickly_hurries_the_next_look(
     watched: FolderQuota, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
