@@ -140,18 +140,22 @@ def _connect(connection: Connection, ends: list[socket.socket]) -> None:
 
 def _connected(connection: Connection, port: int) -> socket.socket:
     """A socket of one channel. Blocks; raises OSError."""
+    family = socket.AF_INET
+    place: str | tuple[str, int] = (connection.host, port)
     if connection.transport == "ipc":
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            end.settimeout(CONNECT_S)
-            end.connect(connection.path(port))
-        except BaseException:
-            end.close()
-            raise
-    else:
-        end = socket.create_connection((connection.host, port), timeout=CONNECT_S)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    end.setblocking(False)
+        family, place = socket.AF_UNIX, connection.path(port)
+    elif ":" in connection.host:
+        family = socket.AF_INET6
+    end = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        end.settimeout(CONNECT_S)
+        end.connect(place)
+        if family is not socket.AF_UNIX:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.setblocking(False)
+    except BaseException:
+        end.close()
+        raise
     return end
 
 
