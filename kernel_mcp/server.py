@@ -88,6 +88,8 @@ TEMPLATE_S = 0.2
 to build an environment."""
 RETRIES_S = (30.0, 60.0, 300.0)
 """Seconds between attempts to prepare for kernels, as while there is no network."""
+SPARES_AT_FIRST = 1
+"""Most servers have a single session, for which a further one of 11 MiB would wait in vain."""
 TEMPLATE_KERNELS = 1
 """A template counts as one kernel in the system's limits."""
 
@@ -256,6 +258,7 @@ async def parts(
         pool = WarmPool(
             factory,
             size=spares,
+            at_first=SPARES_AT_FIRST,
             folder=waiting,
             layers=folders.layers,
             capacity=capacity,

@@ -441,7 +441,8 @@ class Settings:
     )
     warm: int = _flag(
         "warm", count, _SERVER, "N", "2",
-        "kernels started ahead, so that a new session has one at once; 0 for none",
+        "kernels started ahead, so that a new session has one at once; one until a second session "
+        "begins, 0 for none",
         narrows=no_more,
     )
     log_level: str = _flag(

@@ -144,21 +144,30 @@ class WarmPool:
         layers: Path,
         capacity: Capacity | None = None,
         mark: Callable[[], object] = lambda: None,
+        at_first: int | None = None,
     ) -> None:
         """A spare never takes the last room that `capacity` leaves for a session.
 
-        `mark` tells what spares are made for; when it has changed they are not used.
+        Until a second kernel begins there are `at_first` spares, `size` by default. `mark` tells
+        what spares are made for; when it has changed they are not used.
         """
         self._mark = mark
         self._source = source
         self._capacity = capacity or Capacity()
         self._size = size
+        self._at_first = size if at_first is None else at_first
         self._folder = folder
         self._layers = layers
         self._spares: deque[_Spare] = deque()
         self._replaced: list[tuple[Path, Path]] = []
         """Folders of sessions under their new names, and those that are in their place now."""
         self._taken = anyio.Event()
+        self._begun = 0
+        """Kernels that sessions have had."""
+
+    @property
+    def _wanted(self) -> int:
+        return self._size if self._begun > 1 else min(self._size, self._at_first)
 
     @property
     def ready(self) -> int:
@@ -170,9 +179,9 @@ class WarmPool:
         while self._size:
             self._taken = anyio.Event()
             with Barrier("keeping kernels in reserve") as barrier:
-                while len(self._spares) < self._size and not self._capacity.shortage(2):
+                while len(self._spares) < self._wanted and not self._capacity.shortage(2):
                     self._spares.append(await self._make())
-            if barrier.failure is not None or len(self._spares) < self._size:
+            if barrier.failure is not None or len(self._spares) < self._wanted:
                 await anyio.sleep(RETRY_S)
                 continue
             await self._taken.wait()
@@ -188,6 +197,9 @@ class WarmPool:
 
     async def start(self, request: KernelRequest, progress: ProgressCallback) -> Kernel:
         """A spare when one fits the request, else a kernel started now. Raises KernelMcpError."""
+        self._begun += 1
+        if len(self._spares) < self._wanted:
+            self._taken.set()
         while request.ordinary and _adds_nothing(request.layer) and self._spares:
             spare = self._spares.popleft()
             self._taken.set()

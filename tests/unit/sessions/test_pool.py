@@ -55,6 +55,22 @@ async def test_a_session_takes_a_spare_and_its_folder(tmp_path: Path) -> None:
         assert (tmp_path / "w" / "session" / "by-kernel").exists()
 
 
+async def test_there_are_few_until_a_second_kernel_begins(tmp_path: Path) -> None:
+    source = FakeSource()
+    pool = WarmPool(source, size=3, at_first=1, folder=tmp_path / "w", layers=tmp_path / "p")
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.fill)
+            for begun, spares in ((0, 1), (1, 1), (2, 3)):
+                while pool.ready < spares:
+                    await anyio.lowlevel.checkpoint()
+                await anyio.wait_all_tasks_blocked()
+                assert len(source.kernels) == begun + spares
+                await pool.start(request(tmp_path / f"{begun}"), silence)
+            tasks.cancel_scope.cancel()
+    await pool.aclose()
+
+
 async def test_files_that_came_first_are_moved_into_the_folder_of_the_spare(tmp_path: Path) -> None:
     source = FakeSource()
     async with filled(tmp_path, source) as pool:
