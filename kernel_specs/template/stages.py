@@ -30,12 +30,14 @@ _LATE = f"it was not imported within {IMPORT_S:g} s"
 class Stage:
     """What a template has, modules of it that were not used yet, and those that it has not tried.
 
-    Kernels need not wait for what a first use makes: it comes with the next stage.
+    Kernels may wait for the first stage after a `bare` one: what is imported in that is used in the
+    next one.
     """
 
     loaded: prewarm.Loaded
     left: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    bare: bool = False
 
     @property
     def to_come(self) -> list[str]:
@@ -129,11 +131,14 @@ def grow(kernel: host.KernelHost, link: socket.socket, before: Stage) -> Stage:
     unused: list[str] = []
     for name in before.to_come:
         packets.send(link, {"op": "takes", "name": name})
-        used = name in before.unused
-        if why := prewarm.use(kernel, name) if used else prewarm.add(name):
+        why = "" if name in before.unused else prewarm.add(name)
+        if not why and name in prewarm.LIBRARY_CELLS:
+            if before.bare:
+                unused.append(name)
+            else:
+                why = prewarm.use(kernel, name)
+        if why:
             missing[name] = why
-        elif not used and name in prewarm.LIBRARY_CELLS:
-            unused.append(name)
         if prewarm.Inherited.now().more_than(held):
             packets.send(link, {"op": "unfit"})
             os._exit(0)

@@ -199,7 +199,7 @@ def main(argv: Sequence[str]) -> int:
     control = socket.socket(fileno=int(argv[1]))
     linux.set_name("kernel-template")
     kernel = host.KernelHost()
-    stage = stages.Stage(prewarm.begin(kernel), prewarm.ordered(argv[2:]))
+    stage = stages.Stage(prewarm.begin(kernel), prewarm.ordered(argv[2:]), bare=True)
     control.set_inheritable(False)
     start = packets.receive(control)
     if start is None:
